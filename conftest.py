@@ -57,9 +57,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A cache directory for servers that the tests start and an empty configuration directory, in place of the user's.
+    """Replace the user's cache directory, which is used by servers of tests, and the configuration directory.
 
-    It is in no folder of a test, which servers may read models from.
+    The cache is outside of all test folders, because servers may read models from test folders.
     """
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="djinn-tests-") as cache:
         patch.setenv("XDG_CACHE_HOME", cache)

@@ -1,15 +1,16 @@
-"""Compare the processor time of two checkouts, in turns: is the second no more than 2 % slower than the first?
+"""Compare the processor time of two checkouts: is AFTER at most 2 % slower than BEFORE?
 
     python benchmarks/paired.py BEFORE AFTER [--case record,decode] [--pairs 20] [--instructions]
 
-Work beside a measurement changes from second to second by more than one percent, so turns are short, each pair is made of
-neighbours, and every other pair is the other way round. A pair is two fresh processes, one of each checkout, which run each program
-of `paired_programs.py` in the order before, after, after, before, several times. A checkout runs in its own `.venv` if it has one, otherwise in
-the environment of this process with its folders on PYTHONPATH.
+Background load changes by more than one percent from second to second. Turns are therefore short, and every other pair is
+reversed. A pair is two fresh processes, one per checkout. They run each program of `paired_programs.py` several times in the order
+before, after, after, before. A checkout runs in its own `.venv` if it has one, otherwise in this process's environment with its
+folders on PYTHONPATH.
 
-Counted are user and system time, of the client's process and of its children, the executor. The ratio is the median over pairs.
-`yes`: the 95 % interval of the ratio includes 1.02 or less. `no`: all of it is above. `noise too large`: it is wider than 0.03, which
-could hide a slowdown of 5 %; then `--instructions` counts instructions of the client's process with callgrind, which needs valgrind.
+Times are user + system time of the client's process and of its child, the executor. The ratio is the median over pairs. The verdict
+depends on the 95 % interval of the ratio. `yes`: the interval reaches down to 1.02. `no`: the interval is above 1.02. `noise too
+large`: the interval is wider than 0.03 and could hide a slowdown of 5 %. `--instructions` counts instructions of the client's process
+with callgrind, which needs valgrind.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ import numpy as np
 import psutil
 
 RESAMPLES = 2000
-ALLOWED = 1.02
-WIDEST = 0.03  # of an interval: a wider one could hide a slowdown of 5 %
+ALLOWED_RATIO = 1.02
+WIDEST_INTERVAL = 0.03  # a wider interval could hide a slowdown of 5 %
 PROGRAMS = Path(__file__).with_name("paired_programs.py")
 CASES = ("first_use", "record", "decode", "wait", "train")
-QUADRUPLES = 4  # of turns of a program in a pair of processes
+QUADRUPLES = 4  # (before, after, after, before) turns of a program per pair of processes
 
 
 @attrs.frozen
@@ -50,10 +51,10 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """Return `yes` if it is no more than 2 % slower, `no` or `noise too large`."""
-        if self.low > ALLOWED:
+        """Return `yes` (at most 2 % slower), `no` or `noise too large`."""
+        if self.low > ALLOWED_RATIO:
             return "no"
-        return "noise too large" if self.high - self.low > WIDEST else "yes"
+        return "noise too large" if self.high - self.low > WIDEST_INTERVAL else "yes"
 
 
 @attrs.frozen
@@ -69,7 +70,7 @@ class Pairs:
 
 
 def processor_seconds(processes: Sequence[int]) -> float:
-    """User and system time of other processes so far, threads that have ended included. Linux alone tells it."""
+    """Return user + system time of other processes so far, including ended threads. Linux only."""
     return sum(time.clock_gettime((~process << 3) | 2) for process in processes)  # clock_getcpuclockid(3)
 
 
@@ -108,7 +109,7 @@ def take_turns(
 
 
 def command_of(checkout: Path) -> tuple[str, dict[str, str]]:
-    """Interpreter and environment in which a checkout's own code runs."""
+    """Return the interpreter and environment variables that run a checkout's own code."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DJINN_THREADS": "1", "DJINN_CALIBRATE": "0"}
     environment |= {"DJINN_KEEP_PLANS": "0", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
     own = checkout / ".venv" / "bin" / "python"
@@ -120,10 +121,10 @@ def command_of(checkout: Path) -> tuple[str, dict[str, str]]:
 
 
 class Worker:
-    """A process of one checkout that runs a program each time that it is told its name."""
+    """Process of one checkout that runs programs by name."""
 
     def __init__(self, checkout: Path, programs: Path, under: Sequence[str] = ()) -> None:
-        """`under`: the command that runs it."""
+        """`under`: command prefix, such as valgrind with its options."""
         python, environment = command_of(checkout)
         command = [*under, python, "-W", "ignore", str(programs)]
         self._process = subprocess.Popen(
@@ -141,7 +142,7 @@ class Worker:
         self._await()
 
     def seconds(self) -> tuple[float, float]:
-        """Processor time so far: of the process, and of its children."""
+        """Return processor time so far: of the process, and of its children."""
         return processor_seconds([self.process]), processor_seconds(self.children)
 
     def _await(self) -> None:
@@ -154,8 +155,8 @@ class Worker:
         self._process.communicate()
 
 
-def spent(worker: Worker, program: str) -> tuple[float, float]:
-    """Processor time of a run: of the process, and of its children."""
+def measure_run(worker: Worker, program: str) -> tuple[float, float]:
+    """Return processor time of a run: of the process, and of its children."""
     before = worker.seconds()
     worker.run(program)
     own, children = worker.seconds()
@@ -163,8 +164,8 @@ def spent(worker: Worker, program: str) -> tuple[float, float]:
 
 
 @attrs.frozen
-class Compared:
-    """Ratios of a program, after over before: of the client's process, and of the executor."""
+class ProgramTimes:
+    """Pairs (before, after) of processor times of a program: of the client's process, and of the executor."""
 
     process: list[tuple[float, float]] = attrs.field(factory=list)
     children: list[tuple[float, float]] = attrs.field(factory=list)
@@ -172,9 +173,9 @@ class Compared:
 
 def compare(
     before: Path, after: Path, cases: Sequence[str], pairs: int, programs: Path = PROGRAMS
-) -> dict[str, Compared]:
-    """Pairs of times by program. One more pair comes first and does not count: it compiles the sources."""
-    found = {case: Compared() for case in cases}
+) -> dict[str, ProgramTimes]:
+    """Return times by program. An extra first pair does not count, because it compiles the sources."""
+    found = {case: ProgramTimes() for case in cases}
     for number in range(pairs + 1):
         order = (0, 1) if number % 2 else (1, 0)
         with ExitStack() as stack:
@@ -196,12 +197,12 @@ def _quadruples(workers: dict[int, Worker], order: tuple[int, int], case: str) -
         worker.run(case)  # the first run prepares the program
     for _ in range(QUADRUPLES):
         for at in (*order, *reversed(order)):
-            times[at].append(spent(workers[at], case))
+            times[at].append(measure_run(workers[at], case))
     return times
 
 
-def instructions(checkout: Path, case: str, folder: Path, programs: Path = PROGRAMS) -> int:
-    """Instructions of the client's process in a run of a program. Minutes: everything before runs on a simulated processor, too."""
+def count_instructions(checkout: Path, case: str, folder: Path, programs: Path = PROGRAMS) -> int:
+    """Count instructions of the client's process in a run of a program. Takes minutes: the preparation is simulated, too."""
     file = folder / "callgrind"
     under = ("valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={file}")
     with closing(Worker(checkout, programs, under)) as worker:
@@ -214,7 +215,7 @@ def instructions(checkout: Path, case: str, folder: Path, programs: Path = PROGR
 
 
 def main() -> None:
-    """Print a table, a row as soon as it is known."""
+    """Print a table with one row per program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
@@ -233,11 +234,11 @@ def main() -> None:
         f"{'program':12}{'client, ms':>12}{'after / before':>26}  {'executor, ms':>12}{'after / before':>26}  no more than 2 % slower"
     )
     for case, compared in compare(before, after, cases, options.pairs).items():
-        print(f"{case:12}" + row(compared), flush=True)
+        print(f"{case:12}" + format_row(compared), flush=True)
 
 
-def row(compared: Compared) -> str:
-    """Times and ratios of a program in words, with the verdict on either process."""
+def format_row(compared: ProgramTimes) -> str:
+    """Format times, ratios and verdicts of a program for both processes."""
     cells, verdicts = [], []
     for pairs in (compared.process, compared.children):
         ratio = ratio_of(pairs)
@@ -252,8 +253,11 @@ def _print_instructions(before: Path, after: Path, cases: Sequence[str]) -> None
         if case == "first_use":
             continue  # valgrind would simulate imports of PyTorch for an hour
         with tempfile.TemporaryDirectory() as folder:
-            one, other = (instructions(checkout, case, Path(folder)) for checkout in (before, after))
-        print(f"{case:12}{one:22,}{other / one:16.4f}  client: {'yes' if other / one <= ALLOWED else 'no'}", flush=True)
+            one, other = (count_instructions(checkout, case, Path(folder)) for checkout in (before, after))
+        print(
+            f"{case:12}{one:22,}{other / one:16.4f}  client: {'yes' if other / one <= ALLOWED_RATIO else 'no'}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

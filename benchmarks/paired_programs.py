@@ -1,6 +1,6 @@
-"""Programs whose processor time `paired.py` compares. Runs one for each name that comes as a line, and prints `done` after it.
+"""Programs that `paired.py` measures. Reads program names from standard input, and prints `done` after each run.
 
-It imports nothing of Djinn but what `import djinn` has: the checkout that it runs on may be an older or a newer one.
+Uses only the public names of `djinn`, because the checkout may be older or newer than this file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Run = Callable[[], object]
 
 
 def record() -> Run:
-    """Adam over 64 parameters, recorded and not waited for: 24 steps."""
+    """Record 24 Adam steps over 64 parameters, then wait once."""
     parameters = [nn.Parameter(torch.ones(8, 8, device=DEVICE)) for _ in range(64)]
     optimizer = torch.optim.Adam(parameters, lr=1e-3)
     for parameter in parameters:
@@ -34,7 +34,7 @@ def record() -> Run:
 
 
 def decode() -> Run:
-    """24 tokens of a small GPT-2, each waited for by a loop of one's own."""
+    """Decode 24 tokens of a small GPT-2 and wait for each token."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_head=4, n_embd=64, vocab_size=1000)).eval().to(DEVICE)
@@ -52,7 +52,7 @@ def decode() -> Run:
 
 
 def wait() -> Run:
-    """100 waits for the result of two ops."""
+    """Wait 100 times for the result of two ops."""
     value = torch.zeros(8, device=DEVICE)
 
     def run() -> None:
@@ -63,7 +63,7 @@ def wait() -> Run:
 
 
 def train() -> Run:
-    """16 training steps of a small network, each loss read."""
+    """Train a small network for 16 steps and read each loss."""
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64))]
     model = nn.Sequential(*layers, nn.Linear(64, 8)).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -81,7 +81,7 @@ def train() -> Run:
 
 
 def main() -> None:
-    """Run what comes on standard input, after a first use of the device."""
+    """Use the device once, then run the programs that standard input names."""
     torch.manual_seed(0)
     torch.ones(4, device=DEVICE).sum().item()
     print("done", flush=True)

@@ -38,7 +38,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def open_privately(path: str, flags: int) -> int:
-    """Open a file as `opener` of `open`; a new one has mode 0600."""
+    """Open a file with mode 0600 if it is new. Pass this function to `open` as `opener`."""
     return os.open(path, flags | CLOEXEC, 0o600)
 
 
@@ -70,7 +70,7 @@ def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
         BlockingIOError: it was held for longer.
         OSError: there cannot be one.
     """
-    # Mode 0600, so that no other user can open it and hold the lock.
+    # Mode 0600: another user who can open the file can hold the lock.
     with open(path.parent / f".{path.name}.lock", "w", encoding="utf-8", opener=open_privately) as file:
         if seconds is None:
             lock_file(file.fileno(), wait=True)

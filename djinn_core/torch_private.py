@@ -251,7 +251,7 @@ def _libc10() -> ctypes.CDLL:
     """Load PyTorch's core library.
 
     Raises:
-        OSError: it is not where it is looked for.
+        OSError: the library is not in `torch/lib`.
     """
     folder = Path(torch.__file__).parent / "lib"
     found = sorted(folder.glob("libc10.*"))  # .so, on macOS .dylib
@@ -261,11 +261,11 @@ def _libc10() -> ctypes.CDLL:
 
 
 @functools.cache
-def clearing_switch() -> Any:
-    """Return the switch (its `value` is a bool) that has PyTorch's CPU allocator clear all memory that it hands out.
+def zero_fill_switch() -> Any:
+    """Return the flag that makes PyTorch's CPU allocator zero-fill each allocation. Its `value` is a bool.
 
     Raises:
-        OSError, ValueError: this PyTorch has no such switch where it is looked for.
+        OSError, ValueError: this build of PyTorch exports no such flag.
     """
     name = "FLAGS_caffe2_cpu_allocator_do_zero_fill"
     try:
@@ -428,7 +428,7 @@ def seen_by_subclasses() -> AbstractContextManager[object]:
 
 
 def notes_views_and_writes() -> AbstractContextManager[object]:
-    """Blocks in which PyTorch marks views and raises versions also inside `__torch_dispatch__`, as it does inside kernels of other backends."""
+    """Return a context in which PyTorch marks views and increments versions inside `__torch_dispatch__`, as in other backends' kernels."""
     key = torch._C.DispatchKey.ADInplaceOrView
     guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(key, False)
     return guard
@@ -603,15 +603,15 @@ def is_composite(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
-# `torch.autograd.graph.increment_version` of a list, without a check that takes longer than it. Inference tensors have no version.
+# `torch.autograd.graph.increment_version` without its slow check of the list. Inference tensors have no version.
 increment_versions: Final = torch._C._increment_version
 
 
 def kernels_raise_versions(func: Any) -> bool:
-    """True if what the CPU's kernel of `func` calls raises `_version` of what `func` writes.
+    """Return True if the ops inside the CPU kernel of `func` increment `_version` of the tensors that `func` writes.
 
-    Autograd raises it for ops that return what they write. The kernels of ops that return nothing are either made of such ops, or
-    write to memory themselves and leave the version as it is.
+    Autograd increments versions for ops that return the written tensors. Kernels of ops without results either call such ops, or
+    write memory directly and leave versions unchanged.
     """
     key = torch._C.DispatchKey.CompositeExplicitAutograd
     return not func._schema.returns and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)

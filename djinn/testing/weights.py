@@ -22,7 +22,7 @@ _TENSOR = torch.arange(4096, dtype=torch.int32)
 SAMPLE_FILE = len(_HEADER).to_bytes(8, "little") + _HEADER + _TENSOR.numpy().tobytes()
 """Bytes of a safetensors file with one tensor, `weight`: the integers from 0 to 4095."""
 
-_NOT_THERE = "-that-is-not-there"
+_MISSING = "-missing"
 __all__ = ["SAMPLE_FILE", "WeightSourceConformance", "open_permitted"]
 Place = Callable[[bytes], tuple[str, WeightPermissions]]
 
@@ -79,17 +79,17 @@ class WeightSourceConformance(Ending):
         address, _ = place(SAMPLE_FILE)
         told = []
         end = PurePosixPath(address).suffix  # which alone says the format
-        for asked in (address, address.removesuffix(end) + _NOT_THERE + end):
+        for asked in (address, address.removesuffix(end) + _MISSING + end):
             with pytest.raises(WeightsUnavailable) as refused:
                 open_permitted(source, asked, WeightPermissions())
-            told.append(str(refused.value).replace(_NOT_THERE, ""))
-        assert told[0] == told[1], "`places` must not say what is there: it is asked before the permissions are"
+            told.append(str(refused.value).replace(_MISSING, ""))
+        assert told[0] == told[1], "`places` must not reveal which files exist: it runs before the permission check"
 
     def test_what_is_not_there_is_unavailable(self, source: WeightSource, place: Place) -> None:
         """It is `WeightsUnavailable`, no error of the source's own."""
         address, permissions = place(SAMPLE_FILE)
         with pytest.raises(WeightsUnavailable):
-            open_permitted(source, address + _NOT_THERE, permissions)
+            open_permitted(source, address + _MISSING, permissions)
 
     def test_an_executor_finds_the_tensors(self, source: WeightSource, place: Place) -> None:
         """The address begins with the source's name, and the file's name says what it is."""

@@ -205,7 +205,7 @@ class FileSource:
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace]:
         """As `WeightSource.places`."""
-        # `?` and `#` are parts of names: what follows them must not be other spellings of one file.
+        # `?` and `#` are parts of file names: a file has one spelling.
         path = Path(address.removeprefix("file:").removeprefix("//"))
         return [LocalPlace(folder / path) for folder in folders or (Path(),)]  # an absolute path is itself
 
@@ -236,10 +236,10 @@ class FileSource:
 
 def _check_name(path: Path) -> None:
     if path.suffix != ".safetensors" or path.name == path.suffix:
-        raise WeightsUnavailable(f"{path.name!r} is no file whose name ends with .safetensors")
+        raise WeightsUnavailable(f"{path.name!r} cannot be saved: name a file that ends with .safetensors")
     if UNFINISHED in path.name:
         raise WeightsUnavailable(
-            f"{path.name!r} has {UNFINISHED!r} in its name, as files that are not whole yet: name it otherwise"
+            f"{path.name!r} contains {UNFINISHED!r}, which marks unfinished files: choose another name"
         )
 
 

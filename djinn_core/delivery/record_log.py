@@ -37,14 +37,14 @@ class RecordLocation:
 
 
 class LazyBuffers:
-    """Buffers of known sizes, each of which is made when it is read: only one of them is in memory at a time.
+    """Buffers of known sizes that are made on access, so that one buffer is in memory at a time.
 
     Attributes:
-        sizes: their bytes.
+        sizes: bytes of each buffer.
     """
 
     def __init__(self, sizes: Sequence[int], make: Callable[[int], Buffer]) -> None:
-        """`make`: makes the buffer at a position."""
+        """`make`: returns the buffer at a position."""
         self.sizes = tuple(sizes)
         self._make = make
 
@@ -54,7 +54,7 @@ class LazyBuffers:
     def __getitem__(self, position: int) -> memoryview:
         buffer = flatten(self._make(position))
         if len(buffer) != self.sizes[position]:
-            raise RuntimeError(f"a buffer of {self.sizes[position]:,} bytes has {len(buffer):,}")
+            raise RuntimeError(f"buffer {position} has {len(buffer):,} bytes instead of {self.sizes[position]:,}")
         return buffer
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -90,7 +90,7 @@ class RecordWriter:
         """Write a record.
 
         Raises:
-            OSError: there is no room for it.
+            OSError: the file cannot grow by the record.
         """
         try:
             if isinstance(body, LazyBuffers):

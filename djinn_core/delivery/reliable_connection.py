@@ -292,17 +292,12 @@ class ReliableConnection(ReconnectingConnection):
         if not self._reading.acquire(blocking=False):
             return
         try:
-            while not self._early.full(frames, nbytes):
-                frame = self._read(self._inner, 0.0)
-                if frame is not None:
-                    self._early.append(frame)
-        except TimeoutError:
-            return
+            self._early.fill(lambda: self._read(self._inner, 0.0), frames, nbytes)
         finally:
             self._reading.release()
 
     def queued(self) -> list[Frame]:
-        """Frames that were read and that `receive` will return, oldest first; for any thread."""
+        """Return the frames in the queue of `receive`, oldest first. Thread-safe."""
         return list(self._early)
 
     def _take(self, timeout: float | None) -> Frame | None:

@@ -27,7 +27,7 @@ class WeightPermissions:
         addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters, and
             before the first `/` of what follows `://` (a host, a bucket, an organization) for any but `/`.
         saving: folders that the tenant may save weights in, and read (`--save-weights`).
-        hidden: folders of the server itself, with files of all tenants. Only what is in `saving` may be read of them.
+        hidden: folders of the server with files of all tenants. Clients may read only the part that is in `saving`.
         suffixes: ends of the names of files with weights, by the formats in use, and of their indexes: a source offers these of a folder.
     """
 
@@ -86,7 +86,7 @@ def _matches(address: str, pattern: str) -> bool:
         return fnmatch.fnmatchcase(address, pattern)
     host, slash, path = rest.partition("/")
     given_scheme, given_separator, given = address.partition("://")
-    given_host = re.split("[/?#]", given, maxsplit=1)[0]  # a query ends a host as well
+    given_host = re.split("[/?#]", given, maxsplit=1)[0]  # `?` and `#` end a host, too
     given_slash, given_path = given[len(given_host) :][:1], given[len(given_host) + 1 :]
     if (
         not given_separator
@@ -140,11 +140,11 @@ class MappableFile(WeightFile, Protocol):
 
 @attrs.frozen
 class LocalPlace:
-    """A place on the server's disk.
+    """A path on the server's disk.
 
     Attributes:
         path: a file, or a folder with the files of one model.
-        immutable: nothing writes into these files or cuts them off, although they may be replaced: they may be mapped into memory.
+        immutable: True if files are replaced as a whole, never written or truncated in place. The executor may map them into memory.
     """
 
     path: Path
@@ -153,41 +153,40 @@ class LocalPlace:
 
 @runtime_checkable
 class WeightSource(Protocol):
-    """Says where the weights are that addresses of one scheme name. `name` is the scheme: what stands before the colon in `hf://org/model`.
+    """Resolve addresses of one scheme to places. `name` is the scheme, such as `hf` for `hf://org/model`.
 
-    A source opens no file of the server's disk: the executor checks each place against the operator's permissions, and opens it.
+    A source opens no file on the server's disk. The executor checks each place against the operator's permissions and opens it.
     """
 
     name: str
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
-        """Return the places where an address may be found, in the order in which they are tried.
+        """Return candidate places of an address in the order in which the executor tries them.
 
-        Places that clients may not read are passed over. A network address is given to `NetworkSource.open`.
+        The executor skips places that clients may not read. It passes network addresses to `NetworkSource.open`.
 
         Args:
-            address: it has no segment `..` (between any of `/`, `:`, `@`, `?`, `=` and the like), no control characters, no
-                backslashes and no percent escapes.
-            folders: the folders that clients may read, for addresses that are relative to these.
+            address: has no segment `..`, whatever separates segments, no control character, no backslash and no percent escape.
+            folders: folders that clients may read. A relative address is relative to each of them.
 
         Raises:
-            WeightsUnavailable: it is no address of this source.
+            WeightsUnavailable: the address does not have the form that this source requires.
         """
 
 
 @runtime_checkable
 class NetworkSource(WeightSource, Protocol):
-    """A weight source that has network addresses among its places."""
+    """A weight source whose places include network addresses."""
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """Open a network address that clients may read: one file, or the candidates of a folder, its indexes included.
+        """Open a network address that clients may read. Return one file, or the weight files and indexes of a folder.
 
         Args:
-            address: one of `places`.
-            permissions: further addresses, such as those of redirects and shards, must be asked for with `allows`.
+            address: an element of the result of `places`.
+            permissions: call `allows` before you request another address, such as a redirect or a shard.
 
         Raises:
-            WeightsUnavailable: there is nothing, or it cannot be read.
+            WeightsUnavailable: the address has no file, or the file cannot be read.
         """
 
 
@@ -197,12 +196,12 @@ ReportDownload = Callable[[int, int], None]
 
 @runtime_checkable
 class DownloadingSource(WeightSource, Protocol):
-    """A weight source that downloads network addresses, and shows clients the progress."""
+    """A weight source that downloads network addresses and reports the progress to clients."""
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
-        """As `NetworkSource.open`.
+        """Download the files of an address, as `NetworkSource.open`.
 
-        `report` is called by any thread, at least once a second while bytes come. Its exceptions end the download.
+        Call `report` from any thread, at least once a second while bytes arrive. Let its exceptions end the download.
         """
 
 
@@ -229,20 +228,20 @@ class WeightSink(Protocol):
 
 @runtime_checkable
 class WritableSource(WeightSource, Protocol):
-    """A weight source whose addresses clients can save to. The executor has checked that a client may write the path."""
+    """A weight source that clients can save to. The executor checks that the client may write the path before each call."""
 
     def create(self, path: Path, size: int) -> WeightSink:
         """Begin to write a file of `size` bytes.
 
         Raises:
-            WeightsUnavailable: it cannot be written.
+            WeightsUnavailable: the file cannot be written.
         """
 
     def remove(self, path: Path, folders: Sequence[Path]) -> None:
-        """Remove a file, and its folders that are empty then, up to those in `folders`.
+        """Remove a file and its empty parent folders, but no folder in `folders`.
 
         Raises:
-            WeightsUnavailable: there is none (its cause is a `FileNotFoundError`), or it cannot be removed.
+            WeightsUnavailable: the file does not exist (the cause is a `FileNotFoundError`) or cannot be removed.
         """
 
 

@@ -57,7 +57,7 @@ from djinn_core.interception.shape_inference.scalar_ranges import takes_any_floa
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import holds_parts
 from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
-from djinn_core.ir.program import Call, Slot, nan_like
+from djinn_core.ir.program import Call, Slot, canonical_nan
 from djinn_core.torch_private import CGenerator, class_of_script_object, schema_of
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
@@ -148,7 +148,7 @@ def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if (numbers := in_lists_of_numbers(func, args)) is not None:
         return record(*numbers, kwargs)
     if is_over_lists(func):
-        return take_apart(func, args, kwargs)  # each element by itself: `copy_` takes a source on the CPU
+        return take_apart(func, args, kwargs)  # one call per element: `copy_` accepts a source on the CPU
     args, kwargs = upload_operands(func, args, kwargs)
     return record(func, args, kwargs)
 
@@ -289,7 +289,7 @@ def _own_random_state(index: int) -> Iterator[None]:
 def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) -> None:
     """Append the arguments to the key by which calls are memoised, and tensors to `operands`.
 
-    Scalars that compare equal but differ in type or sign are distinguished. A nan is found again although it equals nothing.
+    Scalars that compare equal but differ in type or sign are distinguished. Each nan has the key of its canonical nan.
     """
     for a in args:
         kind = type(a)
@@ -304,7 +304,7 @@ def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) ->
             _flatten(a, key, operands)
         elif kind is float:
             key.append(kind)
-            key.append((a or repr(a)) if a == a else nan_like(a))  # noqa: PLR0124 - False for nan
+            key.append((a or repr(a)) if a == a else canonical_nan(a))  # noqa: PLR0124 - False for nan
         else:
             _flatten_rare(a, kind, key, operands)
 
@@ -351,7 +351,7 @@ def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
         if kind is LazyTensor:
             continue
         if kind is int or kind is float:
-            slots.append(a if a == a else nan_like(a))  # noqa: PLR0124 - False for nan
+            slots.append(a if a == a else canonical_nan(a))  # noqa: PLR0124 - False for nan
         elif isinstance(a, (list, tuple)):
             _gather(a, slots)
         elif isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor):

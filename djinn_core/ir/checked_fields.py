@@ -1,4 +1,4 @@
-"""Fields of values that plugins make: they are checked where a plugin makes the value, so that an error names its line."""
+"""Validators and converters for fields of plugin results. They run in the constructor, so that a traceback names the plugin's line."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ IS_SET: Final[Validator] = instance_of(AbstractSet)
 
 
 def tuple_of(kind: type) -> Validator:
-    """Return a validator of a tuple, or a list, with elements of `kind`."""
+    """Return a validator for a tuple or list with elements of `kind`."""
     return deep_iterable(instance_of(kind), instance_of((tuple, list)))
 
 
-def as_numbers(numbers: Iterable[int]) -> tuple[int, ...]:
+def as_tuple(numbers: Iterable[int]) -> tuple[int, ...]:
     """Return `numbers` as a tuple."""
     return tuple(numbers)
 
 
 def mapping_of(keys: type, values: type = object) -> Validator:
-    """Return a validator of a mapping from `keys` to `values`."""
+    """Return a validator for a mapping from `keys` to `values`."""
     return deep_mapping(instance_of(keys), instance_of(values), IS_MAPPING)
 
 
 def read_only(mapping: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return a view of `mapping` that refuses writes: plugins see it, and it belongs to the planner."""
+    """Return a read-only view of `mapping`. Plugins must not change mappings of the planner."""
     return mapping if isinstance(mapping, MappingProxyType) else MappingProxyType(mapping)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 from attrs.validators import instance_of, optional
 
-from djinn_core.ir.checked_fields import as_numbers, mapping_of, tuple_of
+from djinn_core.ir.checked_fields import as_tuple, mapping_of, tuple_of
 from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.networkx_graph import profile_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
@@ -134,7 +134,7 @@ class PatternMatch:
     """
 
     pattern: str = attrs.field(validator=instance_of(str))
-    nodes: tuple[int, ...] = attrs.field(converter=as_numbers, validator=tuple_of(int))
+    nodes: tuple[int, ...] = attrs.field(converter=as_tuple, validator=tuple_of(int))
     confidence: float = attrs.field(validator=[attrs.validators.ge(0.0), attrs.validators.le(1.0)])
     reason: str = attrs.field(validator=instance_of(str))
     hints: Mapping[str, Any] = attrs.field(factory=dict, validator=mapping_of(str))

@@ -255,7 +255,7 @@ def conditions_hold(equal_slots: tuple[tuple[int, int], ...], slots: Sequence[Sl
 
 
 def interchangeable(first: Slot, second: Slot) -> bool:
-    """True if ops give the same result for either: 1 and 1.0 differ in type, 0.0 and -0.0 in sign."""
+    """Return True if ops give equal results for both numbers. 1 and 1.0 differ in type, 0.0 and -0.0 in sign."""
     if type(first) is not type(second) or (first != second and not (first != first and second != second)):  # noqa: PLR0124 - nan
         return False
     return (bool(first) and first == second) or math.copysign(1, first) == math.copysign(1, second)
@@ -264,6 +264,6 @@ def interchangeable(first: Slot, second: Slot) -> bool:
 _NANS: Final = (math.nan, -math.nan)
 
 
-def nan_like(number: float) -> float:
-    """The one nan with the sign of `number`, which is nan: as keys and in tuples, an object equals itself, and no other nan."""
+def canonical_nan(number: float) -> float:
+    """Return the canonical nan with the sign of the nan `number`. In keys and tuples, a nan object equals only itself."""
     return _NANS[math.copysign(1, number) < 0]

@@ -54,7 +54,7 @@ class Recipe(ShortRepr):
         """Key that is equal for recipes that compute the same from the same weights."""
         numbers: dict[int, int] = {}
         flow = tuple([numbers.setdefault(v, len(numbers)) for v in (*self.program.operands, *self.makes)])
-        return self.program.calls, flow, repr(self.program.slots)  # as keys, 1 is 1.0 and 0.0 is -0.0
+        return self.program.calls, flow, repr(self.program.slots)  # keys treat 1 and 1.0, 0.0 and -0.0 as equal
 
 
 @attrs.frozen(eq=False, repr=False)

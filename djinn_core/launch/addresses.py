@@ -41,7 +41,7 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
 
     Raises:
         ConfigurationError: it is no URL.
-        PluginError: no transport does; the message says where Djinn's own are.
+        PluginError: no transport serves the scheme. The message names the folder of Djinn's transports.
     """
     scheme = parse_url(url).scheme
     known = list(transports)
@@ -50,8 +50,8 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
             return transport
     schemes = ", ".join(sorted(s for transport in known for s in transport.schemes)) or "none"
     raise PluginError(
-        f"no transport for {scheme}:// (there are: {schemes}). Those of Djinn are in plugins/transports of its repository: `pip install "
-        "./plugins/transports/tcp` in a checkout, for example. `djinn plugins` shows what is installed and what is broken or disabled"
+        f"no transport for {scheme}:// is installed (installed: {schemes}). Install a transport from plugins/transports of Djinn's "
+        "repository, for example `pip install ./plugins/transports/tcp`. `djinn plugins` lists installed, broken and disabled plugins"
     )
 
 

@@ -35,8 +35,8 @@ def executor_command(module: str, device: str, report: int) -> list[str]:
 def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
     """This process's environment, with its import path, so that the executor imports the same code.
 
-    Secrets that came in the environment are left out: an executor needs none of them, and gets the settings of plugins in its
-    configuration. So are the variables in `without`.
+    The result omits the token, plugin settings and the variables in `without`. Executors need no token, and receive plugin
+    settings in their configuration.
     """
     left_out = {"DJINN_TOKEN", *without}
     environment = {

@@ -281,8 +281,8 @@ class ExecutorConfig:
         return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
 
     @property
-    def own_folders(self) -> Mapping[str, Path]:
-        """Folders with files of all tenants, by the flag that names each."""
+    def tenant_folders(self) -> Mapping[str, Path]:
+        """Map flags of `djinn serve` to their folders with files of all tenants."""
         named = {
             "--save-weights": self.models.saving,
             "--published": self.models.published,
@@ -292,22 +292,22 @@ class ExecutorConfig:
         return {flag: folder for flag, folder in named.items() if folder is not None}
 
     def check_folders(self) -> None:
-        """Raise `ConfigurationError` if a folder that clients read contains, or lies in, a folder with files of all tenants."""
-        own = self.own_folders
+        """Raise `ConfigurationError` if a folder that clients read overlaps a folder with files of all tenants."""
+        tenant_folders = self.tenant_folders
         readable = [("--models", folder) for folder in self.models.folders]
-        readable += [(flag, folder) for flag, folder in own.items() if flag == "--save-weights"]
-        for (flag, folder), (other_flag, other) in itertools.product(readable, own.items()):
-            one, two = folder.resolve(), other.resolve()
-            if flag != other_flag and (one.is_relative_to(two) or two.is_relative_to(one)):
+        readable += [(flag, folder) for flag, folder in tenant_folders.items() if flag == "--save-weights"]
+        for (flag, folder), (other_flag, other) in itertools.product(readable, tenant_folders.items()):
+            first, second = folder.resolve(), other.resolve()
+            if flag != other_flag and (first.is_relative_to(second) or second.is_relative_to(first)):
                 raise ConfigurationError(
-                    f"{flag} {folder} and {other_flag} {other} overlap, so clients could read files of other tenants: name folders "
-                    "of which none contains another one"
+                    f"{flag} {folder} and {other_flag} {other} overlap, so clients could read files of other tenants: choose "
+                    "separate folders"
                 )
 
     @property
     def permissions(self) -> WeightPermissions:
-        """Permissions of clients before a tenant is assigned."""
-        hidden = () if self.models.folders == ANYWHERE else tuple(self.own_folders.values())
+        """Permissions of clients before `save_in` adds the tenant's folder."""
+        hidden = () if self.models.folders == ANYWHERE else tuple(self.tenant_folders.values())
         return attrs.evolve(self.models.permissions, hidden=hidden)
 
     def sendable(self) -> ExecutorConfig:

@@ -38,16 +38,16 @@ def launcher_named(engine: str, launchers: Iterable[Launcher]) -> Launcher:
     """The launcher that the setting `engine` names.
 
     Raises:
-        PluginError: there is none of that name; the message says where Djinn's own are.
+        PluginError: no launcher has this name. The message names the folder of Djinn's launchers.
     """
     if engine == LOCAL:
         return LocalLauncher()
     known = {launcher.name: launcher for launcher in launchers}
     if engine not in known:
         raise PluginError(
-            f"there is no engine {engine!r} to start executors with (there are: {', '.join(sorted({LOCAL, *known}))}). Those "
-            "of Djinn are in plugins/launchers of its repository: `pip install './plugins/launchers/ray[ray]'` in a checkout, for "
-            "example. `djinn plugins` shows what is installed and what is broken or disabled"
+            f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *known}))}). Install a launcher from "
+            "plugins/launchers of Djinn's repository, for example `pip install './plugins/launchers/ray[ray]'`. `djinn plugins` "
+            "lists installed, broken and disabled plugins"
         )
     return known[engine]
 

@@ -35,7 +35,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     config: ExecutorConfig
 
     def without_secrets(self) -> Start:
-        """Return the order without the key and the settings of plugins, for a process that has passed them on."""
+        """Return a copy without the key and plugin settings, for the process to keep after startup."""
         return msgspec.structs.replace(self, key=b"", config=attrs.evolve(self.config, plugins=Selection()))
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ import attrs
 from djinn_core.errors import StartupError
 
 _CHUNK = 65536
-LONGEST_LINE = 64 << 20  # bytes: as the message of a frame
+LONGEST_LINE = 64 << 20  # bytes, the limit of a frame's message
 
 
 @attrs.define
@@ -20,7 +20,7 @@ class LineReader:
 
     descriptor: int
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
-    _searched: int = attrs.field(default=0, init=False)  # bytes of it without the end of a line
+    _searched: int = attrs.field(default=0, init=False)  # bytes of the buffer that were searched for a newline
     _ended: bool = attrs.field(default=False, init=False)
 
     def read_line(self, timeout: float | None = None) -> bytes | None:
@@ -28,7 +28,7 @@ class LineReader:
 
         Raises:
             TimeoutError: no whole line came within `timeout` seconds; nothing is lost.
-            StartupError: the other end has sent a line that is too long.
+            StartupError: the other process sent a line longer than `LONGEST_LINE`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (line := self.next_line()) is None and not self._ended:
@@ -53,11 +53,11 @@ class LineReader:
         """Read what is there, waiting for at least a byte; False at the end of the stream.
 
         Raises:
-            StartupError: the other end has sent a line that is too long.
+            StartupError: the other process sent a line longer than `LONGEST_LINE`.
         """
         if len(self._buffer) > LONGEST_LINE:
             raise StartupError(
-                f"another process has sent a line of {len(self._buffer):,} bytes and more; {LONGEST_LINE:,} bytes are the limit"
+                f"the other process sent {len(self._buffer):,} bytes without a newline; the limit is {LONGEST_LINE:,} bytes"
             )
         data = os.read(self.descriptor, _CHUNK)
         self._buffer += data

@@ -161,7 +161,7 @@ class PipedCalls:
                 while (line := lines.read_line()) is not None:
                     self._take(line)
             except StartupError as error:
-                _log.warning("a holder is given up", command=self._shown, reason=str(error))
+                _log.warning("closing the pipe to a holder process", command=self._shown, reason=str(error))
         self._close_input()
         status = self._process.wait()
         how = f"has ended with exit status {status}" if status >= 0 else f"was killed by signal {-status}"

@@ -129,7 +129,7 @@ def parse_table(content: bytes, path: Path) -> TokenTable:
     """The table that a file has. `path`: of the file, for the message of the error.
 
     Raises:
-        ConfigurationError: it has none, or the name of a tenant in it is not valid.
+        ConfigurationError: the file has no token table, or a tenant name in it is invalid.
     """
     try:
         table = _tables.decode(content)

@@ -130,10 +130,10 @@ def server_context(tls: TlsOptions) -> ssl.SSLContext:
 def fingerprint_of_file(path: Path) -> str:
     """`sha256:` and the digest of the first certificate in a PEM file, in hexadecimal.
 
-    The file is read when it has changed. A key in it does not stay in this process's memory.
+    The result is cached until the file changes. A private key in the file is zeroed in memory after each read.
 
     Raises:
-        ConfigurationError: there is none in it.
+        ConfigurationError: the file has no certificate or cannot be read.
     """
     try:
         found = _fingerprint_of_version(path, version_of(path))
@@ -153,7 +153,7 @@ def _fingerprint_of_version(path: Path, version: FileVersion) -> str:
             found = _CERTIFICATE.search(contents)
             return fingerprint_of(ssl.PEM_cert_to_DER_cert(bytes(found[0]).decode("ascii"))) if found else ""
         finally:
-            contents[:] = bytes(version.size)  # in place
+            contents[:] = bytes(version.size)  # a copy would leave the key in memory
 
 
 def fingerprint_of(certificate: bytes) -> str:

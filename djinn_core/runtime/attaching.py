@@ -99,7 +99,7 @@ def _after_fork() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(port.early.executors))
         port.early.executors = ()
     client = _loaded()
-    # Tensors whose program is unsent belong to the parent like those of its session. Without either, the child is a client of its own.
+    # Tensors of unsent programs belong to the parent. Without a session and without such tensors, the child may use the device.
     has_session = client is not None and client.context.session is not None
     port.forked = port.forked or has_session or recorders.have_unsent_values()
     if client is not None:

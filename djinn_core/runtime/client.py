@@ -83,7 +83,7 @@ __all__ = [
     "whole_programs",
 ]
 
-FINISH_SECONDS: Final = 60.0  # for executors of this program's own that still write files when it ends
+FINISH_SECONDS: Final = 60.0  # that a program waits at its end for its own executors to write files
 log = get_logger("djinn.client")
 
 context = ClientContext()  # of this process: PyTorch knows one device
@@ -208,12 +208,12 @@ def _intercept(wanted: Mapping[str, Interceptor], reinstall: bool) -> None:
 
 
 def _try_interceptor(name: str, call: Callable[[], None]) -> bool:
-    """True if `call`, which installs or uninstalls an interceptor, did not raise."""
+    """Install or uninstall an interceptor by `call`. Log an exception and return False if it raises."""
     try:
         call()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        log.warning("an interceptor failed and is left out", interceptor=name, call=call.__name__, error=reason)
+        log.warning("an interceptor failed and is skipped", interceptor=name, call=call.__name__, error=reason)
         return False
     return True
 
@@ -490,7 +490,7 @@ def _end_session() -> None:
     session, context.session = context.session, None
     opened, context.opened = context.opened, ()
     assert session is not None
-    finish = not session.lost and session.changes_files  # asked by another thread, or the wait for it was interrupted
+    finish = not session.lost and session.changes_files  # by another thread, or by a call that Ctrl-C interrupted
     session.close(finish=finish)
     recorders.drop_everything()
     forget_what_was_learnt()
@@ -687,7 +687,7 @@ def _residence(storage: int, index: int) -> str:
 
 
 def after_fork() -> None:
-    """Make the client of a forked child inert if `port.forked`: it must not write to the parent's socket."""
+    """Make the client of a forked child inert if `port.forked`. The child must not write to the parent's socket."""
     context.lock, context.loading = threading.RLock(), threading.RLock()  # a thread of the parent may have held them
     starting, context.starting = context.starting, ()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as below

@@ -103,7 +103,7 @@ class _Here:
     def __init__(self, func: Any) -> None:
         self._func = func
         self._pairs: list[tuple[LazyTensor, torch.Tensor]] = []
-        self._named: int | None = None
+        self._named_device: int | None = None
 
     def bring(self, argument: Any) -> Any:
         """`argument` with remote tensors fetched and the device replaced by the CPU."""
@@ -112,14 +112,14 @@ class _Here:
         if isinstance(argument, (list, tuple)):
             return [self.bring(a) for a in argument]
         if isinstance(argument, torch.device):
-            self._named = index_of(argument)
+            self._named_device = index_of(argument)
             return torch.device("cpu")
         return argument
 
     @property
-    def _index(self) -> int:
-        """The logical device of the results: the one that the call names, or that of its operands."""
-        return self._pairs[0][0].remote.meta.device if self._named is None else self._named
+    def _result_device(self) -> int:
+        """Logical device of the results: the device that the call names, otherwise the device of the operands."""
+        return self._pairs[0][0].remote.meta.device if self._named_device is None else self._named_device
 
     def _fetched(self, remote: LazyTensor) -> torch.Tensor:
         known = next((here for there, here in self._pairs if there is remote), None)
@@ -142,7 +142,7 @@ class _Here:
                 f"{self._func.name()} cannot be computed on this machine for {DEVICE_NAME}: its result shares memory with "
                 f"an operand or has a layout ({out.layout}) that the device does not have"
             )
-        return upload_copy(out, self._index)
+        return upload_copy(out, self._result_device)
 
 
 def _returns_list(func: Any) -> bool:
@@ -150,7 +150,7 @@ def _returns_list(func: Any) -> bool:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LazyTensor]:
-    """The tensors that the op writes."""
+    """Return the tensors that the op writes."""
     operands = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, (LazyTensor, CGenerator))]
     written = [operands[position] for position in written_operands(func, args, kwargs)]
     return [operand for operand in written if isinstance(operand, LazyTensor)]

@@ -51,7 +51,7 @@ class ClientSession(Runtime, Protocol):
 
     @property
     def changes_files(self) -> bool:
-        """True if an executor was asked to write or remove weights and has not answered yet."""
+        """True while a request to write or remove weights is unanswered."""
 
     def close(self, *, finish: bool = False) -> None:
-        """End the session; its executors free everything in it. `finish`: they first do what they were asked for."""
+        """End the session; its executors free its values. `finish`: the executors first complete all earlier requests."""

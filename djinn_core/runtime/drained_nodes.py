@@ -45,14 +45,14 @@ def _look() -> None:
 
 
 def _notice(one: OpenSession, told: list[OpenSession]) -> str:
-    """Return why the engine takes an executor's place away; empty while it does not. A launcher that raises is not asked again."""
+    """Return the launcher's reason to drain an executor's node, or an empty text. Ignore a launcher after it has raised."""
     if one.executor is None:
         return ""
     try:
         return one.executor.notice()
     except Exception as error:
         told.append(one)
-        _log.warning("a launcher failed to say if an executor loses its place", server=one.server, error=repr(error))
+        _log.warning("a launcher failed to report drained nodes", server=one.server, error=repr(error))
         return ""
 
 

@@ -20,7 +20,7 @@ class Stats(msgspec.Struct):
     `plans_for_sizes` are those of `plans_made` that a known program needed because its sizes had left the range of its plans.
     `plans_restored` were found on disk, where an earlier process had left them.
     `programs_unplanned` ran as they were recorded, because they were small and new.
-    Messages are those of sessions, without those that open connections and acknowledge frames.
+    `messages_sent` and `messages_received` exclude messages that open connections or acknowledge frames.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
     `bytes_recalled` what the server had already, `bytes_read` what it read itself at an address. `server_..._us` is where the server's time went, in microseconds, as its
     replies say (`Timing`): waiting for other sessions, reading submissions, running them, getting results ready.

@@ -65,7 +65,9 @@ class ExecutorLimits:
 
     usage: UsageMetrics
     limits: AdmissionLimits
-    lease_left: Callable[[], float | None] = lambda: None  # seconds until the next session ends whose client is gone
+    next_lease_end: Callable[[], float | None] = lambda: (
+        None
+    )  # seconds until the next lease of a disconnected client ends
     name: str = "executor_limits"
     stages: frozenset[str] = frozenset({SESSION})
 
@@ -75,8 +77,8 @@ class ExecutorLimits:
         if reason:
             return AdmissionRefusal(reason, kind="quota")
         if request.sessions >= self.limits.sessions:
-            left = self.lease_left()
-            gone = "" if left is None else f"; the client of one is gone, and that session ends in {max(left, 0):.0f} s"
+            left = self.next_lease_end()
+            gone = "" if left is None else f"; a session of a disconnected client ends in {max(left, 0):.0f} s"
             return AdmissionRefusal(
                 f"this executor is full: it serves {request.sessions} of at most {self.limits.sessions} sessions{gone}. Try again "
                 "later, or at another server",
@@ -116,7 +118,7 @@ class AdmissionPolicies:
     def decide(
         self, request: AdmissionRequest, sleep: Callable[[float], None] | None = None
     ) -> AdmissionRefusal | None:
-        """The first refusal of a policy; None if the request is admitted. Calls `sleep` (by default `time.sleep`) if a policy delays it."""
+        """Return the first refusal, or None if all policies admit the request. Call `sleep` (default `time.sleep`) for each delay."""
         waited = 0.0
         for policy, plugin in self._policies[request.stage]:
             while (result := self._ask(policy, plugin, request)) is not None:

@@ -42,9 +42,9 @@ class DiskQuota:
         return min(most, max(0, self.limit - self.used)) if self.limit else most
 
     def charge(self, owner: Hashable, nbytes: int, where: Path | str) -> str:
-        """Charge `owner` with `nbytes` in all on the disk of `where`, before it writes them.
+        """Set the bytes of `owner` on the disk of `where` to `nbytes`. Call this before writing.
 
-        Returns why that is too much, or an empty text. A charge that is too much changes nothing.
+        Returns the reason if the quota or the disk does not allow `nbytes`; the charge is then unchanged. Otherwise returns "".
         """
         with self._lock:
             before = self._usage.get(owner, 0)
@@ -55,12 +55,12 @@ class DiskQuota:
             self.evict_weights(self.limit - used)
         free = free_bytes(where)
         if free - max(0, nbytes - before) < self.reserve:
-            return f"the disk has only {free:,} bytes left, of which {self.reserve:,} stay free"
+            return f"the disk has only {free:,} bytes left, and {self.reserve:,} bytes must stay free"
         self.set_usage(owner, nbytes)
         return ""
 
     def headroom(self, where: Path | str) -> int:
-        """Number of bytes that may still be charged on the disk of `where`."""
+        """Return the bytes that quota and disk still allow on the disk of `where`."""
         left = max(0, free_bytes(where) - self.reserve)
         return min(left, max(0, self.limit - self.used)) if self.limit else left
 

@@ -106,7 +106,7 @@ class Executor:
         tls = None if config.network is None else config.network.tls
         self._peer_listener = PeerListener(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
-        self._limits = ExecutorLimits(context.usage, config.admission, self._leases.next_end)
+        self._limits = ExecutorLimits(context.usage, config.admission, self._leases.next_lease_end)
         self._full_at = 0.0
         self.tell: Callable[[Report], None] = lambda _: None
         self._accepting = True

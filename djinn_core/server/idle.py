@@ -118,7 +118,7 @@ class IdleMoves:
         try:
             snapshot, memory = decode_snapshot(found[0]), [memoryview(part) for part in found[1]]
         except (RuntimeError, MemoryError) as error:
-            _log.warning("an idle session stays on the device: the host has no memory for it", error=str(error))
+            _log.warning("an idle session stays on the device: host memory is too small", error=str(error))
             return None
         return IdleValues(HOST, nbytes, lambda: (snapshot, memory))
 
@@ -142,7 +142,7 @@ class IdleMoves:
         return encode_snapshot(msgspec.structs.replace(snapshot, pool=counts)), memory, transfers
 
     def come_back(self, pause: Callable[[float], None]) -> None:
-        """Bring the values back to the device, if they are elsewhere. `pause` is called to wait for memory.
+        """Bring the values back to the device if they are on the host or on disk. Calls `pause` to wait for device memory.
 
         Raises:
             SessionLost: the device has had no memory for them for a while, or what was kept cannot be read.

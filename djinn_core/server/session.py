@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
 
@@ -45,7 +45,7 @@ from djinn_core.server.recovery.snapshot_format import (
 from djinn_core.server.recovery.state_migration import hand_out, restored, take_in
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
-from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft, obey
+from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft
 from djinn_core.server.running.random_state import SessionRandomness, octets_of, tensor_of
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
@@ -56,6 +56,7 @@ from djinn_core.server.running.timings import OpTimes, Timings
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_core.server.session_overview import SessionNotes, SessionOverview
+from djinn_core.server.session_reader import SessionReader, decode_frame
 from djinn_core.server.usage_metrics import Holdings
 from djinn_core.server.weights.reads import WeightReads
 from djinn_core.server.weights.replies import answer_once, answer_opening, list_published, remove, save_values
@@ -66,13 +67,11 @@ from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
 from djinn_core.wire.cancel_messages import CancelSubmissions
-from djinn_core.wire.frames import FrameQueue
 from djinn_core.wire.malformed import (
     Unreadable,
     UnreadableSubmit,
     UnreadableTemplate,
     UnreadableUpload,
-    decode_partially,
 )
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import (
@@ -84,11 +83,9 @@ from djinn_core.wire.messages import (
     StatsRequest,
     Submit,
     Template,
-    TemplateReply,
     TemplateRequest,
     Timing,
     ValueHints,
-    decode,
     encode,
 )
 from djinn_core.wire.numeric_messages import NumericSettings
@@ -139,17 +136,16 @@ class ExecutorSession:
         self._rounded = False  # True once it was in a batch with other sessions
         self._timings: Timings | None = None  # while the client asks for them
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
-        self._backlog = FrameQueue()
         self._uploads = UploadAssembly(device.runtime, self.values, store)
         self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
         self.exchange = PeerExchange(peer_listener or PeerListener())
-        waits = SessionWaits(self._await_uploads, self._read_ahead, self._next_frame)
+        self._wanted = CancellationState(self._turn, self._usage)
+        self._reader = SessionReader(self._uploads, self._reads, self._wanted, self._usage)
+        waits = SessionWaits(self._reader.await_uploads, self._reader.read_ahead, self._reader.next_frame)
         self._peer_values = PeerValues(context, self.values, self.exchange, self._reads.shares, self._turn, waits)
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, self._memory)
-        self._wanted = CancellationState(self._turn, self._usage)
-        self._parted = False  # True once the client's goodbye was received, although there is work to finish
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
         self._ahead = self._runs_ahead(context.ahead_bytes)
@@ -157,7 +153,7 @@ class ExecutorSession:
         self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
-        """Answer messages until the client says goodbye. What is computed then is stopped, unless the client wants it finished.
+        """Answer messages until the client sends `Goodbye`, which cancels running work unless it asks to finish.
 
         Raises:
             TransportError: the connection ended without a goodbye.
@@ -174,14 +170,14 @@ class ExecutorSession:
             self._restore(snapshot, past.memory())
         self._wanted.write_to(journal, past)
         with self._context.monitor.over(self._wanted, connection), contextlib.suppress(ClientLeft):
-            while self._serve_one(connection) and not self._wanted.left.is_set():
-                if not self._backlog:  # not in the middle of what was read ahead
+            while self._serve_one(connection) and not self._wanted.client_left.is_set():
+                if not self._reader.backlog:  # not in the middle of what was read ahead
                     connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
-        self._wanted.since = 0.0
-        if self._backlog:
-            frame = self._backlog.popleft()
+        self._wanted.busy_since = 0.0
+        if self._reader.backlog:
+            frame = self._reader.backlog.popleft()
         elif self._ahead is not None and self._ahead.ready and self._timings is None:
             frame = self._next_while_ahead(connection, self._ahead)
         elif self._context.idle_seconds:
@@ -190,11 +186,8 @@ class ExecutorSession:
             frame = connection.receive()
         if self._reads.reading:
             self._reads.take_finished()
-        self._wanted.since = started = time.perf_counter()
-        try:
-            message: AnyMessage | Unreadable = decode(frame.head)
-        except ProtocolError as error:
-            message = _readable_part(frame, error)
+        self._wanted.busy_since = started = time.perf_counter()
+        message = decode_frame(frame)
         if self._idle.aside is not None and not isinstance(message, Goodbye):
             self._idle.come_back(self._wanted.pause)
         if type(message) is Submit:
@@ -204,32 +197,36 @@ class ExecutorSession:
                 self._usage.pace()
             self._submit(message, connection, started)
             return True
+        return self._handle(message, frame, connection)
+
+    def _handle(self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel) -> bool:
+        """Handle a message that is no submission. Return False for `Goodbye`."""
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if self._ahead is not None and not isinstance(message, UploadPart):  # which makes new values alone
             self._ahead.missed()
         if isinstance(message, Unreadable):
             self._pass_over(message, connection)
         elif isinstance(message, UploadPart):
-            self._take_upload(message, frame)
+            self._reader.take_upload(message, frame)
         elif isinstance(message, BlobOffer):
             self._usage.check_values()
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, OpenWeights):
-            answer_opening(message, self._context.weights, connection, self._read_ahead)
+            answer_opening(message, self._context.weights, connection, self._reader.read_ahead)
         elif isinstance(message, ReadProgressRequest):
             self._report_reads(message, connection)
         elif isinstance(message, ReadWeights):
             self._read_weights(message)
         elif isinstance(message, SaveWeights):
-            self._await_reads(connection, _readable(message.handles))
+            self._reader.await_reads(connection, _readable(message.handles))
             answer_once(connection, lambda again: self._save_weights(message, again))
         elif isinstance(message, PublishedRequest):
             connection.send(Frame(encode(list_published(self._context.weights.published))))
         elif isinstance(message, RemoveWeights):
             answer_once(connection, lambda again: remove(self._context.weights, message, again))
         elif isinstance(message, AbortUpload):
-            self._take_withdrawal(message)
+            self._reader.take_withdrawal(message)
         elif isinstance(message, ValueHints):
             self._notes.learn(message)
             if self._memory is not None:
@@ -313,7 +310,7 @@ class ExecutorSession:
         return self._state_without(tuple([stored_value(*one) for one in found]))
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> StateParts | None:
-        if self._backlog or self._uploads.busy or self._memory is not None:
+        if self._reader.backlog or self._uploads.busy or self._memory is not None:
             return None
         with self._turn:
             taken = take_values(self.values, self._host_memory, frozenset([one.handle for one in stored]))
@@ -350,7 +347,7 @@ class ExecutorSession:
         """
         if self.submissions or len(self.values) or len(self._templates):
             raise ProtocolError("a client sends a state to a session that has begun")
-        restored(self._restore, *take_in(state, partial(self._next_frame, connection)))
+        restored(self._restore, *take_in(state, partial(self._reader.next_frame, connection)))
         self._usage.check_values()
 
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
@@ -372,25 +369,11 @@ class ExecutorSession:
             self.device.randomness.hand_to(self._randomness)
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
-    def _read_ahead(self, connection: ExecutorChannel) -> None:
-        """Take in what the client says while something else is waited for: it can go on sending, and is seen to be gone.
-
-        Raises:
-            ClientLeft: it has said goodbye.
-        """
-        with contextlib.suppress(TimeoutError):
-            # Half of what may wait: a submission among these may have to wait for a message behind them.
-            while not self._parted and not self._backlog.full(limits.BACKLOG_FRAMES // 2, limits.BACKLOG_BYTES // 2):
-                self._next_urgent(connection, 0.0)
-
-    def _next_frame(self, connection: ExecutorChannel) -> Frame:
-        return self._backlog.popleft() if self._backlog else connection.receive()
-
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> None:
         work = self._begin(submit)
         decoded = waited = time.perf_counter()
         if self._uploads.wanted:
-            self._await_offered(connection)
+            self._reader.await_offered(connection)
             waited = time.perf_counter()
         try:
             if work.unreadable:
@@ -400,7 +383,7 @@ class ExecutorSession:
             self._usage.refused()
             if self._observed:
                 self._tell(submit, Timing(), 1)
-            self._await_reads(connection)
+            self._reader.await_reads(connection)
             self._refuse(work, refused, submit.digest, connection)
             return
         self._wanted.begin(work)
@@ -508,18 +491,19 @@ class ExecutorSession:
 
     def _pass_over(self, message: Unreadable, connection: ExecutorChannel) -> None:
         """Go on after a message that cannot be read: what it would have made is poison."""
+        if isinstance(message, UnreadableUpload):
+            self._reader.refuse_upload(message)
+            if message.offered:  # an offer needs a reply
+                connection.send(Frame(encode(BlobHit(message.handle))))
+            return
         _log.warning("a message cannot be read", reason=message.reason)
         if isinstance(message, UnreadableSubmit):
             work = self._begin(message.submit)
-            self._await_uploads(connection)
+            self._reader.await_uploads(connection)
             refused = _Refused(ProtocolError(message.reason), message.submit.first)
             self._refuse(work, refused, message.submit.digest, connection)
-        elif isinstance(message, UnreadableUpload):
-            self._uploads.refuse(message.handle, message.reason)
-            if message.offered:  # it is here, as far as it will ever be
-                connection.send(Frame(encode(BlobHit(message.handle))))
         elif isinstance(message, UnreadableTemplate):
-            raise ProtocolError(message.reason)  # nothing has asked for it
+            raise ProtocolError(message.reason)  # no request for it is open
 
     def _known(self, submit: Submit, work: RunRequest, connection: ExecutorChannel) -> BoundTemplate | None:
         """The template of a submission, compiled and bound for it; None if it runs nothing.
@@ -538,7 +522,7 @@ class ExecutorSession:
         elif template is None:
             self._counts.template_requests += 1
             connection.send(Frame(encode(TemplateRequest(submit.sequence, submit.digest))))
-            definition = self._await_definition(connection)
+            definition = self._reader.await_template(connection)
             if isinstance(definition, UnreadableTemplate):
                 raise _Refused(ProtocolError(definition.reason), definition.first)
             template, first = definition.template, definition.first
@@ -579,34 +563,10 @@ class ExecutorSession:
             known.batched = batches.template(digest, compiled, known.input_aliases(self.device.own))
         return known
 
-    def _await_definition(self, connection: ExecutorChannel) -> TemplateReply | UnreadableTemplate:
-        """The template that was asked for."""
-        while True:
-            message = self._next_urgent(connection)
-            if isinstance(message, TemplateReply | UnreadableTemplate):
-                return message
-
-    def _await_uploads(self, connection: ExecutorChannel) -> None:
-        """Wait until everything that was offered or is being read is here."""
-        self._await_reads(connection)
-        self._await_offered(connection)
-
-    def _await_offered(self, connection: ExecutorChannel) -> None:
-        while self._uploads.wanted:
-            self._next_urgent(connection)
-
-    def _await_reads(
-        self, connection: ExecutorChannel, handles: Collection[int] | None = None, halt: Sequence[bool] = ()
-    ) -> None:
-        """Wait for these values, None: for all, as far as they are being read, or until the submission is cancelled."""
-        while not any(halt) and (reading := self._reads.next_of(handles)) is not None:
-            if not wait((reading,), LOOK_SECONDS).done:
-                self._read_ahead(connection)
-
     def _await_operands(self, known: BoundTemplate | None, work: RunRequest, connection: ExecutorChannel) -> None:
         """Wait for what a submission uses. What one that is cancelled meanwhile would have written is poison."""
         inputs = work.inputs if known is not None else []
-        self._await_reads(connection, {*inputs, *work.fetch, *work.describe}, work.halt)
+        self._reader.await_reads(connection, {*inputs, *work.fetch, *work.describe}, work.halt)
         if known is None or not any(work.halt):
             return
         failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
@@ -617,64 +577,12 @@ class ExecutorSession:
             if handle not in consumed:
                 self.values[handle] = Poison(failure)
 
-    def _next_urgent(
-        self, connection: ExecutorChannel, timeout: float | None = None
-    ) -> AnyMessage | UnreadableTemplate | None:
-        """The next message, where something waits for it; uploads are taken, anything else is kept for later.
-
-        Raises:
-            ClientLeft: the client has said goodbye, and what is waited for does not come.
-        """
-        if self._parted:
-            raise ClientLeft
-        frame = connection.receive(timeout)
-        try:
-            message: AnyMessage | Unreadable = decode(frame.head)
-        except ProtocolError as error:
-            message = _readable_part(frame, error)
-        if isinstance(message, UnreadableUpload) and not message.offered:
-            self._pass_over(message, connection)
-            return None
-        if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):  # what is kept for later is counted then
-            self._usage.message(type(message).__name__, sum(map(len, frame.body)))
-        if isinstance(message, UploadPart):
-            self._take_upload(message, frame)
-            return None
-        if isinstance(message, AbortUpload):
-            self._take_withdrawal(message)
-            return None
-        if isinstance(message, CancelSubmissions):
-            self._wanted.stop(message.submissions)
-            return None
-        if isinstance(message, TemplateReply | UnreadableTemplate):
-            return message
-        if isinstance(message, Goodbye):
-            obey(frame.head, self._wanted, connection)
-            if not message.finish:
-                raise ClientLeft
-            self._parted = True
-        if self._backlog.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
-            raise ProtocolError(
-                f"the client has sent {len(self._backlog):,} messages of {self._backlog.nbytes:,} bytes, and not the template or "
-                f"upload that the executor waits for; {limits.BACKLOG_FRAMES:,} messages or {limits.BACKLOG_BYTES:,} bytes are the limit"
-            )
-        self._backlog.append(frame)
-        return None
-
-    def _take_upload(self, upload: UploadPart, frame: Frame) -> None:
-        self._usage.check_values()
-        try:
-            self._uploads.take(upload, frame.body)
-        except ProtocolError as error:
-            _log.warning("an upload is refused", reason=str(error))
-            self._uploads.refuse(upload.handle, str(error))
-
     def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> None:
         """Answer how much is still to be read, after the client's patience at the latest."""
         until = time.monotonic() + request.patience
         while (reading := self._reads.next_of()) is not None and (left := until - time.monotonic()) > 0:
             if not wait((reading,), min(left, LOOK_SECONDS)).done:
-                self._read_ahead(connection)
+                self._reader.read_ahead(connection)
         connection.send_unchecked(Frame(encode(ReadProgressReply(self._reads.left()))))
 
     def _read_weights(self, request: ReadWeights) -> None:
@@ -691,10 +599,6 @@ class ExecutorSession:
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:
             return self.device.runtime.deliver(value)
-
-    def _take_withdrawal(self, withdraw: AbortUpload) -> None:
-        self._usage.check_values()
-        self._uploads.withdraw(withdraw.handle)
 
     def _pending(self, known: BoundTemplate | None, work: RunRequest) -> PendingRun | None:
         """The run as other sessions may join it; None if it has to be this session's alone."""
@@ -860,7 +764,7 @@ class ExecutorSession:
             self.values.clear()
             self._uploads.clear()
             self._templates.clear()
-            self._backlog.clear()
+            self._reader.backlog.clear()
             self.device.randomness.forget(self._randomness)
 
 
@@ -878,18 +782,6 @@ def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
     template = known.template
     first = len(template.constants) + template.slots
     return [work.inputs[place - first] for place in template.consumed]
-
-
-def _readable_part(frame: Frame, error: ProtocolError) -> Unreadable:
-    """The part that can be read of a frame whose message cannot.
-
-    Raises:
-        ProtocolError: `error`, as that is not enough to go on.
-    """
-    found = decode_partially(frame.head, str(error))
-    if found is None:
-        raise error
-    return found
 
 
 def _readable(packed: Handles) -> Sequence[int]:

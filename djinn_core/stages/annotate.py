@@ -84,7 +84,7 @@ def _matches(graph: Graph, pattern: Pattern) -> Iterable[PatternMatch]:
     ids = sorted({i for operation in pattern.operations for i in graph.by_op.get(operation, ())})
     if not ids:
         return []
-    matches = list(pattern.match(graph, [graph.nodes[i] for i in ids]))  # what it returns may be lazy, and raise here
+    matches = list(pattern.match(graph, [graph.nodes[i] for i in ids]))  # a generator raises here
     for match in matches:
         check_match(graph, match)
     return matches

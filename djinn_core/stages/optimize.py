@@ -43,7 +43,7 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
             result = optimization.optimize(attrs.evolve(context, plan=plan))
             author = title("optimization", optimization)
             if not isinstance(result, OptimizationResult):
-                raise InvalidStage(f"{author} returned a {type(result).__name__}, which is no OptimizationResult")
+                raise InvalidStage(f"{author} returned a {type(result).__name__}; return an OptimizationResult")
             check_rewrite(context.graph, plan, result.rewrite, context.kept, author)
             check_substitutions(context.graph, plan, result.rewrite.substitutions, context.kept, author)
             if any(s.nodes & plan.substituted for s in result.rewrite.substitutions):

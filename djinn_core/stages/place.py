@@ -155,7 +155,7 @@ class _Attempts:
             refusal = error
         else:
             return placement
-        # With fewer devices a policy may refuse: those that it needs are not among them.
+        # A policy may refuse fewer devices: the devices that it needs may be missing.
         refuses = isinstance(refusal, InvalidStage if context is not self.context else DoesNotFit)
         if instead and not refuses:
             warn_skipped("placement policy", policy, refusal, instead, context.graph)

@@ -39,13 +39,15 @@ def check_estimate(estimate: CostEstimate, node: Node) -> None:
         InvalidStage: they are not.
     """
     if not isinstance(estimate, CostEstimate):
-        raise InvalidStage(f"a {type(estimate).__name__} is no CostEstimate")
+        raise InvalidStage(f"a cost model returned a {type(estimate).__name__}; return a CostEstimate")
     counts = (estimate.flops, estimate.operations, estimate.bytes_read, estimate.bytes_written)
     numbers = (*counts, estimate.seconds, estimate.workspace)
     if not all(math.isfinite(x) and x >= 0 for x in numbers):
         raise InvalidStage(f"the estimate for {node.op} is negative or not finite: {estimate}")
     if not isinstance(estimate.model, str):
-        raise InvalidStage(f"the estimate for {node.op} names its model by a {type(estimate.model).__name__}")
+        raise InvalidStage(
+            f"the estimate for {node.op} has a `model` of type {type(estimate.model).__name__}; use a str"
+        )
 
 
 def check_placement(context: PlacementContext, placement: Placement, author: str) -> None:
@@ -55,7 +57,7 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
         InvalidStage: one of these does not hold; the message names `author`.
     """
     if not isinstance(placement, Placement):
-        raise InvalidStage(f"{author} returned a {type(placement).__name__}, which is no Placement")
+        raise InvalidStage(f"{author} returned a {type(placement).__name__}; return a Placement")
     problem = _type_problem(placement) or _decision_problem(context, placement) or _value_problem(context, placement)
     problem = problem or _replica_problem(context, placement)
     if problem:
@@ -63,14 +65,14 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
 
 
 def _type_problem(placement: Placement) -> str:
-    """Return which element of a placement is of a wrong type, or an empty text. Its class checks none: policies may make thousands."""
+    """Describe an element of a wrong type, or return an empty text. `Placement` checks no elements: policies may make thousands."""
     decisions: list[object] = [*placement.decisions, *placement.replicas]
     values: list[tuple[object, object]] = [*placement.values.items()]
     copies: list[tuple[object, object]] = [*placement.copies.items()]
     wrong = [one for one in decisions if not isinstance(one, PlacementDecision)]
     wrong += [(v, home) for v, home in values if not (isinstance(v, int) and isinstance(home, str))]
     wrong += [(v, held) for v, held in copies if not (isinstance(v, int) and isinstance(held, tuple))]
-    return f"{wrong[0]!r} is of a wrong type" if wrong else ""
+    return f"the element {wrong[0]!r} has a wrong type" if wrong else ""
 
 
 def _decision_problem(context: PlacementContext, placement: Placement) -> str:

@@ -31,7 +31,7 @@ def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, auth
         InvalidStage: the schedule is not legal; the message names `author` and the first problem.
     """
     if not isinstance(schedule, ExecutionSchedule):
-        raise InvalidStage(f"{author} returned a {type(schedule).__name__}, which is no ExecutionSchedule")
+        raise InvalidStage(f"{author} returned a {type(schedule).__name__}; return an ExecutionSchedule")
     try:
         _check_plan(context, schedule)
         _check_groups(context, schedule)
@@ -53,9 +53,9 @@ class _Short(_Broken):
 
 def _check_plan(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
     if schedule.program is not context.program or schedule.rewritten is not None:
-        raise _Broken("it is for another program")
+        raise _Broken("its `program` is another program, or `rewritten` is set")
     if dict(schedule.replace) != dict(context.plan.replace) or schedule.equal_slots != context.plan.equal_slots:
-        raise _Broken("its `replace` or `equal_slots` are not those of the plan")
+        raise _Broken("its `replace` or `equal_slots` differs from the plan")
 
 
 def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> None:

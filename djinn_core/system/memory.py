@@ -26,8 +26,8 @@ _CGROUP_USE: Final = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgrou
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
-_LARGE_BYTES: Final = 4 << 20  # from which giving pages back is cheaper than writing them
-_DONTNEED: Final = 4  # `MADV_DONTNEED`: on other systems than Linux it does not clear
+_LARGE_BYTES: Final = 4 << 20  # above this, returning pages to the system is cheaper than writing them
+_DONTNEED: Final = 4  # `MADV_DONTNEED`: only Linux guarantees zero pages
 _MMAP_BYTES: Final = 32 << 20  # the most that glibc allows for
 
 
@@ -132,11 +132,11 @@ def _figures(paths: Sequence[Path]) -> list[int]:
     return [int(text) for path in paths if path.is_file() and (text := path.read_text().strip()).isdigit()]
 
 
-def clear(address: int, size: int) -> None:
-    """Set `size` bytes of this process's own anonymous memory to zero.
+def zero_fill(address: int, size: int) -> None:
+    """Set `size` bytes of private anonymous memory to zero.
 
-    On Linux, the whole pages of a large block go back to the system, which clears a page when it is touched next: that takes
-    no time for a block that was not touched yet.
+    On Linux, whole pages of a large block return to the system, which zero-fills each page at its next access. This costs nothing
+    for untouched memory.
     """
     advise = madvise()
     first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -148,10 +148,10 @@ def clear(address: int, size: int) -> None:
 
 @functools.cache
 def madvise() -> Callable[[int, int, int], int] | None:
-    """Return Linux's `madvise`: address, bytes and advice; it returns 0 if it was followed. None on other systems."""
+    """Return Linux's `madvise(address, bytes, advice)`, which returns 0 on success. Return None on other systems."""
     advise: Callable[[int, int, int], int] | None = None
     if sys.platform.startswith("linux"):
-        found = ctypes.CDLL(None).madvise  # which lets go of the interpreter's lock, as `mmap.madvise` does not
+        found = ctypes.CDLL(None).madvise  # ctypes releases the interpreter's lock, `mmap.madvise` does not
         found.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         found.restype = ctypes.c_int
         advise = found

@@ -7,6 +7,7 @@ come over other connections (`striping`).
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -155,10 +156,10 @@ def weight(frame: Frame) -> int:
 
 
 class FrameQueue(deque[Frame]):
-    """Frames that were received and wait to be taken, oldest first. Use `append`, `popleft` and `clear` alone.
+    """Queue of received frames, oldest first, with a byte count. Change it by `append`, `popleft` and `clear` only.
 
     Attributes:
-        nbytes: bytes of the frames.
+        nbytes: bytes of all queued frames.
     """
 
     nbytes = 0
@@ -180,8 +181,16 @@ class FrameQueue(deque[Frame]):
         self.nbytes = 0
 
     def full(self, frames: int, nbytes: int) -> bool:
-        """Return True if the queue has reached one of these limits."""
+        """Return True if the queue holds at least `frames` frames or `nbytes` bytes."""
         return len(self) >= frames or self.nbytes >= nbytes
+
+    def fill(self, receive: Callable[[], Frame | None], frames: int, nbytes: int) -> None:
+        """Append frames from `receive` until the queue is `full` or `receive` raises TimeoutError. Skip None."""
+        with contextlib.suppress(TimeoutError):
+            while not self.full(frames, nbytes):
+                frame = receive()
+                if frame is not None:
+                    self.append(frame)
 
 
 class FrameDecoder:

@@ -48,9 +48,9 @@ HEAD_BYTES: Final = 64 << 20  # of a frame: its message
 BODY_BYTES: Final = 1 << 30  # of a frame: its buffers together
 BUFFERS: Final = 1 << 16  # of a frame, and tensors that come back at a time
 
-# What an end receives before it takes it. One frame may be larger than the bytes: it is the last one then.
-# The first two hold while it need not receive: the rest stays in the network's buffers, which slows the sender. A client that waits
-# for a reply has sent fewer frames. The last two hold while it waits for a frame behind them: more are an error.
+# Limits of the receive queue of a connection. The last frame may exceed the bytes.
+# AHEAD: the receiver stops reading, and the network slows the sender. A client that waits for a reply has sent fewer frames.
+# BACKLOG: the receiver waits for a later frame, so more queued frames are a protocol error.
 AHEAD_FRAMES: Final = 1024
 AHEAD_BYTES: Final = 16 << 20
 BACKLOG_FRAMES: Final = 4096

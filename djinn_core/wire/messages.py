@@ -390,9 +390,10 @@ class StatsReply(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The client ends its session; everything in it is freed.
+    """End the session and free its values.
 
-    The executor stops what the session computes. `finish`: it first carries out all earlier messages, because one of them changes files.
+    The executor cancels the running submission. `finish`: the executor first handles all earlier messages, because one of them
+    writes or removes files.
     """
 
     finish: bool = False

@@ -1,4 +1,4 @@
-"""Paired measurement: a planted slowdown is found, equal checkouts pass, and each process runs its own checkout's code."""
+"""Paired measurement: verdicts on equal and slower checkouts, and the code that each process runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def paired(monkeypatch):
     return importlib.import_module("paired")
 
 
-def made_up(seed, factor, deviation, pairs=20):
-    """Times of pairs on a machine that is slow at times, where the second one takes `factor` as long as the first."""
+def synthetic_times(seed, factor, deviation, pairs=20):
+    """Return pairs of times (t, factor * t) with noise, on a machine that is sometimes slow."""
     chance = random.Random(f"{seed} {factor} {deviation}")
     found = []
     for _ in range(pairs):
@@ -32,9 +32,10 @@ def made_up(seed, factor, deviation, pairs=20):
 
 
 @pytest.mark.parametrize("deviation", [0.005, 0.01])
-def test_equal_checkouts_pass_and_a_planted_slowdown_is_found(paired, deviation):
+def test_verdict_is_yes_for_equal_checkouts_and_no_for_a_slowdown(paired, deviation):
     verdicts = {
-        factor: [paired.ratio_of(made_up(seed, factor, deviation)).verdict for seed in SEEDS] for factor in (1.0, 1.05)
+        factor: [paired.ratio_of(synthetic_times(seed, factor, deviation)).verdict for seed in SEEDS]
+        for factor in (1.0, 1.05)
     }
     assert "no" not in verdicts[1.0]
     assert verdicts[1.0].count("yes") > 0.9 * len(SEEDS)
@@ -42,8 +43,8 @@ def test_equal_checkouts_pass_and_a_planted_slowdown_is_found(paired, deviation)
     assert "yes" not in verdicts[1.05]
 
 
-def test_noise_that_could_hide_a_slowdown_is_told(paired):
-    verdicts = [paired.ratio_of(made_up(seed, factor, 0.1)).verdict for seed in SEEDS for factor in (1.0, 1.05)]
+def test_verdict_reports_noise_that_could_hide_a_slowdown(paired):
+    verdicts = [paired.ratio_of(synthetic_times(seed, factor, 0.1)).verdict for seed in SEEDS for factor in (1.0, 1.05)]
     assert verdicts.count("noise too large") > 0.8 * len(verdicts)
     assert "yes" not in verdicts
 
@@ -70,12 +71,12 @@ def test_checkouts_take_turns_in_fresh_processes(paired, tmp_path):
     assert set(compared) == {"first_use", "wait"}
     assert all(len(one.process) == 2 for one in compared.values()), "the first pair does not count"
     assert min(seconds for pair in compared["wait"].process for seconds in pair) > 0
-    assert paired.ratio_of(compared["wait"].process).low > paired.ALLOWED
+    assert paired.ratio_of(compared["wait"].process).low > paired.ALLOWED_RATIO
     blocks = ["ba" + "baab" * paired.QUADRUPLES, "ab" + "abba" * paired.QUADRUPLES]
     assert (tmp_path / "stub.py.log").read_text() == blocks[0] + blocks[1] + blocks[0]
 
 
-def test_a_checkout_without_an_environment_runs_in_this_one(paired, tmp_path):
+def test_checkout_without_venv_runs_in_the_current_environment(paired, tmp_path):
     python, environment = paired.command_of(tmp_path)
     assert python == sys.executable
     assert environment["PYTHONPATH"].startswith(str(tmp_path))

@@ -1,10 +1,9 @@
-"""Programs that end at random moments on a server with one place: how long each successor waits for it.
+"""Measure how long a program waits for the place of a program that ended at a random moment, on a server with one place.
 
     python tests/chaos/run_endings.py [--programs 200] [--seed 1] [--limit 2.0] [--json FILE]
 
-The next program has imported everything when the one before ends, and connects at once. Its wait is the time in `djinn.init()`, so the
-start of the process does not count. A session of the server waits ten minutes for a client that is gone: only an obeyed goodbye frees the
-place sooner. Exits with 1 if a successor waited longer than the limit.
+The next program has imported all modules before its predecessor ends, and then connects at once. Its wait is the time in
+`djinn.init()`. The lease is ten minutes, so only a handled `Goodbye` frees the place sooner. Exits with 1 if a wait exceeds the limit.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ ENDS: Final = ("return", "exception", "exit", "shut_down", "interrupt")
 
 @attrs.frozen
 class Ending:
-    """A program's end and what came of it: seconds that the program took to end, and that its successor waited."""
+    """End of a program: `took` seconds until its process ended, `waited` seconds until the next program had a session."""
 
     work: str
     end: str
@@ -95,15 +94,15 @@ class _Program:
     process: Any  # what `Forks.start_talking` returns
 
     def enter(self) -> float:
-        """Let it connect; returns the seconds until it had its session."""
+        """Let the program connect. Return the seconds until it had a session."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        assert line, f"a program that waited after another one has no session: exit status {self.process.wait(60)}"
+        assert line, f"the next program got no session: exit status {self.process.wait(60)}"
         return float(line)
 
     def leave(self) -> float:
-        """Let it work until its moment, and end; returns the seconds from that moment to the end of its process."""
+        """Let the program work until its moment. Return the seconds from that moment to the end of its process."""
         if self.end == "interrupt":
             time.sleep(self.moment)
             self.process.send_signal(signal.SIGINT)
@@ -117,7 +116,7 @@ class _Program:
 def endings(
     python: Forks, server: Server, environment: Mapping[str, str], programs: int, seed: int
 ) -> Iterator[Ending]:
-    """Run so many programs one after another, each with random work, a random moment and a random end."""
+    """Run `programs` programs in sequence, each with random work, a random moment and a random end."""
     draw = random.Random(seed)
     known = {"DJINN_SERVERS": server.url("tcp"), "DJINN_TOKEN": server.token, "DJINN_THREADS": "1"}
 
@@ -141,10 +140,10 @@ def endings(
 @click.command()
 @click.option("--programs", default=200, help="How many programs end.")
 @click.option("--seed", default=1)
-@click.option("--limit", default=2.0, help="Seconds that a successor may wait.")
+@click.option("--limit", default=2.0, help="Seconds that the next program may wait.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Where to write the results.")
 def main(programs: int, seed: int, limit: float, file: Path | None) -> None:
-    """End programs at random moments; exit with 1 if a successor waited too long."""
+    """End programs at random moments. Exit with 1 if a program waited too long for its place."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     python = PreparedPython(environment)
     found: dict[str, list[Ending]] = defaultdict(list)

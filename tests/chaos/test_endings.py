@@ -1,4 +1,4 @@
-"""A short form of `run_endings.py`: programs that end at random moments, each followed by another one on a server with one place."""
+"""Short form of `run_endings.py`: programs end at random moments, and the next program takes their place on the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from run_endings import OPTIONS, endings
 from servers import start_server
 
 
-def test_place_of_a_program_that_ends_is_free_for_the_next(python, plain_environment, tmp_path):
+def test_ended_program_frees_its_place_for_the_next(python, plain_environment, tmp_path):
     server = start_server(python.start, tmp_path, *OPTIONS, env=plain_environment)
     try:
         seen = list(endings(python, server, plain_environment, 6, seed=4))

@@ -1,8 +1,8 @@
-"""Run a program and print what it sent, received and waited for, as JSON in the last line.
+"""Run a program and print its `djinn.stats()` as JSON in the last line.
 
 python counting.py PROGRAM [ARGUMENT...]
 
-Counting begins once the session is open: the messages that open it name the machine. The program's own resets do not count.
+Counting begins once the session is open, because the size of opening messages depends on the machine. `djinn.reset_stats` does nothing.
 """
 
 from __future__ import annotations

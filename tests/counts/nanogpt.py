@@ -17,7 +17,7 @@ ITERATIONS, READ_EVERY = 20, 4
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each behind a norm and beside an identity; nothing has a bias."""
+    """Pre-norm transformer block without biases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class CharacterModel(nn.Module):
-    """Predicts the next character. The first and the last layer share their weight."""
+    """Predict the next character. The first and the last layer share their weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ CLASSES, ITERATIONS = 1000, 20
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions beside an identity, which is a projection if the shape changes."""
+    """Two convolutions with a residual connection. The shortcut is a projection if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class BasicBlock(nn.Module):
 
 
 def resnet18() -> nn.Sequential:
-    """ResNet-18 of He et al. 2015, table 1: 11.7 million parameters."""
+    """Build ResNet-18 (He et al. 2015, table 1) with 11.7 million parameters."""
     stem = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
     stages = [
         BasicBlock(*shape)

@@ -1,8 +1,7 @@
-"""Pinned counts: messages, waits, submissions and bytes of programs. A change may lower them and not raise them.
+"""Pinned counts: messages, waits, submissions and bytes of programs. A change must not raise a count; lower the pin with the count.
 
-Counts are the same on every machine, busy or idle, in sessions that cannot be resumed (others send acknowledgements by time) and without
-`late_stop` (which looks for answers that have come). Only replies may be longer: some say how much memory is free. Lower a pin when a
-change lowers the count.
+Timing does not affect counts in sessions without recovery (recovery sends acknowledgements by time) and without `late_stop` (which
+polls for replies). Replies may be longer on some machines, because they report free memory.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ FOLDER = HERE.parents[1] / "examples"
 VERSIONS = {"torch": "2.13", "transformers": "5.23"}  # other versions record other ops
 # transformers touches a deprecated alias in torch while it is imported.
 WARNINGS = ["-W", "error", "-W", "ignore::FutureWarning", "-W", "ignore::DeprecationWarning"]
-ROOM_BYTES = 10  # of a reply that tells how much memory is free, when that has changed
+ROOM_BYTES = 10  # of a reply's report of free memory
 WITHOUT_TIMING = {"DJINN_RECOVER": "0", "DJINN_DISABLE": "late_stop"}
 
 
 @attrs.frozen
 class Counts:
-    """Counts of a program, named as in `djinn.stats()`; `bytes_beyond` are bytes sent beyond `bytes_uploaded`, the tensors."""
+    """Counts of a program, named as in `djinn.stats()`. `bytes_beyond`: bytes sent besides tensors (`bytes_uploaded`)."""
 
     messages_sent: int
     messages_received: int
@@ -39,12 +38,12 @@ class Counts:
 
     @classmethod
     def of(cls, stats: Mapping[str, int]) -> Counts:
-        """Counts in the result of `djinn.stats()`."""
+        """Return the counts in a result of `djinn.stats()`."""
         beyond = stats["bytes_sent"] - stats["bytes_uploaded"]
         return cls(**{name: stats[name] for name in NAMES if name != "bytes_beyond"}, bytes_beyond=beyond)
 
     def above(self, pin: Counts, names: Collection[str]) -> dict[str, str]:
-        """Those of `names` that are above `pin`."""
+        """Return the counts of `names` that exceed `pin`, with an explanation."""
         pairs = {name: (getattr(self, name), getattr(pin, name)) for name in names}
         return {name: f"{count:,}, pinned at {most:,}" for name, (count, most) in pairs.items() if count > most}
 
@@ -69,7 +68,7 @@ RESNET18 = {  # by batch and pixels
 
 @pytest.fixture
 def counted(python, plain_environment, tmp_path):
-    """Run a program in a process of its own; returns its counts and what it prints."""
+    """Run a program in a new process. Return its counts and its output."""
 
     def counted(program, *arguments, **environment):
         cuda = program.stem.startswith("cuda_")  # a script that knows CUDA only
@@ -102,7 +101,7 @@ def test_example_stays_within_its_pin(name, counted):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_with_default_settings_waits_no_more_often(name, counted):
+def test_example_with_default_settings_stays_within_its_pinned_waits(name, counted):
     counts, printed = counted(FOLDER / f"{name}.py")
     assert ("cuda:0" if name.startswith("cuda_") else "round trips") in printed
     assert_within(counts, EXAMPLES[name], WITHOUT_BYTES)

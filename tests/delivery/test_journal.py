@@ -98,7 +98,7 @@ def test_one_that_grows_too_large_is_given_up(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_state_that_was_too_large_is_compacted_once_it_is_smaller(tmp_path):
+def test_journal_compacts_a_state_that_shrank_below_the_limit(tmp_path):
     path, base = tmp_path / "session.journal", SnapshotHeader(3, 7, b"state")
     journal, large = written(path, limit=1 << 20), bytes(1 << 20)
     assert not journal.compact(base, [], [Frame(b"not received yet", [large])])

@@ -1,4 +1,4 @@
-"""Layouts of results the first time that an op is called with operands laid out like these: as on the CPU."""
+"""Strides of results in the first call of an op with non-contiguous operands: equal to the CPU's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ aten = torch.ops.aten
 
 
 def permuted(t, order):
-    """`t` with its dimensions in memory in this order, the outermost first."""
+    """Copy `t` to memory with its dimensions in this order, outermost first."""
     return t.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])
 
 
 def orders(*shape):
-    """The same numbers in each order of dimensions."""
+    """Return a function that makes the same tensor in every memory order of its dimensions."""
 
     def make(device):
         return [permuted(waves(device, *shape), order) for order in itertools.permutations(range(len(shape)))]
@@ -28,7 +28,7 @@ def orders(*shape):
 
 
 def images(*shape):
-    """The same numbers row by row, and with channels last."""
+    """Return a function that makes the same images contiguous and channels-last."""
 
     def make(device):
         given, dims = waves(device, *shape), len(shape)
@@ -120,7 +120,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def first_session():
-    """The device with a session that has learnt no layout yet."""
+    """The device with a new session, which has not learnt any layout."""
     with configured(threads=1):
         yield "remote_accelerator:0"
 
@@ -132,14 +132,14 @@ def strides(results):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_strides_are_those_of_the_cpu_the_first_time_already(first_session, name):
+def test_first_call_returns_the_strides_of_the_cpu(first_session, name):
     make, call = CASES[name]
     expected, *found = [[strides(call(t)) for t in make(device)] for device in ("cpu", first_session, first_session)]
     assert found == [expected, expected]
 
 
-def test_an_op_that_follows_finds_the_layout_it_expects(first_session):
-    """`contiguous()` is the tensor itself, and writing to one writes to the other."""
+def test_op_after_isin_finds_the_predicted_layout(first_session):
+    """`contiguous()` returns the tensor itself, so that a write changes both."""
     given = numbers(first_session, 3, 2).t().bool().nonzero()
     found = torch.isin(given, torch.arange(3.0, device=first_session))
     again = found.contiguous()

@@ -1,4 +1,4 @@
-"""Numbers that compare equal and are not, and nan, which is equal to nothing: as arguments of known calls, and in known programs."""
+"""Cache keys of numbers: 0.0 and -0.0, 1 and 1.0 differ; a nan hits. Tested for cached calls and cached plans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPS = {
 
 
 def text_of(call):
-    """Return the result of `call` as text, with the signs of zeros, or the kind of its error."""
+    """Return the result of `call` as text, with the signs of zeros, or the class of its error."""
     try:
         made = call()
     except Exception as error:
@@ -52,12 +52,12 @@ def text_of(call):
 
 
 def in_turns(numbers):
-    """Each number after each other one: a call is known when it comes the second time."""
+    """Return each pair of numbers in turn: the second call with a number hits the cache."""
     return [n for first in numbers for second in numbers for n in (first, second)]
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_equal_numbers_of_other_types_and_signs_are_told_apart(embedded, op):
+def test_call_cache_distinguishes_equal_numbers_by_type_and_sign(embedded, op):
     for x in (torch.tensor([-1.0, 0.0, 2.0]), torch.tensor([-1, 0, 2])):
         expected = {(type(n), repr(n)): text_of(lambda x=x, n=n: OPS[op](x, n)) for n in NUMBERS}
         there = x.to(embedded)
@@ -67,7 +67,7 @@ def test_equal_numbers_of_other_types_and_signs_are_told_apart(embedded, op):
 
 
 @pytest.mark.parametrize("op", ["full", "fill", "mul", "add", "masked_fill"])
-def test_equal_complex_numbers_are_told_apart(embedded, op):
+def test_call_cache_distinguishes_equal_complex_numbers(embedded, op):
     x = torch.tensor([1 + 1j, -1j, 2.0])
     there = x.to(embedded)
     if op == "masked_fill":
@@ -76,7 +76,7 @@ def test_equal_complex_numbers_are_told_apart(embedded, op):
         assert text_of(lambda: OPS[op](there, number)) == text_of(lambda: OPS[op](x, number)), number  # noqa: B023
 
 
-def test_a_call_with_nan_is_known_when_it_comes_again(embedded):
+def test_repeated_call_with_nan_hits_the_call_cache(embedded):
     x = torch.tensor([-1.0, 2.0]).to(embedded)
 
     def run():
@@ -92,7 +92,7 @@ def test_a_call_with_nan_is_known_when_it_comes_again(embedded):
     assert djinn.stats()["ops_inferred"] == inferred
 
 
-def test_a_program_with_nan_keeps_its_plan(embedded, plan_first_runs):
+def test_plan_is_reused_for_a_program_with_nan(embedded, plan_first_runs):
     x = torch.tensor([-1.0, 2.0]).to(embedded)
 
     def run():
@@ -108,7 +108,7 @@ def test_a_program_with_nan_keeps_its_plan(embedded, plan_first_runs):
     assert djinn.stats()["plans_made"] == plans
 
 
-def test_a_plan_for_one_number_does_not_serve_an_equal_one(embedded, plan_first_runs):
+def test_plan_is_not_reused_for_an_equal_number_of_other_type_or_sign(embedded, plan_first_runs):
     x = torch.tensor([-1.0, 0.0, 2.0])
     there = x.to(embedded)
 
@@ -119,7 +119,7 @@ def test_a_plan_for_one_number_does_not_serve_an_equal_one(embedded, plan_first_
         assert repr(run(there, *pair)) == repr(run(x, *pair)), pair
 
 
-def test_a_compiled_graph_tells_equal_numbers_apart(embedded):
+def test_compiled_graph_distinguishes_equal_numbers(embedded):
     def divide(x, number):
         return x / number
 

@@ -1,4 +1,4 @@
-"""Ops that write to what they read: taken and refused as on the CPU, and with its results."""
+"""Ops whose operands share memory with the written tensor: same results and errors as on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def put(target, index, value):
     return target
 
 
-# What is done with a 2x2 mask, and with the numbers from 0 to 5.
+# Functions of a 2x2 mask `m` and the tensor `b` of the numbers from 0 to 5.
 CASES = {
     "its own mask": lambda m, b: put(m, m, False),
     "a transposed mask": lambda m, b: put(m, m.t(), False),
@@ -68,12 +68,12 @@ def outcome(case, device):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_writes_to_operands(embedded, name):
+def test_op_that_writes_its_operand_behaves_as_on_the_cpu(embedded, name):
     here, there = (outcome(CASES[name], device) for device in ("cpu", embedded))
     assert str(here) == str(there)
 
 
-def test_a_mask_of_another_shape_is_refused_at_once(embedded):
+def test_mask_of_another_shape_raises_at_the_op(embedded):
     target = torch.ones(2, 2, device=embedded)
     with pytest.raises(IndexError, match=r"shape of the mask \[1, 2\] at index 0"):
         target[torch.ones(1, 2, dtype=torch.bool, device=embedded)] = 0

@@ -1,4 +1,4 @@
-"""A result that a kernel leaves undefined is None, as on the CPU."""
+"""Results that a kernel leaves undefined are None, as on the CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def attention(weights, average=True, masked=False):
     ],
     ids=str,
 )
-def test_attention_has_weights_only_if_they_are_asked_for(embedded, options):
+def test_attention_returns_weights_only_on_request(embedded, options):
     same(attention(**options))
 
 
@@ -74,7 +74,7 @@ def convolution(device, mask, training):
 
 
 @pytest.mark.parametrize("backward", [batch_norm, any_batch_norm, layer_norm, group_norm, convolution])
-def test_gradients_that_are_not_asked_for_are_none(embedded, backward):
+def test_unrequested_gradients_are_none(embedded, backward):
     for mask, training in itertools.product(MASKS, (True, False)):
 
         def case(device, mask=mask, training=training):

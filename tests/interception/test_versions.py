@@ -1,4 +1,4 @@
-"""`_version` counts writes as eager PyTorch counts them, so that autograd sees that a tensor changed."""
+"""`_version` is incremented as in eager PyTorch, so that autograd detects overwritten tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def list_ops():
-    """All in-place ops over lists, and those with `out=`."""
+    """Return all list ops that write: in-place ops and `out=` overloads."""
     names = [name for name in dir(aten) if name.startswith("_foreach_")]
     overloads = [getattr(packet, o) for packet in (getattr(aten, n) for n in names) for o in packet.overloads()]
     return [
@@ -20,7 +20,7 @@ def list_ops():
 
 
 def arguments(op, device):
-    """Three tensors for each list, of which the last is the first once more, and a view of the second in between."""
+    """Return arguments for a list op. Each tensor list has a repeated tensor and a view of another element."""
     positional, named = [], {}
     for argument in op._schema.arguments:
         kind = str(argument.type)
@@ -43,7 +43,7 @@ def arguments(op, device):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_every_op_over_lists_raises_the_versions_of_what_it_writes(embedded, mode):
+def test_list_op_increments_versions_of_written_tensors(embedded, mode):
     for op in list_ops():
         found = []
         for device in ("cpu", embedded):
@@ -119,18 +119,18 @@ def functionalized(device):
 
 
 @pytest.mark.parametrize("name", ["_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"])
-def test_fused_optimizers_raise_no_version(embedded, name):
+def test_fused_optimizers_leave_versions_unchanged(embedded, name):
     assert fused(name, embedded) == fused(name, "cpu")
 
 
 @pytest.mark.parametrize(
     "case", [unscaled, normalized, embedded_rows, mapped, copied_from_here, detached, split, functionalized]
 )
-def test_other_ops_count_as_many_writes_as_on_the_cpu(embedded, case):
+def test_ops_increment_versions_as_on_the_cpu(embedded, case):
     same(case)
 
 
-# --- what autograd makes of it ------------------------------------------------------------------------------------------
+# --- autograd ------------------------------------------------------------------------------------------------------------
 
 
 def view_after_write(device):
@@ -190,7 +190,7 @@ def stepped(device):
 
 
 @pytest.mark.parametrize("case", [view_after_write, base_after_write_of_views, two_graphs, clipped, averaged, stepped])
-def test_gradients_know_of_writes_to_lists(embedded, case):
+def test_gradients_account_for_writes_by_list_ops(embedded, case):
     same(case)
 
 
@@ -241,7 +241,7 @@ def inference_tensor(device):
 @pytest.mark.parametrize(
     "case", [adversaries, saved_for_backward, leaf_in_a_list, retained, part_of_what_was_saved, inference_tensor]
 )
-def test_gradients_of_what_was_overwritten_are_refused(embedded, case):
+def test_backward_refuses_overwritten_tensors(embedded, case):
     fails_alike(case)
     with pytest.raises(RuntimeError, match=r"inplace operation|in-place operation|Inplace update"):
         run(case, embedded)

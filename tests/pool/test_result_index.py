@@ -1,4 +1,4 @@
-"""Whatever makes a tensor from tensors of an index, or for an index, makes it on that index."""
+"""Every way to make a tensor keeps the device index of its operands, or the index that the call names."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ FIRST, SECOND = "remote_accelerator:1", "remote_accelerator:2"
 
 @torch.library.custom_op("djinn_tests::cube_here", mutates_args=(), device_types="cpu")
 def cube_here(x: torch.Tensor) -> torch.Tensor:
-    """An op that no executor knows."""
+    """Op that no executor has."""
     return x**3
 
 
 @torch.library.custom_op("djinn_tests::count_here", mutates_args=(), device_types="cpu")
 def count_here(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """An op that no executor knows, with results on a device that it is given."""
+    """Op that no executor has, with a result on the device that the call names."""
     return torch.arange(float(x.numel()), device=device)
 
 
 @torch.library.custom_op("djinn_tests::double_here", mutates_args=("x",), device_types="cpu")
 def double_here(x: torch.Tensor) -> None:
-    """An op that no executor knows, and that writes."""
+    """Op that no executor has and that writes its operand."""
     x.mul_(2)
 
 
 @pytest.fixture(scope="module")
 def lenient(pooled):
-    """Two executors; ops that they cannot run are computed here."""
+    """Two executors with `client_fallback`."""
     with pooled("round_robin", client_fallback=True) as session:
         yield session
     djinn.reset_stats()
@@ -194,7 +194,7 @@ def test_results_are_on_the_index_of_the_operands(lenient, source):
             one + one  # on one device, also to the executor
 
 
-def test_constants_of_a_compiled_graph_are_on_the_index_of_its_operands(lenient):
+def test_compiled_graph_keeps_constants_on_the_index_of_its_operands(lenient):
     compiled = torch.compile(
         lambda x: x[torch.tensor([1, 0])] + torch.tensor([1.0, 2.0, 3.0]).to(x.device), backend="djinn"
     )

@@ -306,7 +306,7 @@ def small_inbox(monkeypatch):
 
 @pytest.mark.parametrize(("size", "most"), [(10, 3), (1, 5)], ids=["bytes", "transfers"])
 @pytest.mark.usefixtures("small_inbox")
-def test_who_sends_more_than_is_taken_is_slowed(ways, size, most):
+def test_full_inbox_slows_its_senders(ways, size, most):
     both, count = ways(), 12
     both.connect()
     for number in range(1, count + 1):
@@ -320,7 +320,7 @@ def test_who_sends_more_than_is_taken_is_slowed(ways, size, most):
 
 
 @pytest.mark.usefixtures("small_inbox")
-def test_an_executor_that_a_session_waits_for_delivers_all_the_same(ways):
+def test_full_inbox_still_receives_an_awaited_transfer(ways):
     both, other = ways(), ways(source=2)
     other.inbox = both.inbox
     for one, first in ((both, 100), (other, 200)):
@@ -336,7 +336,7 @@ def test_an_executor_that_a_session_waits_for_delivers_all_the_same(ways):
 
 @pytest.mark.usefixtures("small_inbox")
 @pytest.mark.parametrize("end", [TransferInbox.close, lambda inbox: inbox.forget(HERE)], ids=["close", "forget"])
-def test_an_end_is_not_waited_for_by_what_is_slowed(ways, end):
+def test_closing_the_inbox_ends_blocked_senders(ways, end):
     before = threading.active_count()
     both = ways()
     both.connect()
@@ -349,14 +349,14 @@ def test_an_end_is_not_waited_for_by_what_is_slowed(ways, end):
 
 
 @pytest.mark.parametrize("source", [HERE, 0], ids=["executor", "client"])
-def test_what_waits_for_a_session_is_less_than_the_machine_has(source):
-    inbox = TransferInbox(most=25)
+def test_inbox_refuses_transfers_beyond_its_limit(source):
+    inbox = TransferInbox(limit=25)
 
     def unload(number, size=10):
         (item, data), *_ = packed(number, size)
         return inbox.unload(TransferHeader(number, (item,), number), lambda: chunk(data), source)
 
-    with pytest.raises(ProtocolError, match=r"transfers of 26 bytes wait .* 25 bytes are the limit"):
+    with pytest.raises(ProtocolError, match=r"would have 26 bytes; the limit is 25 bytes"):
         unload(1, 26)
     (item, _), *_ = packed(1)
     for _ in range(3):
@@ -366,7 +366,7 @@ def test_what_waits_for_a_session_is_less_than_the_machine_has(source):
     for _ in range(3):
         unload(1)  # again
     assert unload(2) == 2
-    with pytest.raises(ProtocolError, match="transfers of 30 bytes wait"):
+    with pytest.raises(ProtocolError, match="would have 30 bytes"):
         unload(3)
     assert content(inbox.take(1, source, 0.0)) == content(packed(1))
     assert unload(3) == 3
@@ -380,7 +380,7 @@ def hung_up():
     raise TransportError("the executor hung up")
 
 
-def test_replies_to_probes_that_were_not_sent_end_the_connection(ways):
+def test_unrequested_probe_replies_end_the_connection(ways):
     both = ways(patience=0.0)
     ours, theirs = connected_pair()
     both.route.adopt(ours, 0, both.dial)

@@ -1,4 +1,4 @@
-"""No text tells a user to install a name of ours from the package index, where names of ours are, or may become, a stranger's."""
+"""No text tells a user to install a `djinn...` name from the public package index, where other projects may own it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = re.compile(r"djinn([-_.\[<>=!~@{].*)?")
 
 
 def names_of_ours(text):
-    """Names of ours that the commands of a text would have an installer look up; a path or a wheel is no such name."""
+    """Yield `djinn...` names that install commands in a text look up in an index. Paths and wheels are not looked up."""
     text = re.sub(r"\\\n\s*", " ", text)
     for found in COMMAND.finditer(text):
         words = [word.strip("'\"(),.:") for word in found[1].split()]
@@ -36,7 +36,7 @@ def names_of_ours(text):
 
 
 def texts_of_python(source):
-    """Each text of a program as it comes out, with `{}` for what is computed, and each list of arguments as one line."""
+    """Yield each string of a program, with `{}` for computed parts, and each argument list as one line."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
@@ -61,7 +61,7 @@ def joined(node):
 
 def wrong(path):
     text = path.read_text(encoding="utf-8", errors="replace")
-    if not ANY.search(text):  # most files: they need not be parsed
+    if not ANY.search(text):  # skips parsing of most files
         return set()
     texts = texts_of_python(text) if path.suffix == ".py" else [text]
     if path.suffix != ".py":  # a paragraph may speak of installing and of files
@@ -69,7 +69,7 @@ def wrong(path):
     return {name for one in texts for name in names_of_ours(one)}
 
 
-def test_nothing_of_ours_is_installed_from_the_index(files, root):
+def test_no_text_installs_our_names_from_the_package_index(files, root):
     looked = [path for path in files if path.suffix in TEXTS or path.name in NAMES or "scripts" in path.parts]
     assert len(looked) > 1000
     looked.remove(root / "tests" / "repository" / "test_install_commands.py")
@@ -96,7 +96,7 @@ def test_nothing_of_ours_is_installed_from_the_index(files, root):
         "x = 1  # pip install djinn-ucx",
     ],
 )
-def test_each_form_is_found(source, tmp_path):
+def test_install_command_of_our_names_is_found(source, tmp_path):
     (tmp_path / "a.py").write_text(source)
     assert wrong(tmp_path / "a.py")
 
@@ -115,13 +115,13 @@ def test_each_form_is_found(source, tmp_path):
         "pip install 'ray[client]'   # nodes need djinn",
     ],
 )
-def test_what_is_installed_from_here_is_not(text, tmp_path):
+def test_install_command_of_paths_is_allowed(text, tmp_path):
     for name in ("a.md", "a.py"):
         (tmp_path / name).write_text(text if name == "a.md" else repr(text))
         assert not wrong(tmp_path / name)
 
 
-def test_a_command_of_several_lines_is_one(tmp_path):
+def test_continued_lines_are_read_as_one_command(tmp_path):
     (tmp_path / "a.sh").write_text(
         textwrap.dedent(
             """

@@ -1,8 +1,8 @@
-"""Threads that begin and end sessions while others use them: `python session_stress.py SECONDS FOLDER [order]`, a client of a configured server.
+"""Begin, use and end sessions from several threads: `python session_stress.py SECONDS FOLDER [order]`, a client of a configured server.
 
-The folder has a file `weights.safetensors` that the server may read. If no thread finishes a call within `HANG_SECONDS`, the
-program prints the stacks of all threads and exits with status 1. With `order`, it makes further calls, records in which order
-locks are taken, and exits with status 1 if that order has a cycle.
+The server may read FOLDER/weights.safetensors. If no thread finishes a call within `HANG_SECONDS`, the program prints the stacks of
+all threads and exits with status 1. With `order`, it makes more kinds of calls, records the lock order, and exits with status 1 if
+this order has a cycle.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def main(seconds: float, folder: str, *, more: bool) -> int:
             name = first.pop() if first else choices.choice(names)
             try:
                 calls[name]()
-            except djinn.SessionLost:  # another thread has ended the session meanwhile
+            except djinn.SessionLost:  # another thread ended the session
                 lost[name] += 1
                 SHARED.clear()
             except BaseException as error:

@@ -173,7 +173,7 @@ def test_what_pays_stays_and_is_not_tried_again(session):
 
 
 @pytest.mark.parametrize("verdict", [ValueError("oops"), "yes"])
-def test_a_judge_that_fails_is_named_and_nothing_is_switched_off(session, caplog, verdict):
+def test_failing_judge_is_named_and_keeps_the_plan(session, caplog, verdict):
     session(Offered(Slower(), Judge(verdict)))
     step, *_ = layer_and_data()
     for _ in range(3 * ab_tests.MIN_RUNS):

@@ -1,4 +1,4 @@
-"""Faulty plugins of the client: a program runs as without them, and the log names each of them."""
+"""Faulty plugins of the client do not change results, and the log names each faulty plugin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def raises(*_):
 
 @attrs.define
 class Faulty:
-    """A plugin object of any kind; each of its methods does the same."""
+    """Plugin object of any kind. Each method calls `does`."""
 
     name: str
     does: object
@@ -120,7 +120,7 @@ NAMES = (
 
 
 @pytest.mark.filterwarnings("ignore:'sndhdr' is deprecated")
-def test_a_program_runs_as_without_faulty_plugins_and_each_is_named(caplog):
+def test_program_runs_with_faulty_plugins_and_logs_each(caplog):
     torch.manual_seed(0)
     x, weight = torch.randn(4, 4), torch.randn(4, 4)
     settings = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.server import session
+from djinn_core.server import session, session_reader
 
 DEVICE = "remote_accelerator:0"
 
@@ -15,13 +15,13 @@ def test_a_forgotten_template_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
     """In one process, so that the executor alone can be made to remember a single template."""
     monkeypatch.setattr(session, "TEMPLATES_LIMIT", 1)
     asked: list[bytes] = []
-    forget = session.ExecutorSession._await_definition
+    await_template = session_reader.SessionReader.await_template
 
-    def counted(self: session.ExecutorSession, connection: object) -> object:
+    def counted(self: session_reader.SessionReader, connection: object) -> object:
         asked.append(b"")
-        return forget(self, connection)
+        return await_template(self, connection)
 
-    monkeypatch.setattr(session.ExecutorSession, "_await_definition", counted)
+    monkeypatch.setattr(session_reader.SessionReader, "await_template", counted)
     djinn.shut_down()
     djinn.configure(executor="inline", threads=1)
     try:

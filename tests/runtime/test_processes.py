@@ -61,7 +61,7 @@ djinn.shut_down()
 assert drained == [0], drained  # an end that waits for nothing, such as after Ctrl-C
 """
 
-# What a process does before it forks, and if the child may use the device.
+# Uses of the device before a fork, and whether the child may then use the device.
 FORKS_EARLY = """\
 x.tolist()
 djinn.shut_down()  # from here on nothing is unsent, and there is no session
@@ -84,7 +84,7 @@ def forked():
     return in_child(lambda: str((torch.ones(2, device=device) + 1).tolist()))
 
 def after(use):
-    \"\"\"What the first op of a child does whose parent did no more than this.\"\"\"
+    \"\"\"Return the result of the first op in a child whose parent only called `use`.\"\"\"
     return in_child(lambda: (use(), forked())[1])
 
 def in_capture():

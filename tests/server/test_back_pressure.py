@@ -111,25 +111,25 @@ class Deaf:
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(64 << 10, 17), (0, 100)], ids=["bytes", "frames"])
-def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch, nbytes, most):
+def test_client_that_reads_no_reply_exceeds_the_backlog_limit(monkeypatch, nbytes, most):
     for name, limit in (("AHEAD_BYTES", 0), ("BACKLOG_BYTES", MIB), ("BACKLOG_FRAMES", 100)):
         monkeypatch.setattr(limits, name, limit)
     deaf = Deaf(4096, nbytes)
     connection = LeasedConnection(deaf, 1.0, UsageMetrics())
     connection._window = MIB
-    with pytest.raises(ProtocolError, match="does not take a reply; 100 messages or 1,048,576 bytes are the limit"):
+    with pytest.raises(ProtocolError, match="without reading a reply; the limits are 100 messages and 1,048,576 bytes"):
         connection.send(Frame(b"answer", [memoryview(bytearray(2 * MIB))]))
     assert deaf.taken <= most
 
 
-def test_who_looks_for_acknowledgements_reads_few_bytes_ahead():
+def test_read_of_acknowledgements_stops_at_ahead_bytes():
     deaf = Deaf(64, MIB)
     LeasedConnection(deaf, 1.0, UsageMetrics()).send(Frame(b"answer", [memoryview(bytearray(MIB))]))
     assert deaf.taken == limits.AHEAD_BYTES // MIB
 
 
 class Counting:
-    """The executor's end of a connection, with the number of frames that it has received."""
+    """The executor's end of a connection. Counts received frames."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -146,7 +146,7 @@ class Counting:
 
 @pytest.fixture
 def unleased(monkeypatch):
-    """A session of an executor in this process whose client does as it likes, and the executor's end of the connection."""
+    """Connect a hand-driven client to an inline executor. Yield both ends of the connection."""
     monkeypatch.setattr(limits, "BACKLOG_BYTES", MIB)
     monkeypatch.setattr(limits, "BACKLOG_FRAMES", 100)
     monkeypatch.setattr(limits, "AHEAD_FRAMES", 0)
@@ -164,12 +164,12 @@ def unleased(monkeypatch):
 
 
 def kept(nbytes):
-    """A message that a session which waits for another one keeps for later."""
+    """Return a message that a waiting session queues in its backlog."""
     return Frame(encode(StatsRequest()), [memoryview(bytearray(nbytes))])
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(128 << 10, 8), (0, 100)], ids=["bytes", "frames"])
-def test_a_session_that_waits_for_a_template_keeps_few_bytes(unleased, nbytes, most):
+def test_session_that_waits_for_a_template_limits_its_backlog(unleased, nbytes, most):
     connection, end = unleased
     connection.send(Frame(encode(Submit(1, digest=bytes(16)))))
     assert isinstance(decode(connection.receive(60.0).head), TemplateRequest)
@@ -178,12 +178,12 @@ def test_a_session_that_waits_for_a_template_keeps_few_bytes(unleased, nbytes, m
         connection.send(kept(nbytes))
     closed = decode(connection.receive(60.0).head)
     assert isinstance(closed, ProtocolClose)
-    assert "100 messages or 1,048,576 bytes are the limit" in closed.reason
+    assert "the limits are 100 messages and 1,048,576 bytes" in closed.reason
     assert end.received - before == most + 1
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(128 << 10, 4), (0, 50)], ids=["bytes", "frames"])
-def test_a_session_that_waits_for_another_executor_stops_reading(unleased, nbytes, most):
+def test_session_that_waits_for_a_transfer_stops_reading_at_half_the_backlog(unleased, nbytes, most):
     connection, end = unleased
     before = end.received
     connection.send(Frame(encode(AwaitTransfer(1, 1, pack_handles([HANDLE])))))

@@ -223,7 +223,7 @@ def test_what_lies_between_two_products_runs_once_for_all_sessions(context, weig
     close(clients)
 
 
-def test_numbers_that_differ_in_sign_or_type_alone_are_not_joined(context, weight):
+def test_batch_does_not_join_numbers_of_other_type_or_sign(context, weight):
     clients = [Client(context, weight, rows, template=SCALED) for rows in (1, 2, 3)]
     for _ in range(ROUNDS):
         together(context, clients)

@@ -232,7 +232,7 @@ def test_a_client_that_is_gone_for_longer_than_its_lease_has_its_program_stopped
 
 
 @pytest.mark.parametrize("behind", [0, 100])
-def test_goodbye_before_a_broken_connection_ends_a_session_that_computes(begin, behind):
+def test_goodbye_before_a_broken_connection_ends_a_busy_session(begin, behind):
     executor, line, thread, errors = begin(ExecutorContext.of(CpuRuntime()), lease=600.0)
     while executor.submissions < 1:
         time.sleep(0.01)
@@ -269,7 +269,7 @@ def test_goodbye_ends_a_session_that_an_admission_policy_delays(begin):
     assert executor.submissions == 0
 
 
-def test_cancellation_that_the_session_read_while_it_replied_is_obeyed():
+def test_cancellation_queued_during_a_reply_stops_its_submission():
     context = ExecutorContext.of(CpuRuntime())
     line, session = Line(), ExecutorSession(context)
     connection = LeasedConnection(line, 1.0, UsageMetrics())

@@ -95,7 +95,7 @@ print(found)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process reads its own memory")
-def test_a_key_beside_a_certificate_does_not_stay_in_memory(tmp_path, python, plain_environment):
+def test_fingerprint_of_file_leaves_no_private_key_in_memory(tmp_path, python, plain_environment):
     made = self_signed(tmp_path / "made")
     both, key = tmp_path / "both.pem", made.key.read_text()
     both.write_text(key + made.certificate.read_text())

@@ -442,7 +442,7 @@ def test_ops_that_fail_while_results_are_compared_end_nothing(compiling_with):
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-def test_template_that_cannot_be_compared_runs_uncompiled_for_good(compiling_with, operands, monkeypatch, adopted):
+def test_template_runs_uncompiled_after_failed_comparisons(compiling_with, operands, monkeypatch, adopted):
     compiling_with(Compiler())
     remote = [tensor.to(DEVICE) for tensor in operands]
     raised = 0

@@ -88,7 +88,7 @@ def test_journal_is_not_compacted_into_the_reserve_of_the_disk(tmp_path, monkeyp
     journal.end()
 
 
-def test_journal_stays_where_a_value_of_a_snapshot_cannot_be_read(tmp_path, held):
+def test_journal_is_unchanged_if_a_value_cannot_be_read(tmp_path, held):
     def no_memory(_):
         raise torch.OutOfMemoryError("no pinned memory")
 
@@ -100,7 +100,7 @@ def test_journal_stays_where_a_value_of_a_snapshot_cannot_be_read(tmp_path, held
     journal.end()
 
 
-def test_frame_that_exceeds_the_limit_of_a_journal_is_not_written(tmp_path, monkeypatch, held):
+def test_journal_does_not_write_a_frame_beyond_its_limit(tmp_path, monkeypatch, held):
     journal = Journal.begin(tmp_path / "session.journal", OWNER, STEP, held)
     written = []
     monkeypatch.setattr(record_log, "pwritev", lambda *call: written.append(call))
@@ -109,7 +109,7 @@ def test_frame_that_exceeds_the_limit_of_a_journal_is_not_written(tmp_path, monk
     assert not written
 
 
-def test_journal_of_another_process_does_not_grow_by_what_it_has(tmp_path, monkeypatch, held):
+def test_reopened_journal_charges_its_bytes_once(tmp_path, monkeypatch, held):
     grown(tmp_path / "session.journal", 4, held).leave()
     monkeypatch.setattr(disk_quota, "free_bytes", lambda _: disk_quota.RESERVE + STEP)
     journal = Journal(tmp_path / "session.journal", OWNER, 1 << 40, held)
@@ -151,10 +151,10 @@ def test_spilled_values_count_as_well(tmp_path, held):
     space.close()
 
 
-def test_pinned_spill_is_refused_where_the_host_has_no_memory(monkeypatch):
+def test_pinned_spill_raises_if_host_memory_is_too_small(monkeypatch):
     monkeypatch.setattr(spill, "free_bytes", lambda: 2 * 4095)
     space = PinnedSpill(torch.device("cpu"))
-    with pytest.raises(OSError, match="4,096 bytes of pinned memory"):
+    with pytest.raises(OSError, match="cannot spill 4,096 bytes to pinned memory"):
         space.write(torch.ones(1024).untyped_storage())
     assert space.used == 0
 

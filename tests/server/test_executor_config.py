@@ -154,7 +154,7 @@ FOLDERS = {
 @pytest.mark.parametrize(
     ("models", "own"), [("a", "a"), ("a", "a/b"), ("a/b", "a"), (".", "a"), ("link", "a/b"), ("a", "link")]
 )
-def test_a_folder_of_models_must_not_meet_one_with_files_of_all_tenants(flag, models, own, tmp_path):
+def test_models_folder_must_not_overlap_tenant_folders(flag, models, own, tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "a")
     config = FOLDERS[flag](tmp_path / own)
@@ -164,7 +164,7 @@ def test_a_folder_of_models_must_not_meet_one_with_files_of_all_tenants(flag, mo
 
 
 @pytest.mark.parametrize("other", ["--published", "--store", "--journal"])
-def test_a_folder_for_saving_must_not_meet_one_with_files_of_all_tenants(other, tmp_path):
+def test_saving_folder_must_not_overlap_other_tenant_folders(other, tmp_path):
     def config(one, two):
         first, second = FOLDERS["--save-weights"](tmp_path / one), FOLDERS[other](tmp_path / two)
         models = ModelConfig(
@@ -181,7 +181,7 @@ def test_a_folder_for_saving_must_not_meet_one_with_files_of_all_tenants(other, 
     config("a", "ab").check_folders()
 
 
-def test_a_server_whose_folders_overlap_does_not_start(tmp_path):
+def test_serve_refuses_overlapping_folders(tmp_path):
     (tmp_path / "published").mkdir(mode=0o700)
     result = CliRunner().invoke(
         main, ["serve", "--device", "cpu", "--models", str(tmp_path), "--published", str(tmp_path / "published")]

@@ -1,4 +1,4 @@
-"""The end of a program: its session ends at once, also while the executor still computes for it, and loses nothing that was asked for."""
+"""The end of a program ends its session at once, even during a computation, after requested files are written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDS = {
 }
 SUCCESSOR = "import torch, djinn; print(torch.arange(4.0, device='remote_accelerator:0').sum().item())"
 
-# Asks for a file that depends on work in progress, and ends by Ctrl-C before the executor has answered.
+# Saves a file that depends on running work, and ends by Ctrl-C before the executor replies.
 SAVING = """
 import signal, threading, time, torch, djinn
 from djinn_core.runtime.client import context
@@ -68,7 +68,7 @@ def client_of(server, scheme):
 
 @pytest.fixture(scope="module")
 def served(python, plain_environment, tmp_path_factory, folder):
-    """Runs a program as a client of a server with one place; gives the process. `log` is the server's."""
+    """Return a function that runs a program as a client of a server with one place. Its `server` is that server."""
     options = [*OPTIONS, "--save-weights", str(folder)]
     server = start_server(python.start, tmp_path_factory.mktemp("server"), *options, env=plain_environment)
 
@@ -84,7 +84,7 @@ def served(python, plain_environment, tmp_path_factory, folder):
     ("scheme", "end"),
     [("tcp", "return"), ("http", "exception"), ("tcp", "exit"), ("http", "waiting thread"), ("tcp", "shut_down")],
 )
-def test_session_ends_with_its_program_while_a_submission_runs(served, scheme, end):
+def test_busy_session_ends_with_its_program(served, scheme, end):
     before = served.server.log.read_text().count("a program was stopped")
     first = served(BUSY + ENDS[end], scheme)
     assert first.stdout.startswith("0.001"), first.stderr
@@ -94,7 +94,7 @@ def test_session_ends_with_its_program_while_a_submission_runs(served, scheme, e
 
 
 @pytest.mark.parametrize("options", [("--lease-seconds", "0"), ("--tls-self-signed",)], ids=["no lease", "tls"])
-def test_session_ends_on_servers_of_other_kinds(options, own_server, python, plain_environment):
+def test_busy_session_ends_without_lease_and_under_tls(options, own_server, python, plain_environment):
     server = own_server(*OPTIONS, *options)
     scheme = "tcps" if "--tls-self-signed" in options else "tcp"
     client = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file), "DJINN_DISABLE": "local,http"}
@@ -105,14 +105,14 @@ def test_session_ends_on_servers_of_other_kinds(options, own_server, python, pla
     assert "a program was stopped" in server.log.read_text()
 
 
-def test_file_that_was_asked_for_is_written_after_the_end(served, folder):
+def test_interrupted_save_is_written_after_the_program_ends(served, folder):
     ended = served(SAVING.format(device=0, saver=0))
     assert "interrupted" in ended.stdout, ended.stderr
     assert served(SUCCESSOR).stdout == "6.0\n"
     assert load_file(folder / "default" / "last.safetensors")["w"].tolist() == [[2.0] * 3] * 2
 
 
-def test_pool_ends_at_once_or_writes_the_file_first(own_server, python, plain_environment, tmp_path):
+def test_pool_session_ends_at_once_or_after_a_requested_file(own_server, python, plain_environment, tmp_path):
     server = own_server("--device", "all", *OPTIONS, "--save-weights", str(tmp_path))
     client = plain_environment | client_of(server, "tcp")
     for program in (BUSY.replace("accelerator:0", "accelerator:1"), SAVING.format(device=1, saver=2)):
@@ -122,14 +122,14 @@ def test_pool_ends_at_once_or_writes_the_file_first(own_server, python, plain_en
     assert load_file(tmp_path / "default" / "last.safetensors")["w"].tolist() == [[2.0] * 3] * 2
 
 
-def test_own_executor_writes_the_file_before_it_ends(python, plain_environment, tmp_path):
+def test_own_executor_writes_a_requested_file_before_it_ends(python, plain_environment, tmp_path):
     program = SAVING.format(device=0, saver=0).replace("file:last", f"file:{tmp_path}/last")
     ended = python.run("-c", program, env=plain_environment)
     assert "interrupted" in ended.stdout, ended.stderr
     assert load_file(tmp_path / "last.safetensors")["w"].tolist() == [[2.0] * 3] * 2
 
 
-def test_client_of_full_server_says_once_why_it_waits(served, python, plain_environment, tmp_path):
+def test_client_of_a_full_server_logs_its_wait_once(served, python, plain_environment, tmp_path):
     environment = plain_environment | client_of(served.server, "tcp")
     log, holding = tmp_path / "stderr", BUSY.split("for", maxsplit=1)[0] + "input()"
     before = served.server.log.read_text().count("why=busy")
@@ -153,11 +153,11 @@ def test_client_of_full_server_says_once_why_it_waits(served, python, plain_envi
     assert served.server.log.read_text().count("why=busy") == before + 1
 
 
-def test_client_of_full_server_hears_how_long_the_lease_lasts(own_server, python, plain_environment):
+def test_refusal_of_a_full_server_names_the_remaining_lease(own_server, python, plain_environment):
     server = own_server("--threads", "1", "--lease-seconds", "600", "--most-sessions", "1")
     environment = plain_environment | client_of(server, "tcp") | {"DJINN_CONNECT_TIMEOUT": "1"}
     killed = python.run("-c", BUSY.split("for", maxsplit=1)[0] + "import os; os._exit(0)", env=environment)
     assert killed.returncode == 0
     wait_for(lambda: "its session waits" in server.log.read_text(), "the lease")
     refused = python.run("-c", SUCCESSOR, env=environment)
-    assert "the client of one is gone, and that session ends in" in refused.stderr
+    assert "a session of a disconnected client ends in" in refused.stderr

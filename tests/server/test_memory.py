@@ -141,7 +141,7 @@ def test_an_allocation_that_cannot_be_met_is_the_error_of_that_op(limited):
 
 
 def test_an_upload_that_cannot_be_met_is_the_error_of_what_uses_it(limited):
-    with pytest.raises(torch.OutOfMemoryError, match="no room for an upload"):
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory for an upload"):
         torch.zeros(2 * LIMIT, dtype=torch.uint8).to(limited).sum().item()
     assert torch.ones(10).to(limited).sum().item() == 10
 

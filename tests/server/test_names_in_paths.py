@@ -1,4 +1,4 @@
-"""Text of clients that becomes part of a path: each parser accepts a plain name of one file or folder, or refuses the text."""
+"""Names from clients that become part of a path: each parser accepts only a single path segment."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from djinn.testing import open_permitted
 from djinn_connect.records import is_server_name
 from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import ConfigurationError, WeightsUnavailable
@@ -18,7 +19,6 @@ from djinn_core.launch.token_table import check_tenant, parse_table
 from djinn_core.runtime.planning.calibrations import calibration_file
 from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.recovery.journal import journal_path
-from djinn_core.server.weights.permitted_places import open_permitted
 from djinn_core.server.weights.published import PublishedWeights
 from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.messages import DeviceInfo
@@ -85,7 +85,7 @@ def accepts_published(published, name):
 @example("..")
 @example("a\n")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_name_that_is_accepted_is_one_segment_of_a_path(published, tmp_path_factory, name):
+def test_accepted_name_is_a_single_path_segment(published, tmp_path_factory, name):
     accepted = {
         "tenant": accepts_tenant(name),
         "tenant of a table": accepts_tenant_of_a_table(name),
@@ -107,7 +107,7 @@ def test_a_name_that_is_accepted_is_one_segment_of_a_path(published, tmp_path_fa
 @given(texts, texts)
 @example("../../x", "")
 @settings(deadline=None)
-def test_a_calibration_of_a_server_s_device_is_a_file_in_the_client_s_cache(kind, name):
+def test_calibration_file_stays_in_the_cache_directory(kind, name):
     expected = calibration_file(DeviceInfo("0", "cpu")).parent
     found = calibration_file(DeviceInfo("0", kind, name))
     assert found.parent == expected
@@ -115,7 +115,7 @@ def test_a_calibration_of_a_server_s_device_is_a_file_in_the_client_s_cache(kind
 
 
 class Recording:
-    """A weight source that keeps the addresses that it is asked for."""
+    """Weight source that records the requested addresses."""
 
     name = "any"
 
@@ -130,7 +130,7 @@ class Recording:
 @pytest.mark.parametrize(
     "rest", ["x@../y", "x@..", "//x@..", "x?..", "x/..?y", "..#", "x&v=..", "x:..", "..", "%2e%2e/x"]
 )
-def test_no_weight_source_sees_a_parent_folder_in_an_address(rest):
+def test_weight_reader_refuses_parent_folders_in_addresses(rest):
     source = Recording()
     with pytest.raises(WeightsUnavailable):
         WeightReader([source]).open(f"any:{rest}")
@@ -142,7 +142,7 @@ def test_no_weight_source_sees_a_parent_folder_in_an_address(rest):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A cache of the hub with files of other models, and of the model outside of its snapshots."""
+    """A cache of the hub that also has files outside of the model's snapshots."""
     cache = tmp_path_factory.mktemp("cache")
     model = cache / "models--org--a"
     for folder in ("", "models--org--a", "models--org--a/blobs", "models--org--a/refs", "models--org--a/snapshots"):
@@ -160,7 +160,7 @@ def cache(tmp_path_factory):
 @example("org/a", ".", "a")
 @example("org/a", COMMIT, "../a")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_an_address_on_the_hub_leads_to_a_snapshot_or_nowhere(cache, name, revision, path):
+def test_hub_address_leads_to_a_snapshot_or_raises(cache, name, revision, path):
     permissions = WeightPermissions((cache,), suffixes=("a",))
     try:
         found = open_permitted(HubSource(cache / "nowhere"), f"hf://{name}@{revision}/{path}", permissions)
@@ -195,7 +195,7 @@ def test_an_address_on_the_hub_leads_to_a_snapshot_or_nowhere(cache, name, revis
         "hf://-org/a@main",
     ],
 )
-def test_the_parser_of_the_hub_refuses(address):
+def test_hub_parser_refuses_unsafe_addresses(address):
     with pytest.raises(WeightsUnavailable):
         parse(address)
 
@@ -203,7 +203,7 @@ def test_the_parser_of_the_hub_refuses(address):
 @given(texts)
 @example("../secret")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_file_that_is_written_lies_in_the_folder_for_saving(tmp_path, text):
+def test_saved_file_lies_in_the_saving_folder(tmp_path, text):
     folder = tmp_path / "saved"
     folder.mkdir(exist_ok=True)
     permissions = WeightPermissions(saving=(folder,))
@@ -217,6 +217,6 @@ def test_a_file_that_is_written_lies_in_the_folder_for_saving(tmp_path, text):
         sink.discard()
 
 
-def test_a_path_that_ends_in_a_parent_folder_is_not_written(tmp_path):
+def test_resolve_new_refuses_a_path_that_ends_in_dots(tmp_path):
     with pytest.raises(WeightsUnavailable):
         WeightPermissions(saving=(tmp_path,)).resolve_new(tmp_path / "..")

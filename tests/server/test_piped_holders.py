@@ -37,14 +37,14 @@ def test_a_greeting_is_no_answer():
         calls.call("full", timeout=1.0)
 
 
-def test_a_line_without_an_end_is_not_kept(monkeypatch):
+def test_line_reader_refuses_a_line_beyond_the_limit(monkeypatch):
     monkeypatch.setattr(pipe_lines, "LONGEST_LINE", 100_000)
     receiving, sending = os.pipe()
     lines, longest = pipe_lines.LineReader(receiving), b"a" * 100_000
     thread = threading.Thread(target=pipe_lines.write_line, args=(sending, longest + b"\nb\n" + b"c" * 300_000))
     thread.start()
     assert [lines.read_line(60.0) for _ in range(2)] == [longest, b"b"]
-    with pytest.raises(StartupError, match="100,000 bytes are the limit"):
+    with pytest.raises(StartupError, match="the limit is 100,000 bytes"):
         lines.read_line(60.0)
     while thread.is_alive():
         os.read(receiving, 1 << 16)

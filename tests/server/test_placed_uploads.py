@@ -1,4 +1,4 @@
-"""Errors while an executor places uploaded bytes on its device. A real client, an executor inline."""
+"""Errors while an inline executor copies uploaded bytes to its device."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ from djinn_core.errors import RemoteError
         (
             RuntimeError("no such layout"),
             RemoteError,
-            "an upload of 4,000 bytes cannot be placed on the device: no such",
+            "cannot copy an upload of 4,000 bytes to the device: no such",
         ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError, "no room for an upload"),
-        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "no room for an upload"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            torch.OutOfMemoryError,
+            "out of memory for an upload",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "out of memory for an upload"),
     ],
     ids=["device", "other", "host memory", "device memory"],
 )
-def test_error_while_bytes_are_placed_keeps_its_kind(monkeypatch, error, kind, reason):
+def test_failed_upload_keeps_the_error_class(monkeypatch, error, kind, reason):
     receive = CpuRuntime.receive
 
     def fail(runtime, data):

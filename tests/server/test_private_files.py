@@ -1,4 +1,4 @@
-"""Files with secrets, or with what tenants sent: no other user can read one at any time, whatever the umask is."""
+"""Files with secrets or tenant data have mode 0600 from creation, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ WRITERS = (
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_a_file_with_secrets_is_its_owner_s_alone_from_the_start(write, tmp_path, monkeypatch):
+def test_secret_file_is_created_with_mode_0600(write, tmp_path, monkeypatch):
     for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(variable, str(tmp_path))
     for name in ("chmod", "fchmod"):
@@ -100,4 +100,4 @@ def test_a_file_with_secrets_is_its_owner_s_alone_from_the_start(write, tmp_path
 
 
 def too_late(*_, **__):
-    raise AssertionError("the mode of a file is changed after others could open it")
+    raise AssertionError("the file mode is set after creation: other users could open the file before")

@@ -59,7 +59,7 @@ def test_what_is_not_what_it_says_is_not_kept(store):
     assert store.nbytes() == 0
 
 
-def test_sessions_find_together_that_a_file_has_changed(store, tmp_path, monkeypatch):
+def test_concurrent_finds_of_a_changed_file_return_none(store, tmp_path, monkeypatch):
     data, both = some(1), threading.Barrier(2, timeout=60)
     save_file({"a": data}, tmp_path / "model.safetensors")
     assert store.lend([tmp_path / "model.safetensors"]).wait(60)
@@ -124,7 +124,7 @@ def test_store_leaves_the_reserve_of_the_disk_free(store, monkeypatch):
     assert store.find(digest_of(some(4)), SIZE) is None
 
 
-def test_entry_that_cannot_be_read_does_not_end_the_writer(store):
+def test_unreadable_entry_does_not_end_the_writer_thread(store):
     unreadable = torch.empty(SIZE, dtype=torch.uint8, device="meta")
     keep(store, unreadable, digest_of(some(1)))
     keep(store, some(2))

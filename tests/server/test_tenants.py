@@ -1,4 +1,4 @@
-"""Executors by tenant: as many tenants as there is room for, and idle ones make room for others."""
+"""Executors of tenants: the limit of tenants, and eviction of idle tenants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 300.0
 
 @pytest.fixture
 def tenants(monkeypatch):
-    """Room for two tenants; clients that were admitted use their tickets at once."""
+    """Executors for at most two tenants. Tickets expire at once."""
     monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 0.0)
     made = Tenants([ExecutorConfig("cpu", threads=1)], SECONDS, lambda: 9, most=2)
     made.wait_ready()
@@ -30,7 +30,7 @@ def tenants(monkeypatch):
 
 @pytest.fixture
 def begin(tenants, dial, ask):
-    """Begin a session of a tenant, as a gateway does; its connection."""
+    """Return a function that begins a session of a tenant, as a gateway does, and returns its connection."""
 
     def begin(tenant):
         pool = tenants.start_pool(tenant)
@@ -51,12 +51,12 @@ def sessions(tenants, tenant):
     return [one for status in tenants.statuses(tenant) for one in status.sessions]
 
 
-def test_the_idlest_tenant_makes_room_for_another_one_and_a_busy_one_does_not(tenants, begin, wait_for):
+def test_longest_idle_tenant_is_evicted_for_a_new_tenant(tenants, begin, wait_for):
     first, second = begin("alice"), begin("bob")
     refused = tenants.start_pool("carol")
     assert isinstance(refused, Refusal)
     assert refused.retry
-    assert "2 tenants at a time, and all of these have sessions" in refused.reason
+    assert "2 tenants, its maximum, and none is idle" in refused.reason
     first.close()
     wait_for(lambda: not sessions(tenants, "alice"), "the end of the session")
     third = begin("carol")
@@ -71,7 +71,7 @@ def test_the_idlest_tenant_makes_room_for_another_one_and_a_busy_one_does_not(te
     assert names(tenants) == {"bob", "dave"}
 
 
-def test_a_tenant_that_was_just_admitted_is_not_idle(tenants, monkeypatch):
+def test_recently_admitted_tenant_is_not_evicted(tenants, monkeypatch):
     monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 60.0)
     for tenant in ("alice", "bob"):
         assert isinstance(tenants.start_pool(tenant), Pool)
@@ -79,7 +79,7 @@ def test_a_tenant_that_was_just_admitted_is_not_idle(tenants, monkeypatch):
     assert names(tenants) == {"alice", "bob"}
 
 
-def test_no_more_tenants_than_there_is_room_for_start_together(tenants, monkeypatch):
+def test_concurrent_starts_respect_the_tenant_limit(tenants, monkeypatch):
     monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 60.0)
     began = []
     # With a quota of memory, none takes the executors in reserve.

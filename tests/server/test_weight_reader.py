@@ -132,7 +132,7 @@ def test_links_within_the_folders_are_followed(reader, models):
 
 
 class Careless:
-    """A stranger's weight source, which asks for no permission: it opens any path, and any address of a network."""
+    """Weight source that checks no permissions and opens any path and any network address."""
 
     name = "any"
 
@@ -148,7 +148,7 @@ class Careless:
         return [LocalFile(self.elsewhere, "model.safetensors")]
 
 
-def test_a_source_that_does_not_ask_opens_nothing_that_is_not_permitted(models, tmp_path):
+def test_executor_checks_permissions_of_any_weight_source(models, tmp_path):
     source = Careless(opened := [])
     source.elsewhere = tmp_path / "secret.safetensors"
     save_file({"secret": torch.ones(1)}, source.elsewhere)
@@ -172,7 +172,7 @@ def test_a_source_that_does_not_ask_opens_nothing_that_is_not_permitted(models, 
     assert opened == ["https://good.org/model.safetensors"]
 
 
-def test_a_source_that_says_no_places_is_not_used(models, tmp_path):
+def test_weight_source_without_places_is_refused(models, tmp_path):
     class Old:
         name = "any"
 
@@ -184,7 +184,7 @@ def test_a_source_that_says_no_places_is_not_used(models, tmp_path):
         WeightReader([Old()], WeightPermissions((models,), ("*",))).open("any:x")
 
 
-def test_folders_of_the_server_itself_are_hidden(models):
+def test_hidden_folders_are_not_readable(models):
     published, saved = models / "published", models / "saved"
     for folder in (published / "alice", saved / "alice", saved / "bob"):
         folder.mkdir(parents=True)
@@ -416,9 +416,9 @@ def test_a_format_that_fails_costs_only_that_call(models, caplog, fault):
 
 @pytest.mark.parametrize("method", ["places", "open", "download"])
 @pytest.mark.parametrize("fault", MALFORMED)
-def test_a_source_that_fails_costs_only_that_call(models, caplog, fault, method):
+def test_a_source_that_fails_costs_only_that_call(caplog, fault, method):
     class Failing:
-        name = "file"
+        name = "faulty"
 
         def places(self, address, folders):
             return [address]
@@ -427,9 +427,9 @@ def test_a_source_that_fails_costs_only_that_call(models, caplog, fault, method)
             return []
 
     setattr(Failing, method, lambda *_: MALFORMED[fault]())
-    reader = WeightReader([Failing()], WeightPermissions((models,), ("file:*",)))
+    reader = WeightReader([Failing()], WeightPermissions(addresses=("*",)))
     with pytest.raises(WeightsUnavailable, match=r"cannot be opened: (Key|Type)Error"):
-        reader.open(f"file:{models}")
+        reader.open("faulty:model")
     failed = [r for r in caplog.records if "a weight source failed" in r.getMessage()]
     assert len(failed) == 1
-    assert "file" in failed[0].getMessage() + str(vars(failed[0]))
+    assert "faulty" in failed[0].getMessage() + str(vars(failed[0]))

@@ -1,7 +1,7 @@
-"""Records in which order threads take the locks of Djinn. A cycle in that order is a deadlock that waits for its moment.
+"""Record the order in which threads take Djinn's locks. A cycle in this order is a possible deadlock.
 
-`install()` wraps the locks that Djinn has made, and makes from then on. `cycles()` describes each cycle that was seen, with the
-stacks at which its locks were taken. As a plugin of pytest it looks at tests: `pytest -p lock_order tests/pool`.
+`install()` wraps Djinn's existing and future locks. `cycles()` describes each recorded cycle with the stacks at which its locks were
+taken. It is also a pytest plugin: `pytest -p lock_order tests/pool`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _edges: dict[tuple[str, str], str] = {}
 
 
 class RecordedLock:
-    """A lock, and the name of the place that made it. Locks that one line makes share a name."""
+    """Lock with the source line that created it as its name. Locks of one source line share a name."""
 
     def __init__(self, lock, name):
         self._lock, self._name = lock, name
@@ -58,7 +58,7 @@ class RecordedLock:
     def __exit__(self, *error):
         self.release()
 
-    def __getattr__(self, name):  # what conditions call
+    def __getattr__(self, name):  # private methods that `Condition` calls
         return getattr(self._lock, name)
 
 
@@ -77,7 +77,7 @@ def _made_by(make):
 
 
 def install():
-    """Wrap the locks of modules and of their objects, and have others wrapped when they are made."""
+    """Wrap existing locks of modules and their objects, and wrap new locks on creation."""
     from djinn_core import interrupts
     from djinn_core.interception.recording import recorder
     from djinn_core.runtime import client, executor_link
@@ -95,13 +95,13 @@ def install():
 
 
 def edges():
-    """The pairs of locks of which the second was taken while the first was held."""
+    """Return pairs of locks (held, taken) with the stack of the first occurrence."""
     with _own:
         return dict(_edges)
 
 
 def cycles():
-    """Each cycle of locks, as text."""
+    """Return a description of each cycle."""
     found = edges()
     texts = []
     for cycle in nx.simple_cycles(nx.DiGraph(found), length_bound=4):
@@ -111,14 +111,14 @@ def cycles():
 
 
 def pytest_sessionstart():
-    """Wrap them before tests run."""
+    """Wrap locks before tests run."""
     import djinn  # noqa: F401 - registers the device
 
     install()
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Show the order, and what breaks it."""
+    """Print the lock order and its cycles."""
     for first, second in sorted(edges()):
         terminalreporter.write_line(f"{first} -> {second}")
     for text in cycles():

@@ -1,4 +1,4 @@
-"""A faulty plugin never breaks planning: it is named once, with what it did, and left out."""
+"""Planning skips a faulty plugin and logs its name and fault once."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def match(**fields):
 
 
 def also_matched(**fields):
-    """Matches that tie: they are sorted by their nodes."""
+    """Return matches with equal confidence, so that planning sorts them by their nodes."""
     return lambda *_: [match(), match(**fields)]
 
 
 @attrs.define
 class Faulty:
-    """A plugin object of any kind of stage, whose method is `does`."""
+    """Plugin object for any stage. Each method calls `does`."""
 
     does: object
     name: str = "faulty"
@@ -77,7 +77,7 @@ def scheduled(context, **fields):
 
 
 def refuses_fewer(context):
-    """A policy that exceeds the memory of a device, and raises when it is asked for the others."""
+    """Place values beyond a device's memory; raise for a topology with one device."""
     if len(context.topology.devices) > 1:
         return placed(context)
     raise KeyError("the device that it likes")
@@ -176,7 +176,7 @@ CASES = [(kind, fault) for kind, (_, faults) in KINDS.items() for fault in fault
 
 
 @pytest.mark.parametrize(("kind", "fault"), CASES)
-def test_a_faulty_plugin_is_named_and_left_out(registry, graph, caplog, kind, fault):
+def test_planning_names_and_skips_a_faulty_plugin(registry, graph, caplog, kind, fault):
     member, faults = KINDS[kind]
     limits = {"0/cpu:0": 1} if fault == "raises in the second round" else {}
     devices = topology(2)
@@ -200,14 +200,14 @@ def test_a_faulty_plugin_is_named_and_left_out(registry, graph, caplog, kind, fa
     assert describe(result)
 
 
-def test_a_list_of_nodes_is_taken_as_a_tuple(registry, graph, caplog):
+def test_pattern_match_converts_a_list_of_nodes(registry, graph, caplog):
     given = attrs.evolve(registry, patterns=(Faulty(also_matched(nodes=[0])),))
     found = plan(graph, given, Request(topology())).profile.patterns
     assert [one.nodes for one in found] == [(0,), (0,)]
     assert not [r for r in caplog.records if WARNING in r.getMessage()]
 
 
-def test_a_scheduler_that_finds_no_order_within_the_limits_is_not_said_to_fail(graph, caplog):
+def test_dynamic_scheduler_without_a_fitting_order_is_not_logged_as_failed(graph, caplog):
     dynamic = load_registry(Selection(plugins=("dynamic",)), builtins=builtin_plugins())
     devices = topology(1)
     with pytest.raises(InvalidStage):

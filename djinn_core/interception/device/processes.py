@@ -10,7 +10,9 @@ from typing import NoReturn
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type
 
-_FEEDER = "QueueFeederThread"  # of `multiprocessing.Queue`: it prints what pickling raises, and the receiver would wait for ever
+_FEEDER = (
+    "QueueFeederThread"  # of `multiprocessing.Queue`: it prints pickling errors, and the receiver would wait forever
+)
 
 
 def _refuse(tensor: LazyTensor) -> tuple[Callable[[str], NoReturn], tuple[str]]:
@@ -24,7 +26,7 @@ def _refuse(tensor: LazyTensor) -> tuple[Callable[[str], NoReturn], tuple[str]]:
 
 
 def _refused(message: str) -> NoReturn:
-    """Raise the refusal in the process that unpickles it."""
+    """Raise the error in the process that unpickles the tensor."""
     raise UnsupportedOperation(message)
 
 

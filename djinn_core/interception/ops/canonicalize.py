@@ -29,9 +29,9 @@ def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @handles(aten.index_put_.default, aten._index_put_impl_.default)
 def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record `tensor[mask] = number` as `masked_fill_` if the mask is in the memory of `tensor`, such as `tensor` itself.
+    """Record `tensor[mask] = number` as `masked_fill_` if the mask shares the storage of `tensor`.
 
-    PyTorch's kernel for the CPU does so for every mask. `masked_fill_` may write to its own mask, `index_put_` may not.
+    `masked_fill_` may write to its own mask, `index_put_` may not. PyTorch's CPU kernel calls `masked_fill_` for every mask.
     """
     target, indices, values, *rest = args
     accumulates = kwargs.get("accumulate", rest[0] if rest else False)
@@ -43,7 +43,7 @@ def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _mask_within(target: LazyTensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """The only index, if it is a mask in the memory of `target`, as a tensor that broadcasts to `target`; otherwise None."""
+    """Return the only index, broadcastable to `target`, if it is a mask in the storage of `target`; otherwise None."""
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if len(given) != 1 or not isinstance(target, LazyTensor):
         return None

@@ -96,19 +96,19 @@ def _note_writes(recorder: Recorder, call: Call, operands: list[LazyTensor]) -> 
         for written in call.writes:
             check_overlap(call.op, written, operands)
     writes = call.writes
-    begin = writes[-1] + 1 == len(writes)  # they are the first operands, as in nearly all ops
-    targets = operands[: len(writes)] if begin else [operands[written] for written in writes]
+    is_prefix = writes[-1] + 1 == len(writes)  # nearly all ops write their first operands
+    targets = operands[: len(writes)] if is_prefix else [operands[written] for written in writes]
     if not any(call.results) and raises_versions(call.op):
-        _raise_versions(targets)
+        _increment_versions(targets)
     recorder.begin_writes(targets)
 
 
-def _raise_versions(targets: list[LazyTensor]) -> None:
-    """Raise `_version` of each tensor as often as it is listed. Inference tensors have none.
+def _increment_versions(targets: list[LazyTensor]) -> None:
+    """Increment `_version` of each tensor once per occurrence. Inference tensors have no version.
 
     Raises:
-        RuntimeError: as eager PyTorch, outside inference mode if the first target is an inference tensor. The others are not
-            looked at: that would take as long as recording the op.
+        RuntimeError: the first target is an inference tensor, outside inference mode. Only the first is checked: checking all
+            targets takes as long as recording the op.
     """
     if is_inference(targets[0]) and not is_inference_mode_enabled():
         raise RuntimeError(

@@ -75,7 +75,7 @@ class Recorder:
     Attributes:
         entries: unsent entries. epoch: number of cuts so far. limit: number of entries at which `cut_at_limit` must be called.
         captures: what captures under way get of programs that are sent. fixed: the last entry from before the innermost capture.
-        constants: uploaded values (handle, elements, logical device), where they are tracked. dead: handles that no tensor refers to or ever referred to.
+        constants: uploaded values (handle, elements, logical device) while a capture tracks them. dead: handles that no tensor refers to or ever referred to.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
         module_moments: while a timeline is recorded, when the thread entered what, one after the other in one list: a weak reference to
             a module, `BACKWARD`, the number of an autograd node, or None where it left the former two.
@@ -160,7 +160,7 @@ class Recorder:
             storage.user = self
 
     def begin_writes(self, targets: Iterable[LazyTensor]) -> None:
-        """Note writes to `targets`, after the unsent reads of other threads."""
+        """Send unsent reads of `targets` by other threads, then note the writes."""
         for target in targets:
             storage = target.remote.storage
             if storage.readers:
@@ -198,7 +198,7 @@ class Recorder:
             port.prepare()
 
     def cut(self, runtime: Runtime | None = None) -> None:
-        """Send what was recorded so far, without waiting. `runtime`: the open session, from a caller that holds it (`session_held`)."""
+        """Send the recorded ops without waiting. `runtime`: the session of the caller's `locked_session` block."""
         if self.entries:
             self._send(runtime or _runtime(), SyncRequest())
 
@@ -210,7 +210,7 @@ class Recorder:
         """Send what all threads have recorded so far, but for captures, without waiting."""
         require_stack_room()
         if any(recorder.entries and not recorder.captures for recorder in self._shared.all()):
-            with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
+            with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.locked_session() as runtime:
                 for recorder in self._shared.all():
                     if not recorder.captures:
                         recorder.cut(runtime)
@@ -249,7 +249,7 @@ class Recorder:
     def asked(self, question: Callable[[Runtime], T]) -> T:
         """The runtime's reply when everything that was recorded so far is sent; the recorders' lock is held meanwhile."""
         require_stack_room()
-        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
+        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.locked_session() as runtime:
             for other in self._shared.all():
                 if other is not self:
                     other.cut(runtime)
@@ -515,7 +515,7 @@ class Recorders:
         thread: the present thread's recorder, which its first use makes.
         sending: serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because
             cutting one thread's program may demand that another's goes first. A forked child has a new one. No thread that holds
-            it begins a session (`session_held`).
+            it begins a session: `locked_session` begins the session first.
         tracking: held while it changes which recorders use a storage.
         held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
         unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
@@ -560,11 +560,11 @@ class Recorders:
         return self.made == 1 or (len(self._all) == 1 and recorder in self._all)
 
     @contextmanager
-    def session_held(self) -> Iterator[Runtime]:
-        """Hold `sending` while programs are sent to the open session; begin one if there is none.
+    def locked_session(self) -> Iterator[Runtime]:
+        """Hold `sending` in the block and yield the open session. Begin a session if none is open.
 
-        A thread that begins or ends a session holds the context's lock, and waits for `sending`. So the session begins before
-        `sending` is taken, and anew if another thread has ended it in between.
+        The lock order is the context's lock, then `sending`, so this begins the session before it takes `sending`. It starts over
+        if another thread ended the session in between.
         """
         while True:
             ended = port.sessions_ended
@@ -614,7 +614,7 @@ class Recorders:
             port.memory_changes += 1
 
     def have_unsent_values(self) -> bool:
-        """True if an unsent program has values. A program that only seeds the random state has none."""
+        """Return True if an unsent program has values. A program that only seeds the random state has no values."""
         return bool(self.held_back) or any(entry.handles for recorder in self._all for entry in recorder.entries)
 
     def forget_everything(self) -> None:

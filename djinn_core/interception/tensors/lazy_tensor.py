@@ -43,7 +43,7 @@ def _on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def method(self: torch.Tensor, *arguments: Any) -> torch.Tensor:
         fetched = self.cpu()  # with its history, about which PyTorch has an error of its own
         plain(fetched, *(a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments))
-        self.data.copy_(fetched)  # as PyTorch, without a new `_version`
+        self.data.copy_(fetched)  # PyTorch's method leaves `_version` unchanged
         return self
 
     method.__name__, method.__doc__ = plain.__name__, plain.__doc__
@@ -51,7 +51,10 @@ def _on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 
 def _on_own_index(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """The method `plain`, whose result is on the tensor's index unless the call names a device. PyTorch leaves that to C++ guards."""
+    """Wrap the method `plain` so that its result is on the tensor's device index unless the call names a device.
+
+    PyTorch selects the index by a C++ device guard, which a Python backend does not have.
+    """
 
     @functools.wraps(plain)
     def method(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:

@@ -21,7 +21,7 @@ _EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
 
 @torch_private.without_modes
 def upload_copy(source: torch.Tensor, device: int) -> LazyTensor:
-    """A new contiguous remote tensor of a logical device with the elements of `source`."""
+    """Return a new contiguous remote tensor on a logical device with the elements of `source`."""
     plain = _plain(source).contiguous()
     shape = tuple(plain.shape)
     return _uploaded(plain, tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device))

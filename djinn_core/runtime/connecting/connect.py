@@ -70,8 +70,8 @@ def open_connections(
 
     Raises:
         ConfigurationError: an address or the connection file is malformed, or there is no token.
-        PluginError: no transport serves the address; the message says where Djinn's own are. Or a plugin is of use to
-            servers alone, and none can import it.
+        PluginError: no transport serves the address; the message names the folder of Djinn's transports. Or a plugin serves
+            executors only, and no executor can import it.
         TransportError: no server can be reached.
         AccessRefused: the server does not let this client in.
         StartupError: the executor of this program's own does not start.
@@ -382,7 +382,7 @@ def with_patience(attempt: Callable[[], T], seconds: float) -> T:
         ServerBusy: there was no room in all that time.
     """
     deadline, backoff = time.monotonic() + seconds, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-    log = _log.warning  # once
+    log = _log.warning  # the first time; afterwards `debug`
     while True:
         try:
             return attempt()
@@ -390,6 +390,6 @@ def with_patience(attempt: Callable[[], T], seconds: float) -> T:
             pause = max(backoff.jittered(), busy.after)
             if time.monotonic() + pause > deadline:
                 raise
-            log(f"the server has no room: waiting up to {seconds:g} s (setting connect_timeout)", reason=str(busy))
+            log(f"the server is full: waiting up to {seconds:g} s (setting connect_timeout)", reason=str(busy))
             log = _log.debug
         time.sleep(pause)

@@ -110,11 +110,11 @@ class ResumingConnection(ReliableConnection):
             seconds = self._reconnect(error)
         finally:
             self._reconnecting.release()
-        for resumed in self._when_resumed:  # observers may use the session, whose connection may break again
+        for resumed in self._when_resumed:  # without the lock: an observer may use the session and reconnect
             resumed(seconds)
 
     def _reconnect(self, error: TransportError) -> float:
-        """Dial until the session goes on; the seconds that it took. The caller holds `_reconnecting`."""
+        """Dial until the session is resumed, and return the seconds. The caller holds `_reconnecting`."""
         if self._closed:
             raise TransportError(self._closed)
         self._take_close_reason()

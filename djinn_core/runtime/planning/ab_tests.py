@@ -187,13 +187,13 @@ class AbTests:
 
 
 def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
-    """The verdict of a judge, which a plugin offers; True, as without it, if the judge fails."""
+    """Return the verdict of a plugin's judge. If the judge fails, log it and return True, which keeps the plan."""
     try:
         verdict = ask()
         if verdict is not None and not isinstance(verdict, bool):
-            raise TypeError(f"{verdict!r} is no verdict")
+            raise TypeError(f"a verdict is True, False or None, not {verdict!r}")
     except Exception as error:
-        from djinn_core.stages.attribution import title  # with what plans
+        from djinn_core.stages.attribution import title  # imports the planner
 
         failure = f"{type(error).__name__}: {error}"
         judged = title("optimization", judge)

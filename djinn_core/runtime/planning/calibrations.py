@@ -21,7 +21,7 @@ _log = get_logger("djinn.calibration")
 
 
 def calibration_file(device: DeviceInfo) -> Path:
-    """Return the path of the calibration of `device`, in the user's cache directory. A server's text is in it as a digest alone."""
+    """Return the path of the calibration of `device`, in the user's cache directory. The file name is a digest, because servers choose the text."""
     key = hashlib.blake2b(json.dumps(_identity(device)).encode(), digest_size=8).hexdigest()
     return cache_directory() / "calibration" / f"{key}.json"
 

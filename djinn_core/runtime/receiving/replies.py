@@ -104,7 +104,7 @@ class Replies:
         self._spent = 0.0  # seconds of the executor's
         self._told: list[Message] = []  # replies to questions
         self._unheard = 0  # of them still to come whose question was interrupted
-        self._asked: deque[Message] = deque()  # questions that are not answered
+        self._asked: deque[Message] = deque()  # unanswered questions
 
     def handle(self, kind: type[Message], handler: Handler) -> None:
         """Have `handler` take messages of a kind."""
@@ -249,7 +249,7 @@ class Replies:
         return reply
 
     def awaits(self, *kinds: type[Message]) -> bool:
-        """True if a question of one of these kinds is not answered, also if its caller was interrupted. For any thread."""
+        """Return True if a question of these kinds is unanswered, even if Ctrl-C interrupted its caller. Thread-safe."""
         return any(isinstance(question, kinds) for question in list(self._asked))
 
     def _replied(self, reply: Message, _: Sequence[Buffer]) -> None:

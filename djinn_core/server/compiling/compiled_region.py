@@ -17,7 +17,7 @@ from djinn_core.server.compiling.region import Region
 from djinn_core.server.compiling.sizes import SizeRelation
 from djinn_core.server.compiling.written_views import WrittenView, address_of, are_followed
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
-from djinn_core.server.running.unwritten_memory import call_cleared, needs_clearing
+from djinn_core.server.running.uninitialized_memory import call_with_zero_fill, needs_zero_fill
 
 
 class CompiledRegion:
@@ -36,8 +36,8 @@ class CompiledRegion:
         self.compiler, self._device, self._aliases = compiler, device, aliases
         self.region, self.law = region, law
         self.steps = template.steps[region.start : region.stop]
-        if any(needs_clearing(step.op) for step in self.steps):
-            replay = partial(call_cleared, replay)
+        if any(needs_zero_fill(step.op) for step in self.steps):
+            replay = partial(call_with_zero_fill, replay)
         self._replay = replay
         self._inputs = inputs_getter(region)
         self._slots = slots_of(template)

@@ -38,8 +38,8 @@ class Thresholds:
         checks: runs on which results must have been the same.
         timed: runs of each version that are timed. gain: the largest share of the uncompiled time that a compiled run may take.
         plain: runs of each version that are enough where all compiled ones are faster than all others.
-        misses: consecutive runs that the compiled version does not apply to, after which it is dropped; also the number of
-            consecutive comparisons that raise.
+        misses: consecutive runs that the compiled version does not apply to, after which it is dropped. After the same number of
+            consecutive comparisons that raise, the template runs uncompiled.
         tries: how often a template is compiled at most.
     """
 
@@ -313,8 +313,8 @@ class _RegionPhase(_ShortcutPhase):
         self.hot, self.job, self.compiled = hot, job, compiled
         self.region = job.region
         self._missed = 0
-        self._uncompared = 0  # consecutive comparisons that raised
-        self._error = ""  # of the last one
+        self._failed_comparisons = 0  # consecutive comparisons that raised
+        self._comparison_error = ""
 
     def follows(self, env: Environment) -> int | None:
         """As `CompiledRegion.follows`, counted."""
@@ -327,21 +327,24 @@ class _RegionPhase(_ShortcutPhase):
         return self._missed >= self.hot.thresholds.misses
 
     def compare(self, env: Environment) -> str | None:
-        """As `difference`; None if the comparison raises: the instructions fail, or there is no memory for copies."""
+        """As `difference`; None if the comparison raises because an op fails or memory for copies is missing."""
         try:
             found = difference(self.compiled, env)
         except Exception as error:
             _log.debug("results cannot be compared", template=self.hot.name, error=repr(error))
-            self._uncompared, self._error = self._uncompared + 1, f"{type(error).__name__}: {error}"
+            self._failed_comparisons, self._comparison_error = (
+                self._failed_comparisons + 1,
+                f"{type(error).__name__}: {error}",
+            )
             return None
-        self._uncompared = 0
+        self._failed_comparisons = 0
         return found
 
-    def gave_up(self) -> bool:
-        """Return True if too many consecutive comparisons raised; the template is not compiled any more then."""
-        if self._uncompared < self.hot.thresholds.misses:
+    def gives_up_comparing(self) -> bool:
+        """Return True after `misses` consecutive comparisons that raised. The template then stays uncompiled."""
+        if self._failed_comparisons < self.hot.thresholds.misses:
             return False
-        self.hot.leave(f"its results could not be compared {self._uncompared} times: {self._error}")
+        self.hot.leave(f"comparing its results failed {self._failed_comparisons} times: {self._comparison_error}")
         return True
 
     def use(self, env: Environment) -> bool:
@@ -386,7 +389,7 @@ class CheckingPhase(_RegionPhase):
             self.hot.refuse(self.job, self.compiled.compiler, self._difference)
         elif self.lost():
             self.hot.again("runs were others than before when it had been compiled")
-        elif not self.gave_up() and len(self._seen) >= self.hot.thresholds.checks:
+        elif not self.gives_up_comparing() and len(self._seen) >= self.hot.thresholds.checks:
             self.hot.phase = TimingPhase(self.hot, self.job, self.compiled)
 
 
@@ -460,5 +463,5 @@ class AdoptedPhase(_RegionPhase):
         """Drop it when runs have been others for too long."""
         if self._difference:
             self.hot.leave(f"compiled, it did otherwise with other sizes: {self._difference}")
-        elif not self.gave_up() and self.lost():
+        elif not self.gives_up_comparing() and self.lost():
             self.hot.again("runs are others than what was compiled")

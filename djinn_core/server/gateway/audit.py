@@ -19,7 +19,7 @@ from djinn_core.logs import get_logger, redact
 from djinn_core.server.gateway.log_rate_limit import LogRateLimit
 
 EVENTS: Final = frozenset({"admitted", "refused", "status", "evicted", "killed", "started", "stopped"})
-BUSY_SECONDS: Final = 30.0  # between refusals of one client for want of room that are written
+BUSY_SECONDS: Final = 30.0  # between log lines that a client was refused because the server is full
 _log = get_logger("djinn.server")
 
 
@@ -49,7 +49,7 @@ class Audit:
             return
         facts = dict(event.fields)
         if event.name == "refused":
-            # A client that waits for room asks again and again.
+            # A client of a full server retries every few seconds.
             limit, who = (
                 (self._busy_limit, facts.get("client")) if facts.get("why") == "busy" else (self._log_limit, "")
             )

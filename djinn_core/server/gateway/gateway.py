@@ -260,7 +260,7 @@ def serve(
     executors.
 
     Raises:
-        ConfigurationError: it would be open to unauthenticated clients, folders overlap, or a file cannot be read or written.
+        ConfigurationError: unauthenticated clients could connect, folders overlap, or a file cannot be read or written.
         PluginError: there is nothing to listen with.
         StartupError: an executor did not start.
         TransportError: an address cannot be bound.

@@ -106,9 +106,11 @@ def split_path(path: str) -> tuple[str, str]:
 
 def _ask(pages: OperationsPages, request: PageRequest) -> HttpResponse | EventFeed:
     try:
-        answer: object = pages.answer(request)  # a plugin may return anything
+        answer: object = pages.answer(request)  # typed as object: plugins are not type-checked
         if not isinstance(answer, (HttpResponse, EventFeed)):
-            raise TypeError(f"the pages {pages.name!r} answered with a {type(answer).__name__}")
+            raise TypeError(
+                f"the pages {pages.name!r} returned a {type(answer).__name__}; return an HttpResponse or an EventFeed"
+            )
     except Exception as error:
         _log.exception("pages of a plugin failed", pages=pages.name, path=request.path[:64], error=repr(error))
         return HttpResponse(HTTPStatus.INTERNAL_SERVER_ERROR, b"the page failed: the server's log has the reason\n")

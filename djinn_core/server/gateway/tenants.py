@@ -57,9 +57,9 @@ class Tenants:
         self._starts = threading.Semaphore(STARTS)
         self._starting: dict[str, threading.Lock] = {}
         self._pools: dict[str, Pool] = {}
-        self._used: dict[str, float] = {}  # when a session of a tenant was seen last, or admitted
-        self._admitted: dict[str, float] = {}
-        self._begun: set[str] = set()  # tenants whose executors are being started
+        self._last_used: dict[str, float] = {}  # time of a tenant's last session or admission
+        self._last_admitted: dict[str, float] = {}
+        self._starting_tenants: set[str] = set()  # their pools are not in `_pools` yet
         self._reserve: Pool | None = None
         self._closed = False
         self._events = events
@@ -87,28 +87,28 @@ class Tenants:
             while True:
                 with self._lock:
                     found = self._pools.get(tenant)
-                    has_room = len(self._pools.keys() | self._begun) < self._most
+                    has_room = len(self._pools.keys() | self._starting_tenants) < self._most
                     if found is None and has_room and not memory:
                         found = self._take_reserve(tenant)
                     if found is not None:
-                        self._used[tenant] = self._admitted[tenant] = time.monotonic()
+                        self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
                         return found
                     if self._closed:
                         return Refusal("the server is shutting down: connect again later")
                     if has_room:
-                        self._begun.add(tenant)
+                        self._starting_tenants.add(tenant)
                         break
                 if not self._evict_idlest():
                     return Refusal(
-                        f"this server has executors for {self._most} tenants at a time, and all of these have sessions, or were "
-                        "admitted within a minute: try again when a session of another tenant has ended",
+                        f"this server has executors for {self._most} tenants, its maximum, and none is idle: each has a session or was "
+                        "admitted within the last minute. Try again later",
                         retry=True,
                     )
             try:
                 return self._start(tenant, memory)
             finally:
                 with self._lock:
-                    self._begun.discard(tenant)
+                    self._starting_tenants.discard(tenant)
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
         """Entries in `djinn status` of one tenant's executors, or (None) of all."""
@@ -158,30 +158,32 @@ class Tenants:
             return
         for tenant, pool in self._owned(None):
             if tenant and not _is_idle(pool):
-                self._used[tenant] = time.monotonic()
+                self._last_used[tenant] = time.monotonic()
         with self._lock:
             limit = time.monotonic() - IDLE_SECONDS
-            idle = {tenant: self._pools.pop(tenant) for tenant, at in list(self._used.items()) if at < limit}
+            idle = {tenant: self._pools.pop(tenant) for tenant, at in list(self._last_used.items()) if at < limit}
             for tenant in idle:
-                del self._used[tenant], self._admitted[tenant]
+                del self._last_used[tenant], self._last_admitted[tenant]
         for tenant, pool in idle.items():
             _log.info("a tenant has had no session for long: its executors are ended", tenant=tenant)
             pool.close(0.0)
 
     def _evict_idlest(self) -> bool:
-        """End the executors of the tenant that has been idle for the longest time; False if no tenant is idle."""
+        """End the executors of the longest idle tenant. Return False if no tenant is idle."""
         with self._lock:
-            pools = [(tenant, self._pools[tenant]) for tenant in sorted(self._used, key=self._used.__getitem__)]
+            pools = [
+                (tenant, self._pools[tenant]) for tenant in sorted(self._last_used, key=self._last_used.__getitem__)
+            ]
         for tenant, pool in pools:
             if not _is_idle(pool):
                 continue
             with self._lock:
-                # A client that was admitted may use its ticket yet.
-                is_new = time.monotonic() - self._admitted.get(tenant, 0.0) < TICKET_SECONDS
+                # An admitted client may still use its ticket.
+                is_new = time.monotonic() - self._last_admitted.get(tenant, 0.0) < TICKET_SECONDS
                 if self._pools.get(tenant) is not pool or is_new:
                     continue
-                del self._pools[tenant], self._used[tenant], self._admitted[tenant]
-            _log.info("another tenant comes: the executors of an idle one are ended", tenant=tenant)
+                del self._pools[tenant], self._last_used[tenant], self._last_admitted[tenant]
+            _log.info("ending the executors of an idle tenant to admit another tenant", tenant=tenant)
             pool.close(0.0)
             return True
         return False
@@ -191,7 +193,7 @@ class Tenants:
         with self._lock:
             self._closed = True
             pools = [*self._pools.values(), self._reserve or self._first]
-            self._pools, self._used, self._admitted, self._reserve = {}, {}, {}, None
+            self._pools, self._last_used, self._last_admitted, self._reserve = {}, {}, {}, None
         closing = [threading.Thread(target=pool.close, args=(drain_seconds,)) for pool in dict.fromkeys(pools)]
         for thread in closing:
             thread.start()
@@ -232,7 +234,7 @@ class Tenants:
         with self._lock:
             if not self._closed:
                 self._pools[tenant] = pool
-                self._used[tenant] = self._admitted[tenant] = time.monotonic()
+                self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
                 return pool
         pool.close(0.0)
         return Refusal("the server is shutting down: connect again later")
@@ -251,7 +253,7 @@ class Tenants:
 
 
 def _is_idle(pool: Pool) -> bool:
-    """True if there is no session; of an executor that does not answer, that is not known."""
+    """Return True if no executor has a session. An executor that does not answer may have sessions."""
     return not any(status.sessions or status.state == "silent" for status in pool.statuses())
 
 

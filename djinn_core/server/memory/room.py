@@ -16,13 +16,13 @@ SECONDS: Final = 1.0  # between looks at the device
 NOTABLE: Final = 1 / 16  # of what was reported, from which on a change is reported
 OUT_OF_MEMORY: Final = frozenset({"OutOfMemoryError", "MemoryError"})
 _ALLOCATORS: Final = (
-    "can't allocate memory",
-    "out of memory",
-)  # in messages of the CPU's allocator, and of CUDA's for pinned memory
+    "can't allocate memory",  # PyTorch's CPU allocator
+    "out of memory",  # CUDA's allocator of pinned memory
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an allocation has failed, on a device or on the host. The allocators of both raise plain RuntimeErrors, too."""
+    """Return True if an allocation on a device or the host failed. Some allocators raise a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _ALLOCATORS)

@@ -41,7 +41,7 @@ class SpillSpace(Protocol):
         """Spill the bytes of a storage.
 
         Raises:
-            OSError: there is no room for them.
+            OSError: the disk or the host has no space for them.
         """
 
     def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
@@ -190,12 +190,17 @@ class PinnedSpill:
     def write(self, storage: torch.UntypedStorage) -> SpillExtent:
         """As `SpillSpace.write`."""
         if storage.nbytes() > self.room():
-            raise OSError(errno.ENOMEM, f"the host has no {storage.nbytes():,} bytes of pinned memory to spill to")
+            raise OSError(
+                errno.ENOMEM,
+                f"cannot spill {storage.nbytes():,} bytes to pinned memory: the host has {self.room():,} bytes left",
+            )
         began = time.perf_counter()
         try:
             block = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
-            raise OSError(errno.ENOMEM, f"the host gives no pinned memory to spill to: {error}") from error
+            raise OSError(
+                errno.ENOMEM, f"cannot allocate {storage.nbytes():,} bytes of pinned memory: {error}"
+            ) from error
         block.copy_(bytes_on_device(storage, self._device))
         self._number += 1
         self._blocks[self._number] = block

@@ -19,32 +19,32 @@ from djinn_core.system.memory import total_bytes
 from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
 
-WAITING_TRANSFERS: Final = 4096  # that the session has not taken, before other executors wait to deliver more
-WAITING_BYTES: Final = 1 << 30  # of these together: as many as a sender keeps. One transfer may be larger
+WAITING_TRANSFERS: Final = 4096  # queued for the session; beyond, the inbox stops reading from other executors
+WAITING_BYTES: Final = 1 << 30  # of queued transfers, as `KEPT_LIMIT` of a sender. One transfer may be larger
 COMING_SECONDS: Final = 60.0  # that an executor has to connect for the first time
 _SAID_TRANSFERS: Final = 16  # received before the next acknowledgement
 _SAID_BYTES: Final = 1 << 20
 
 
 class TransferInbox:
-    """Transfers that other executors have delivered to a session.
+    """Queue of transfers from other executors to a session.
 
-    If many wait to be taken, the inbox receives no more, which slows the senders, but from an executor that the session waits for.
+    A full inbox stops reading, which slows the senders. It keeps reading from an executor that the session waits for.
     """
 
-    def __init__(self, sightings: LinkMeasurements | None = None, patience: float = 0.0, most: int = 0) -> None:
+    def __init__(self, sightings: LinkMeasurements | None = None, patience: float = 0.0, limit: int = 0) -> None:
         """Make an empty inbox.
 
         Args:
-            sightings: where the speed of transfers is noted.
-            patience: seconds for which a sender whose connection broke may stay away.
-            most: bytes that may wait to be taken in any case; 0: half of the machine's memory.
+            sightings: records the bandwidth of transfers.
+            patience: seconds in which a disconnected sender may reconnect.
+            limit: bytes of queued transfers above which a further transfer is an error; 0: half of the machine's memory.
         """
-        self._most = most or _half_of_the_memory()
+        self._limit = limit or _half_of_memory()
         self._sightings = sightings or LinkMeasurements()
         self._patience = patience
         self._arrived: dict[int, tuple[TransferArrival, list[Packed]]] = {}
-        self._held = 0  # bytes of these, and of transfers that are being received
+        self._nbytes = 0  # of queued transfers and of transfers that are being received
         self._awaited: int | None = None  # the source that the session waits for
         self._closed = False
         self._counts: dict[int, int] = {}  # by source, of what came from there directly
@@ -116,7 +116,7 @@ class TransferInbox:
 
         Raises:
             TransportError: the connection has ended.
-            ProtocolError: what comes is not what was announced, or too much waits to be taken.
+            ProtocolError: the frames do not match the header, or queued transfers exceed the limit.
         """
         size = sum(item.size for item in header.items)
         self._reserve(size, source)
@@ -138,28 +138,28 @@ class TransferInbox:
                 self._release(size)
 
     def _reserve(self, size: int, source: int) -> None:
-        """Wait until a transfer of `size` bytes may be received, unless the client sends it: the session takes none meanwhile."""
+        """Wait until the inbox may receive `size` bytes. Do not wait for the client's transfers: the session itself reads these."""
         with self._changed:
             if source:
                 self._changed.wait_for(lambda: self._may_receive(source))
-            if self._held + size > self._most:
+            if self._nbytes + size > self._limit:
                 raise ProtocolError(
-                    f"transfers of {self._held + size:,} bytes wait for a session to take them; {self._most:,} bytes are the limit "
-                    "of this machine: have fewer values sent ahead of the programs that use them"
+                    f"queued transfers of a session would have {self._nbytes + size:,} bytes; the limit is {self._limit:,} bytes, half of "
+                    "the memory of this machine. Send fewer values before the programs that use them"
                 )
-            self._held += size
+            self._nbytes += size
 
     def _may_receive(self, source: int) -> bool:
-        has_room = self._held < WAITING_BYTES and len(self._arrived) < WAITING_TRANSFERS
+        has_room = self._nbytes < WAITING_BYTES and len(self._arrived) < WAITING_TRANSFERS
         return has_room or self._closed or source in self._left or source == self._awaited
 
     def _release(self, size: int) -> None:
         with self._changed:
-            self._held -= size
+            self._nbytes -= size
             self._changed.notify_all()
 
     def _take_in(self, arrival: TransferArrival, items: list[Packed]) -> tuple[int, bool]:
-        """Number of the source's transfers that were received, and whether this one waits now: it does not if it came before."""
+        """Queue a transfer. Return the number of transfers received from its source, and False if it is a duplicate."""
         source, number = arrival.source, arrival.header.number
         count = self._counts.get(source, 0)
         if source and number != count + 1:
@@ -168,7 +168,7 @@ class TransferInbox:
             return count, False  # again
         with self._changed:
             before = self._arrived.pop(arrival.header.transfer, None)
-            self._held -= _bytes_of(before[1]) if before is not None else 0
+            self._nbytes -= _bytes_of(before[1]) if before is not None else 0
             self._arrived[arrival.header.transfer] = arrival, items
             self._changed.notify_all()
         if source:  # what comes through the client is among the frames
@@ -193,7 +193,7 @@ class TransferInbox:
             self._awaited = None
             found = self._arrived.pop(transfer, None)
             if found is not None:
-                self._held -= _bytes_of(found[1])
+                self._nbytes -= _bytes_of(found[1])
                 self._changed.notify_all()
                 return found[1]
             return self._gone[source][0] if self._is_lost(source) else None
@@ -212,7 +212,7 @@ class TransferInbox:
             past, self._past = self._past, PastTransfers()
             waiting = past.waiting()
             self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in waiting}
-            self._held += sum(_bytes_of(items) for _, items in waiting)
+            self._nbytes += sum(_bytes_of(items) for _, items in waiting)
             return dict(self._counts), list(self._arrived.values())
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ class PeerConnection:
 
 
 @functools.cache
-def _half_of_the_memory() -> int:
+def _half_of_memory() -> int:
     return total_bytes() // 2
 
 

@@ -15,7 +15,7 @@ from djinn_core.ir.handles import storage_of
 from djinn_core.server.memory.limited import in_memory
 from djinn_core.server.memory.room import is_out_of_memory
 from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
-from djinn_core.server.running.unwritten_memory import copied_with_strides
+from djinn_core.server.running.uninitialized_memory import copy_with_strides
 from djinn_core.server.running.values import Poison, Stored, ValueTable, no_such_value
 from djinn_core.wire.frames import allocate
 from djinn_core.wire.message_base import Failure
@@ -34,12 +34,12 @@ def pack_copies(handles: Sequence[int], values: ValueTable, runtime: DeviceRunti
 
 
 def pack_storages(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
-    """Copies of the memory of values, with everything that looks into it."""
+    """Copy the storages of values, and describe all views of each storage."""
     packed: list[Packed] = []
     with torch.inference_mode():
         for item, tensor in storages_of_values(handles, values, executor):
             try:
-                data = copied_memory(tensor, runtime) if tensor is not None else memoryview(b"")
+                data = copy_memory(tensor, runtime) if tensor is not None else memoryview(b"")
             except torch.OutOfMemoryError as error:
                 packed.append(_lacking([view.handle for view in item.views], _no_room(error), executor))
             else:
@@ -50,9 +50,9 @@ def pack_storages(handles: Sequence[int], values: ValueTable, runtime: DeviceRun
 def storages_of_values(
     handles: Sequence[int], values: ValueTable, executor: int
 ) -> Iterator[tuple[Item, torch.Tensor | None]]:
-    """The storages of values as items, with all views; each with a tensor whose memory it is, or None if it has none.
+    """Yield an item for each storage of `handles`, with all its views, and a tensor of that storage. Nothing is copied.
 
-    The size of an item is that of memory which is on the device now.
+    The tensor is None for a value without memory. The item's size is the present size of the storage.
     """
     storages = {storage_of(handle) for handle in handles}
     together: dict[int, list[int]] = {storage: [] for storage in storages}
@@ -111,19 +111,19 @@ def _no_room(error: torch.OutOfMemoryError) -> Poison:
     return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", str(error)))
 
 
-def copied_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
-    """A copy of the memory that a tensor looks into."""
+def copy_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+    """Copy the storage of a tensor to the host."""
     with in_memory(tensor, runtime):
-        return _snapshot(_octets(tensor), runtime)
+        return _snapshot(_as_bytes(tensor), runtime)
 
 
 def host_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
-    """The memory that a tensor looks into, in host memory; a copy unless it is there already."""
+    """Return the storage of a tensor in host memory, without a copy if it is host memory."""
     with torch.inference_mode():
-        return _bytes_of(runtime.deliver(_octets(tensor)))
+        return _bytes_of(runtime.deliver(_as_bytes(tensor)))
 
 
-def _octets(tensor: torch.Tensor) -> torch.Tensor:
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
@@ -197,9 +197,9 @@ def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
 
 
 def _laid_out(dense: torch.Tensor, view: View) -> Stored:
-    """The elements with the strides of their value; poison if that fails, as where there is no memory for the gaps between them."""
+    """Copy a dense tensor to the strides of `view`. Return poison if the copy fails, such as for lack of memory."""
     try:
-        return copied_with_strides(dense, view.stride)
+        return copy_with_strides(dense, view.stride)
     except RuntimeError as error:
         if is_out_of_memory(error):
             reason = f"no memory for a layout of strides {view.stride}: {error}"

@@ -25,7 +25,7 @@ from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe, TransferAc
 PARCEL: Final = 4 << 20  # bytes
 WAITING_LIMIT: Final = 64  # transfers that were not acknowledged, before the executor waits for the link, too
 KEPT_LIMIT: Final = 1 << 30  # bytes of them
-ECHOES_LIMIT: Final = 16  # replies to probes that no thread waits for
+ECHOES_LIMIT: Final = 16  # queued replies to probes
 _CLOSING_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -189,11 +189,13 @@ class Route:
 
     def _take_echo(self, frame: Frame) -> None:
         if frame.body:
-            raise ProtocolError("an executor that is sent a probe answers with a body")
+            raise ProtocolError("the receiving executor replied to a link probe with a body")
         try:
             self._echoes.put_nowait(frame)
         except queue.Full:
-            raise ProtocolError(f"an executor has answered {ECHOES_LIMIT} probes more than it was sent") from None
+            raise ProtocolError(
+                f"the receiving executor sent more than {ECHOES_LIMIT} unrequested replies to link probes"
+            ) from None
 
     def _accept(self, acknowledged: int) -> None:
         if acknowledged <= self._acknowledged:
@@ -293,7 +295,7 @@ class Route:
     def _measure(self, connection: Connection) -> None:
         self._gauges = False
         while not self._echoes.empty():
-            self._echoes.get()  # of a probe that was given up
+            self._echoes.get()  # a late reply to an earlier probe
         before = connection.bytes_sent
         try:
             latency, bandwidth = measure(connection.send, self._echo)

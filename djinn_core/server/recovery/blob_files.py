@@ -159,7 +159,7 @@ class BlobFiles:
         return path
 
     def sizes(self) -> set[int]:
-        """Sizes of the verified files."""
+        """Return the sizes of the verified files."""
         sizes = set()
         for digest in tuple(self._proven):
             try:
@@ -178,7 +178,7 @@ class BlobFiles:
         return found
 
     def own_bytes(self, digests: set[bytes] | None = None) -> int:
-        """Bytes of files that have no other link: of all, or of those that `retain(digests)` would leave."""
+        """Return the bytes of files without another hard link. `digests`: count only files that `retain(digests)` keeps."""
         kept = None if digests is None else self._names(digests)
         files = [path.stat() for path in self._files() if kept is None or path.name in kept]
         return sum(status.st_size for status in files if status.st_nlink == 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 from djinn_core.delivery.record_log import Buffers
@@ -14,8 +15,8 @@ from djinn_core.server.recovery.journal import Journal, JournalReader
 from djinn_core.server.recovery.transfer_log import TransferRecord
 from djinn_core.wire.frames import FrameQueue
 
-# A session between two frames: encoded, its memory, and records of transfers that wait or are under way. The memory is that
-# of the values, and valid until the next frame.
+# State of a session between two frames: the encoded snapshot, the memory of its values, and records of queued and unfinished
+# transfers. The memory is valid until the next frame.
 StateParts = tuple[bytes, Buffers, Sequence[TransferRecord]]
 
 
@@ -38,13 +39,13 @@ class ExecutorChannel(SessionChannel, Protocol):
         """
 
     def queued(self) -> list[Frame]:
-        """Frames in the queue of `receive`, oldest first; for any thread."""
+        """Return the frames in the queue of `receive`, oldest first. Thread-safe."""
 
     def gone(self) -> bool:
-        """True if the client of a broken connection has stayed away for too long."""
+        """Return True if the connection is broken and the client can no longer resume the session."""
 
-    def leave(self) -> None:
-        """Discard all further replies: the client has said goodbye and reads none. For any thread."""
+    def on_goodbye(self) -> None:
+        """Discard all further replies, because the client sent `Goodbye` and reads none. Thread-safe."""
 
     def send_unchecked(self, frame: Frame) -> None:
         """Send a frame whose content may differ on replay; it is not compared with the original."""
@@ -84,11 +85,11 @@ class PlainExecutorChannel(PlainChannel):
         super().__init__(inner)
         self._early = FrameQueue()
         self._reading = threading.Lock()
-        self._left = False
+        self._client_left = False
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`; nothing after `leave`."""
-        if not self._left:
+        """As `Connection.send`; nothing after `on_goodbye`."""
+        if not self._client_left:
             super().send(frame)
 
     def receive(self, timeout: float | None = None) -> Frame:
@@ -101,10 +102,7 @@ class PlainExecutorChannel(PlainChannel):
         if not self._reading.acquire(blocking=False):
             return
         try:
-            while not self._early.full(frames, nbytes):
-                self._early.append(super().receive(0.0))
-        except TimeoutError:
-            return
+            self._early.fill(partial(super().receive, 0.0), frames, nbytes)
         finally:
             self._reading.release()
 
@@ -113,12 +111,12 @@ class PlainExecutorChannel(PlainChannel):
         return list(self._early)
 
     def gone(self) -> bool:
-        """As `ExecutorChannel.gone`: the client cannot come back."""
+        """As `ExecutorChannel.gone`: a client without a lease cannot resume."""
         return True
 
-    def leave(self) -> None:
-        """As `ExecutorChannel.leave`."""
-        self._left = True
+    def on_goodbye(self) -> None:
+        """As `ExecutorChannel.on_goodbye`."""
+        self._client_left = True
 
     def send_unchecked(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_unchecked`: nothing is checked."""

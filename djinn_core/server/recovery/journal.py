@@ -102,12 +102,12 @@ class Journal:
         self._limit = limit
         self._disk = disk
         self._lock = threading.RLock()
-        self._file = _opened(path)
+        self._file = _open_locked(path)
         self._records = RecordWriter(self._file, os.fstat(self._file).st_size)
         self._disk.set_usage(path, self._records.size)
         self._beside = 0  # bytes of blob files that have no other link
-        self._look_at = 0  # size at which it is checked again
-        self._refused: float = math.inf  # bytes of a state that was too large for a snapshot
+        self._check_at = 0  # size at which quota and disk are checked next
+        self._refused_bytes: float = math.inf  # size of the last state that was too large for a snapshot
         self.is_half_full = False
 
     @classmethod
@@ -153,7 +153,7 @@ class Journal:
         try:
             if self.contents.expect(handle, digest, size, again):
                 self._beside += size
-                if self._records.size + self._beside > self._look_at:
+                if self._records.size + self._beside > self._check_at:
                     self._has_room(self._records.size)
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
@@ -179,17 +179,17 @@ class Journal:
     ) -> bool:
         """Compact the journal to a snapshot: the session's state, its memory, and answers that the client has not received yet.
 
-        `transfers`: records of those that wait, or are under way. A process that dies meanwhile leaves the old journal.
+        `transfers`: records of queued and unfinished transfers. If the process dies in this call, the old journal stays.
 
-        Returns False if the journal stays as it is: the state is larger than the limit, the disk has no room, or a value
-        cannot be read. Sizes are checked before anything is written.
+        Returns False if the journal is unchanged: the state exceeds the limit, the disk is full, or a value cannot be read. Sizes
+        are checked before anything is written.
         """
         if not self.open:
             return False
         sizes = sizes_of(memory)
         others: list[Record] = [*[(_KEPT, frame.head, frame.body) for frame in kept], *transfers]
         state = sum(sizes) + sum(record_size(head, body) for _, head, body in others)
-        if state >= self._refused:
+        if state >= self._refused_bytes:
             return False
         known = self.contents.sizes() if self.contents is not None else set[int]()
         least = sum(size for size in sizes if size not in known)
@@ -206,11 +206,11 @@ class Journal:
             nbytes = len(_MAGIC) + sum(record_size(head, body) for _, head, body in records)
             beside = self.contents.own_bytes(set(found.values())) if self.contents is not None else 0
             if max(least, nbytes + beside) > self._limit:
-                self._refuse(state)
+                self._skip_snapshot(state)
                 return False
-            file = self._replaced(nbytes, records)
+            file = self._replace_file(nbytes, records)
         except (OSError, RuntimeError, MemoryError) as error:
-            _log.warning("a journal is not compacted: it stays as it is", error=str(error))
+            _log.warning("a journal was not compacted", error=str(error))
             return False
         with self._lock:
             os.close(self._file)
@@ -218,35 +218,35 @@ class Journal:
         if self.contents is not None:
             self.contents.retain(set(found.values()))
         self._beside = self.contents.own_bytes() if self.contents is not None else 0
-        self._refused = math.inf
+        self._refused_bytes = math.inf
         self._disk.set_usage(self.path, nbytes + self._beside)
         return self._has_room(nbytes)
 
-    def _refuse(self, nbytes: int) -> None:
-        """Say once that a state of `nbytes` bytes is too large for a snapshot. Only a smaller one is tried again."""
-        tell = _log.warning if self._refused == math.inf else _log.debug
-        self._refused = nbytes
-        tell(
-            "a session's state is larger than its journal may be: the journal is not compacted any more. The session can be "
-            "recovered until the journal has reached its limit (--journal-gib)",
+    def _skip_snapshot(self, nbytes: int) -> None:
+        """Log the first time that a state is too large for a snapshot. Only a state smaller than `nbytes` is tried again."""
+        log = _log.warning if self._refused_bytes == math.inf else _log.debug
+        self._refused_bytes = nbytes
+        log(
+            "a session's state exceeds --journal-gib: its journal is not compacted, and the session is recoverable until the journal "
+            "reaches this limit",
             state=nbytes,
             journal=self.nbytes,
             limit=self._limit,
         )
 
-    def _replaced(self, nbytes: int, records: Iterable[Record]) -> int:
-        """Write `records`, which have `nbytes` bytes, and put them in the place of the journal; returns the open file.
+    def _replace_file(self, nbytes: int, records: Iterable[Record]) -> int:
+        """Write `records` of `nbytes` bytes to a new file that replaces the journal's file. Return the open file.
 
         Raises:
-            OSError: there is no room.
-            RuntimeError, MemoryError: the contents of a buffer cannot be read.
+            OSError: the quota or the disk does not allow it.
+            RuntimeError, MemoryError: a buffer cannot be read.
         """
         path = self.path.with_suffix(".new")
         if reason := self._disk.charge(path, nbytes, path.parent):
             raise OSError(errno.EDQUOT, reason)
         try:
             path.unlink(missing_ok=True)
-            file = _opened(path)
+            file = _open_locked(path)
             try:
                 os.write(file, _MAGIC)
                 writer = RecordWriter(file, len(_MAGIC))
@@ -294,13 +294,13 @@ class Journal:
                 self._disk.release(self.path)
 
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
-        """Write a record, if the journal is open and has room for it."""
+        """Write a record. Do nothing if the journal is closed; close it if the record exceeds its limit."""
         with self._lock:
             if self._file < 0:
                 return
             records = self._records
             size = records.size + record_size(head, body)
-            if size + self._beside > self._look_at and not self._has_room(size):
+            if size + self._beside > self._check_at and not self._has_room(size):
                 return
             try:
                 records.append(kind, head, body)
@@ -310,16 +310,16 @@ class Journal:
     def shared(self, size: int) -> None:
         """Note that `size` bytes are now shared with the weight store and no longer count here."""
         self._beside = max(0, self._beside - size)
-        self._look_at -= size
+        self._check_at -= size
         if self.open:
             self._disk.set_usage(self.path, self._records.size + self._beside)
 
     def _has_room(self, records: int) -> bool:
-        """Return True if its records may have that many bytes. Otherwise the journal is abandoned: it is too large, or the disk is full."""
+        """Return True if the journal may have `records` bytes of records. Otherwise give the journal up."""
         half = self._limit // 2
         size = records + self._beside
         self.is_half_full = records > half
-        self._look_at = min(size + STEP, self._limit, self._limit if self.is_half_full else half + self._beside)
+        self._check_at = min(size + STEP, self._limit, self._limit if self.is_half_full else half + self._beside)
         if size > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
         elif reason := self._disk.charge(self.path, size, self.path.parent):
@@ -459,11 +459,11 @@ class JournalReader:
         self._file.close()
 
 
-def _opened(path: Path) -> int:
-    """Open a journal's file, or make it, and lock it.
+def _open_locked(path: Path) -> int:
+    """Open or create the file of a journal, and lock it.
 
     Raises:
-        OSError: that cannot be done, or another process has it.
+        OSError: the file cannot be opened, or another process holds its lock.
     """
     file = os.open(path, os.O_CREAT | os.O_RDWR | NOFOLLOW | CLOEXEC, 0o600)
     try:

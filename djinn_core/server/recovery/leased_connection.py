@@ -73,8 +73,8 @@ class LeasedConnection(ReliableConnection):
         self.secret = secret or secrets.token_urlsafe(32)
         self._seconds = seconds
         self._changed = threading.Condition()
-        self._left = False
-        self._missed: Connection | None = None  # the connection that was found broken last, and when
+        self._client_left = False
+        self._missed: Connection | None = None  # the connection that broke last
         self._missed_at = 0.0
         self._journal = journal
         self._journaled = journal is not None
@@ -132,7 +132,7 @@ class LeasedConnection(ReliableConnection):
     def _compact(
         self, journal: Journal, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
     ) -> bool | None:
-        """Replace the journal by a snapshot of `state()`. Returns as `Journal.compact`; None if the session is in the middle of something."""
+        """Replace the journal by a snapshot of `state()`. Returns as `Journal.compact`; None if the session has no state to save now."""
         with self._reading, still:  # no other thread reads ahead meanwhile
             taken = state() if journal.open and not self._early else None
             if taken is None:
@@ -154,7 +154,7 @@ class LeasedConnection(ReliableConnection):
         Raises:
             SessionLost: they have another one.
         """
-        if self._left:
+        if self._client_left:
             return
         if frame.body and self._journal is not None:
             if self._past is None:
@@ -165,7 +165,7 @@ class LeasedConnection(ReliableConnection):
 
     def send_rounded(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_rounded`."""
-        if self._left:
+        if self._client_left:
             return
         if frame.body and self._journal is not None:
             if self._past is None:
@@ -176,7 +176,7 @@ class LeasedConnection(ReliableConnection):
 
     def send_unchecked(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_unchecked`; on replay, the number of frames must be the same."""
-        if not self._left:
+        if not self._client_left:
             super().send(frame)
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
@@ -211,8 +211,8 @@ class LeasedConnection(ReliableConnection):
     def _check_ahead(self) -> None:
         if self._early.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
             raise ProtocolError(
-                f"the client has sent {len(self._early):,} messages of {self._early.nbytes:,} bytes while it does not take a reply; "
-                f"{limits.BACKLOG_FRAMES:,} messages or {limits.BACKLOG_BYTES:,} bytes are the limit"
+                f"the client sent {len(self._early):,} messages of {self._early.nbytes:,} bytes without reading a reply; the limits are "
+                f"{limits.BACKLOG_FRAMES:,} messages and {limits.BACKLOG_BYTES:,} bytes"
             )
 
     def gone(self) -> bool:
@@ -222,27 +222,27 @@ class LeasedConnection(ReliableConnection):
                 self._missed, self._missed_at = self._inner, time.monotonic()
             return time.monotonic() - self._missed_at > self._seconds
 
-    def lease_left(self) -> float | None:
-        """Seconds until the session ends because its client is gone; None while the client is there. For any thread."""
+    def lease_seconds_left(self) -> float | None:
+        """Return the seconds until the lease of a disconnected client ends; None while the client is connected. Thread-safe."""
         with self._changed:
             return self._missed_at + self._seconds - time.monotonic() if self._missed is self._inner else None
 
-    def leave(self) -> None:
-        """As `ExecutorChannel.leave`; a session that waits for its client goes on with what it has received."""
+    def on_goodbye(self) -> None:
+        """As `ExecutorChannel.on_goodbye`. A session that waits for the client to reconnect continues with the received frames."""
         with self._changed:
-            self._left = True
+            self._client_left = True
             self._changed.notify_all()
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
-        self._copy_borrowed()  # it may take long, and memory is written meanwhile
-        self._look_for_goodbye()
+        self._copy_borrowed()  # the wait may be long, and ops overwrite borrowed memory
+        self._read_goodbye()
         with self._changed:
             if self._missed is not broken:
                 self._missed, self._missed_at = broken, time.monotonic()
             deadline = self._missed_at + self._seconds
             if self._inner is broken and not self._expired:
                 _log.info("a client's connection broke; its session waits", seconds=self._seconds, reason=str(error))
-            while self._inner is broken and not self._left:
+            while self._inner is broken and not self._client_left:
                 left = deadline - time.monotonic()
                 if self._expired:
                     raise error
@@ -250,16 +250,16 @@ class LeasedConnection(ReliableConnection):
                     self._closed = f"the client did not come back within {self._seconds:g} s: {error}"
                     raise TransportError(self._closed)
                 self._changed.wait(left)
-        if self._left:
+        if self._client_left:
             with self._keeping:
                 self._outbox.acknowledge(self._outbox.sent)
 
-    def _look_for_goodbye(self) -> None:
-        """Find out if the client said goodbye before it hung up."""
+    def _read_goodbye(self) -> None:
+        """Handle a `Goodbye` that arrived before the connection broke."""
         with contextlib.suppress(TransportError, ProtocolError):
             self.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
         if any(is_of_kind(frame.head, Goodbye) for frame in self.queued()):
-            self.leave()
+            self.on_goodbye()
 
     def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
         """Continue over another connection; the client has received `taken` frames. Returns when that connection is closed.
@@ -328,11 +328,11 @@ class Leases:
         sizes = [size for one in leased if (size := one.journal_bytes()) is not None]
         return len(sizes), sum(sizes)
 
-    def next_end(self) -> float | None:
-        """Seconds until the next session ends whose client is gone; None if all clients are there."""
+    def next_lease_end(self) -> float | None:
+        """Return the seconds until the next lease of a disconnected client ends; None if all clients are connected."""
         with self._lock:
             leased = list(self._leased.values())
-        return min((left for one in leased if (left := one.lease_left()) is not None), default=None)
+        return min((left for one in leased if (left := one.lease_seconds_left()) is not None), default=None)
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
         """Register a lease, so that the client may reconnect; returns the session's channel."""

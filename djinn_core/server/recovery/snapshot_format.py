@@ -58,8 +58,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
     handle, `random` is the session's own random state. `pool`: what it has counted of transfers, which are beside it.
     `numeric_settings`: None if the client sent none. `stored`: values that are read again from where they came. `timings`: the last
-    request for times that is in force; None if there is none. `promised`: digests and sizes of the blobs that the client was told to
-    be here, and has not offered yet.
+    request for times that is in force; None if there is none. `promised`: digests and sizes of blobs that a reply to
+    `BlobQuery` reported as present and that the client has not offered yet.
     """
 
     submissions: int
@@ -84,7 +84,7 @@ def take_values(
 ) -> tuple[dict[str, Any], LazyBuffers] | None:
     """The fields of a snapshot that hold values, and their memory; None if a value cannot be serialized.
 
-    `read`: returns the memory of a tensor; called when it is needed. `left_out`: handles of values that are not wanted.
+    `read`: returns the memory of a tensor; called when the buffer is accessed. `left_out`: handles to skip.
     """
     tensors: list[int] = []
     numbers: list[tuple[int, Number]] = []

@@ -62,7 +62,7 @@ def take_in(state: StateHeader, receive: Callable[[], Frame]) -> tuple[Snapshot,
     except SessionLost as error:
         raise ProtocolError(f"a client sends a state that cannot be read: {error}") from error
     if snapshot.stored or snapshot.promised:
-        raise ProtocolError("a client sends a state with weights of another server")
+        raise ProtocolError("the client sent a state that refers to weights on another server")
     if len(snapshot.items) != len(memory):
         raise ProtocolError(f"a state has {len(snapshot.items)} items and the memory of {len(memory)}")
     for item, data in zip(snapshot.items, memory, strict=True):

@@ -2,9 +2,9 @@
 
 A long submission also yields the device there while another session waits.
 
-A session that computes does not read its connection. So a monitor thread reads the connections of sessions that have been busy with one
-message for a while. It looks for messages that cancel submissions, for `Goodbye` and for the end of the connection. It reads only a little
-ahead: otherwise a client that sends faster than its programs run would fill the memory.
+A session that computes does not read its connection. A monitor thread reads the connections of sessions that have been busy with one
+message for `LOOK_SECONDS`. It handles `CancelSubmissions`, `Goodbye` and broken connections. It reads at most `AHEAD_BYTES`, because a
+client that sends faster than its programs run would otherwise fill the memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = get_logger("djinn.server")
 
 
 class ClientLeft(TransportError):  # noqa: N818 - says what happened
-    """The client has said goodbye: the session has nothing more to do."""
+    """The client sent `Goodbye`: the session ends."""
 
     def __init__(self) -> None:
         super().__init__("the client has ended its session")
@@ -42,8 +42,8 @@ class CancellationState:
     """The cancelled submissions of a session. The session begins and ends submissions, any thread may cancel them.
 
     Attributes:
-        since: when the session began with the message that it is busy with, on the clock `time.perf_counter`; 0.0 while it waits for one.
-        left: set once the client has said goodbye and needs nothing to be finished.
+        busy_since: time at which the session began to handle the present message (`time.perf_counter`); 0.0 while it is idle.
+        client_left: set by a `Goodbye` without `finish`.
     """
 
     def __init__(self, turn: Share, usage: UsageMetrics) -> None:
@@ -53,8 +53,8 @@ class CancellationState:
         self._lock = threading.Lock()
         self._unwanted: set[int] = set()
         self._running: RunRequest | None = None
-        self.since = 0.0
-        self.left = threading.Event()
+        self.busy_since = 0.0
+        self.client_left = threading.Event()
         self._nothing = False
         self._journal: Journal | None = None
         self._past: JournalReader | None = None
@@ -91,7 +91,7 @@ class CancellationState:
         self.cancel(submissions)
 
     def cancel(self, submissions: Iterable[int]) -> None:
-        """Cancel these submissions. Calling it again does nothing."""
+        """Cancel these submissions. Idempotent."""
         with self._lock:
             self._unwanted.update(submissions)
             if len(self._unwanted) > limits.STOPS:
@@ -100,25 +100,25 @@ class CancellationState:
                 self._running.halt.append(True)
 
     def stop_all(self) -> bool:
-        """Cancel all submissions: the client is gone. Return False if they were cancelled before."""
+        """Cancel all submissions, because the client is gone. Return False if a former call cancelled them."""
         with self._lock:
             first, self._nothing = not self._nothing, True
             if first and self._running is not None:
                 self._running.halt.append(True)
         return first
 
-    def leave(self) -> None:
-        """Cancel all submissions and end waits: the client has said goodbye."""
-        self.left.set()
+    def on_goodbye(self) -> None:
+        """Cancel all submissions and end waits, because the client sent `Goodbye`."""
+        self.client_left.set()
         self.stop_all()
 
     def pause(self, seconds: float) -> None:
         """Sleep for `seconds`.
 
         Raises:
-            ClientLeft: the client has said goodbye meanwhile.
+            ClientLeft: the client sent `Goodbye` before the time was over.
         """
-        if self.left.wait(seconds):
+        if self.client_left.wait(seconds):
             raise ClientLeft
 
     def give_way(self) -> None:
@@ -139,8 +139,8 @@ class CancellationState:
         return not any(work.halt)
 
     def busy(self) -> bool:
-        """True if the session has been busy with one message for at least `LOOK_SECONDS`."""
-        since = self.since
+        """Return True if the session has handled one message for at least `LOOK_SECONDS`."""
+        since = self.busy_since
         return since > 0.0 and time.perf_counter() - since >= LOOK_SECONDS
 
 
@@ -186,34 +186,34 @@ class CancellationMonitor:
 
 
 def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
-    """Read what has arrived while a session is busy, and detect that its client is gone."""
+    """Read the frames that arrived while a session is busy, and detect a client that is gone."""
     broken: TransportError | None = None
     try:
         connection.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
     except ProtocolError as error:
-        _log.debug("what came cannot be read; the session will see", error=str(error))
+        _log.debug("a frame cannot be read; the session will report it", error=str(error))
     except TransportError as error:
         broken = error
-    # All of them: the session may have queued some of these frames itself, while it was sending.
+    # All queued frames: the session itself also queues frames while it sends.
     for frame in connection.queued():
-        if not frame.body and obey(frame.head, wanted, connection):
+        if not frame.body and handle_control(frame.head, wanted, connection):
             return
     if broken is not None and connection.gone() and wanted.stop_all():
-        _log.warning("a program is stopped: its client has not come back", reason=str(broken))
+        _log.warning("a program is stopped: its client did not reconnect", reason=str(broken))
 
 
-def obey(head: bytes, wanted: CancellationState, connection: ExecutorChannel) -> bool:
-    """Cancel the submissions that a message names, or all if it is the client's goodbye. Returns True for a goodbye."""
+def handle_control(head: bytes, wanted: CancellationState, connection: ExecutorChannel) -> bool:
+    """Handle a `CancelSubmissions` or `Goodbye` and ignore other messages. Return True for a `Goodbye`."""
     if is_of_kind(head, CancelSubmissions) or is_of_kind(head, Goodbye):
         try:
             message = decode(head)
         except ProtocolError:
-            return False  # the session finds that as well, and reports it
+            return False  # the session decodes it again and reports the error
         if isinstance(message, CancelSubmissions):
             wanted.cancel(message.submissions)
         elif isinstance(message, Goodbye):
-            connection.leave()
+            connection.on_goodbye()
             if not message.finish:
-                wanted.leave()
+                wanted.on_goodbye()
             return True
     return False

@@ -25,7 +25,7 @@ from djinn_core.ir.operators import (
 )
 from djinn_core.server.running.layout_calls import layout_call
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
-from djinn_core.server.running.unwritten_memory import call_cleared
+from djinn_core.server.running.uninitialized_memory import call_with_zero_fill
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,7 +46,7 @@ def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOp
         MARK: marks.mark,
         HAS_PASSED: marks.has_passed,
         ELAPSED_TIME: marks.elapsed_time,
-        LAYOUT_CALL: partial(call_cleared, layout_call),
+        LAYOUT_CALL: partial(call_with_zero_fill, layout_call),
     }
 
 

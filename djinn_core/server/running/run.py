@@ -15,7 +15,7 @@ from djinn_core.server.running.poisoning import NO_HANDLE, MemorySharing
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
 from djinn_core.server.running.timings import OpTimes
-from djinn_core.server.running.unwritten_memory import clear, copied_with_strides
+from djinn_core.server.running.uninitialized_memory import copy_with_strides, zero_fill
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.torch_private import inference_mode
 from djinn_core.wire import limits
@@ -349,7 +349,7 @@ def _own(storage: torch.UntypedStorage, values: Iterable[Any]) -> None:
     needed = max(meta.extent * meta.dtype.itemsize for meta in metas.values())
     if (present := copy.nbytes()) < needed:
         copy.resize_(needed)
-        clear(copy, present)
+        zero_fill(copy, present)
     for key, tensor in tensors.items():
         tensor.set_(copy, metas[key].offset, metas[key].shape, metas[key].stride)
 
@@ -400,7 +400,7 @@ def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: R
                 "predicted; please report this op"
             )
         if tensor.stride() != claim.stride:
-            env[place] = copied_with_strides(tensor, claim.stride)
+            env[place] = copy_with_strides(tensor, claim.stride)
             run.layout_mismatches.append(LayoutMismatch(claim.instruction, claim.result, tensor.stride()))
 
 

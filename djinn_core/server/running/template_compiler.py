@@ -36,7 +36,7 @@ from djinn_core.server.checks.rules import checked
 from djinn_core.server.running.known_forms import kept_by_form
 from djinn_core.server.running.own_operators import OwnOperators
 from djinn_core.server.running.template_checks import check_template
-from djinn_core.server.running.unwritten_memory import clearing
+from djinn_core.server.running.uninitialized_memory import zero_filling
 from djinn_core.wire.messages import Template
 
 _MOVES: Final = re.compile(r"resize|set_|out\b|_out\b")  # ops that may give what they write other memory
@@ -384,7 +384,7 @@ def _facts_of(form: Form) -> CallFacts:
     _check_results(form, overload)
     written = _written(overload, form)
     return CallFacts(
-        function=clearing(form.op, checked(form.op, overload, torch_private.kernel_of(overload))),
+        function=zero_filling(form.op, checked(form.op, overload, torch_private.kernel_of(overload))),
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         written=written,
         moves=bool(written) and _MOVES.search(form.op) is not None,

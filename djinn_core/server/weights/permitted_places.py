@@ -1,4 +1,4 @@
-"""Open and create files at the addresses that clients name: a place at a time, each checked against the operator's permissions."""
+"""Resolve addresses of clients to places, check each place against the operator's permissions, and open it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_permitted(
     """Open the first place of an address that clients may read and that has weights.
 
     Raises:
-        WeightsUnavailable: there is none. If clients may not read it, the message does not say whether it is there.
+        WeightsUnavailable: no permitted place has weights. The message does not reveal whether a forbidden place exists.
     """
     failure: WeightsUnavailable | None = None
     for place in _places(source, address, (*permissions.folders, *permissions.saving)):
@@ -43,7 +43,7 @@ def open_permitted(
         except WeightsUnavailable as error:
             failure = failure or error
     raise failure or WeightsUnavailable(
-        f"there is no {address!r} among the weights that clients may have the server read (--models, --allow-weights)"
+        f"there is no {address!r} among the weights that clients may read (--models, --allow-weights)"
     )
 
 
@@ -64,7 +64,9 @@ def _open_network(
         return _checked(source, source.download(address, permissions, report), WeightFile)
     if isinstance(source, NetworkSource):
         return _checked(source, source.open(address, permissions), WeightFile)
-    raise TypeError(f"the weight source {source.name}: has the network address {address!r} and cannot open it")
+    raise TypeError(
+        f"the weight source {source.name!r} returned the network address {address!r} but is no NetworkSource"
+    )
 
 
 def _places(source: WeightSource, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
@@ -83,12 +85,12 @@ def _checked(source: WeightSource, found: object, kind: type | UnionType) -> Seq
 
 
 def writable_path(source: WeightSource, address: str, permissions: WeightPermissions) -> Path:
-    """Return the path of an address that the tenant may write.
+    """Return the path of an address if the tenant may write it.
 
     Raises:
-        WeightsUnavailable: it may not be written.
+        WeightsUnavailable: the tenant may not write it.
     """
     for place in _places(source, address, permissions.saving[:1]):
         if isinstance(place, LocalPlace):
             return permissions.resolve_new(place.path)
-    raise WeightsUnavailable(f"{address!r} is no path on the server's disk, where weights are saved")
+    raise WeightsUnavailable(f"cannot save at {address!r}: it is no path on the server's disk")

@@ -74,7 +74,7 @@ class WeightFiles:
             return None
         if version_of(place.path) != place.version:
             _log.warning("a file with weights has changed since the server started", file=str(place.path))
-            self._places.pop(digest, None)  # another session may have found it as well
+            self._places.pop(digest, None)  # another session may have removed it
             return None
         return torch.from_numpy(_mapped(place.path, place.start, size))
 
@@ -301,7 +301,7 @@ class WeightStore:
                     self._write(entry.digest, entry.data)
                 else:
                     self._take_over(entry, entry.data)
-            except Exception as error:  # uploads would wait for a thread that has ended
+            except Exception as error:  # the thread must go on: uploads wait for it
                 _log.warning("a weight was not stored", digest=entry.digest.hex(), error=str(error))
             finally:
                 with self._changed:
@@ -317,7 +317,7 @@ class WeightStore:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._make_room(size)
         if size > (free := self._disk.headroom(self._directory)):
-            _log.warning("a weight was not stored: the disk is nearly full", bytes=size, free=free)
+            _log.warning("a weight was not stored: quota or disk is nearly full", bytes=size, free=free)
             return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=NEW)
         try:

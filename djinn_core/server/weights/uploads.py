@@ -56,12 +56,12 @@ class UploadAssembly:
 
     @property
     def busy(self) -> bool:
-        """True if an upload is incomplete, or a value is being read."""
+        """True while an upload is incomplete or a value is being read."""
         return bool(self.wanted or self._partial or self.reading)
 
     @property
     def promised(self) -> tuple[tuple[bytes, int], ...]:
-        """Digests and sizes of the blobs that the client was told to be here, and has not offered yet."""
+        """Digests and sizes of blobs that `hold` reported as present and that the client has not offered yet."""
         return tuple([(digest, data.nbytes) for digest, data in self._held.items()])
 
     def clear(self) -> None:
@@ -72,12 +72,12 @@ class UploadAssembly:
         self.journal = None
 
     def hold(self, have: BlobQuery, before: bytes | None = None) -> bytes:
-        """Return a flag for each blob that is here. It is held until it is offered, or the client asks for others.
+        """Return a flag for each queried blob: 1 if it is present. Keep present blobs until they are offered or the next query.
 
-        `before`: the flags that the client was sent, in a replay; no other blob is held.
+        `before`: in a replay, the flags of the original reply. Only blobs with the flag 1 are kept.
 
         Raises:
-            ProtocolError: the query contradicts itself.
+            ProtocolError: the query has different numbers of digests and sizes.
         """
         if len(have.sizes) != len(have.digests):
             raise ProtocolError(f"{len(have.digests)} digests come with {len(have.sizes)} sizes")
@@ -237,9 +237,11 @@ class UploadAssembly:
         """Make the value poison: ops that use it report the error, and the session goes on."""
         text = str(error).partition("\n")[0]
         if is_out_of_memory(error):
-            self.poison(upload.handle, "OutOfMemoryError", f"no room for an upload of {upload.size:,} bytes: {text}")
+            self.poison(
+                upload.handle, "OutOfMemoryError", f"out of memory for an upload of {upload.size:,} bytes: {text}"
+            )
         else:
-            reason = f"an upload of {upload.size:,} bytes cannot be placed on the device: {text}"
+            reason = f"cannot copy an upload of {upload.size:,} bytes to the device: {text}"
             self.poison(upload.handle, type(error).__name__, reason)
 
 

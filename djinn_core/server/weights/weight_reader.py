@@ -80,9 +80,9 @@ def read_headers(
 
 
 def _header(form: WeightFormat, file: WeightFile) -> FileHeader:
-    header: object = form.read_header(file)  # a plugin may return anything
+    header: object = form.read_header(file)  # typed as object: plugins are not type-checked
     if not isinstance(header, FileHeader):
-        raise TypeError(f"the weight format {form.name!r} returned a {type(header).__name__}, which is no FileHeader")
+        raise TypeError(f"the weight format {form.name!r} returned a {type(header).__name__}; return a FileHeader")
     return header
 
 
@@ -118,7 +118,7 @@ READERS: Final = 4  # threads that read at a time
 OPENED: Final = 32  # addresses that stay open
 FILES: Final = 256  # that they have together
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9_+.-]*):")
-# `..` is refused beside any character that could end a segment for some source, such as `@`, `?` and `=`.
+# Some source may end a segment at `@`, `?` or `=`, so `..` is refused beside any such character.
 _HOSTILE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\%]|(?<![\w.-])\.\.(?![\w.-])")
 _log = get_logger("djinn.server")
 

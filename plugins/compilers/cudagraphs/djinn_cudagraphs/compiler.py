@@ -10,17 +10,17 @@ import torch
 
 from djinn.hooks import CompilerContext, Replay
 
-WARM_RUNS: Final = 1  # the executor compares the results of two runs, so the second one has to be a recording
+WARM_RUNS: Final = 1  # the executor checks the results of two runs, so the second run must use a recording
 RECORDINGS: Final = 4  # of one template
 Graph = Callable[..., Sequence[torch.Tensor]]
 Launch = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Records what a function launches."""
+    """Record the kernel launches of a function."""
 
     def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Launch, Sequence[torch.Tensor]]:
-        """Return a function that launches what `run` launches, and the tensors that it writes its results into."""
+        """Return a function that replays the kernel launches of `run`, and the tensors that receive its results."""
 
 
 class CudaGraphs:
@@ -58,10 +58,10 @@ class Recording:
     """A recorded graph.
 
     Attributes:
-        launch: runs it.
-        results: its memory for results.
-        in_place: addresses of the inputs that it reads where they lie.
-        buffers: its memory for the other inputs.
+        launch: launches the graph.
+        results: tensors that receive the results.
+        in_place: addresses of inputs that the graph reads in place, by input index.
+        buffers: fixed memory for all other inputs, by input index.
     """
 
     launch: Launch
@@ -70,7 +70,7 @@ class Recording:
     buffers: Mapping[int, torch.Tensor]
 
     def run(self, inputs: Sequence[torch.Tensor], writes: Sequence[int]) -> Sequence[torch.Tensor]:
-        """Launch it with these inputs, and copy its results."""
+        """Launch the graph with these inputs, and return copies of its results."""
         for index, buffer in self.buffers.items():
             buffer.copy_(_memory_of(inputs[index]))
         for index, address in self.in_place.items():
@@ -83,12 +83,12 @@ class Recording:
 
 
 class RecordedRuns:
-    """Runs a graph eagerly at first, then as a recording.
+    """Run a graph eagerly at first, then as a recording.
 
     A recording reads and writes fixed memory. An input that had one address in all runs, such as a weight, is read in place.
-    Any other input has a buffer: it is copied there before a launch, and back after it if the graph writes it. An input that
-    leaves its address ends the recording, and the next recording has a buffer for it. After `RECORDINGS` recordings the graph
-    runs eagerly for good.
+    Any other input has a buffer. The input is copied to the buffer before a launch, and back if the graph writes it. If an
+    in-place input moves, the recording is dropped, and the next recording has a buffer for this input. After `RECORDINGS`
+    recordings the graph always runs eagerly.
     """
 
     def __init__(self, graph: Graph, recorder: Recorder, writes: Sequence[int] = ()) -> None:
@@ -99,7 +99,7 @@ class RecordedRuns:
         self._recording: Recording | None = None
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return the results of one run, in memory of their own."""
+        """Run once and return the results in new memory."""
         self._runs += 1
         self._note_addresses([tensor.data_ptr() for tensor in inputs])
         if self._recording is None and self._runs > WARM_RUNS and self._recordings < RECORDINGS:
@@ -110,7 +110,7 @@ class RecordedRuns:
         return self._recording.run(inputs, self._writes)
 
     def _note_addresses(self, addresses: Sequence[int]) -> None:
-        """Drop the recording if an input has moved that it reads in place."""
+        """Drop the recording if an in-place input has moved."""
         if self._runs == 1:
             self._in_place = dict(enumerate(addresses))
         moved = [index for index, address in self._in_place.items() if addresses[index] != address]
@@ -129,7 +129,7 @@ class RecordedRuns:
 
 
 def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory from a tensor's first element to its last one, gaps included: the ops of a graph may depend on its strides."""
+    """View the memory from a tensor's first to its last element, gaps included: ops of the graph may depend on strides."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     extent = 1 + sum((size - 1) * step for size, step in steps) if tensor.numel() else 0
     return tensor.as_strided((extent,), (1,))

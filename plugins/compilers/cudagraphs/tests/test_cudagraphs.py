@@ -65,7 +65,7 @@ class TestCudaGraphs(CompilerConformance):
         return torch.device("cuda", 0)
 
 
-def test_weights_are_read_in_place_and_recorded_again_when_they_move():
+def test_recording_reads_weights_in_place_until_they_move():
     recorder = FakeRecorder()
     runs = RecordedRuns(lambda x, w: [x @ w], recorder)
     weight, kept = torch.rand(4, 4), []
@@ -81,11 +81,11 @@ def test_weights_are_read_in_place_and_recorded_again_when_they_move():
 
 
 class Memory:
-    """Inputs whose old memory is overwritten when they move, as freed memory of a GPU is."""
+    """Input tensors. After a move, the old memory is overwritten like freed GPU memory."""
 
     def __init__(self):
         self.tensors = [torch.rand(2, 6) for _ in range(8)]
-        self._freed = []  # held, so that no address is used twice
+        self._freed = []  # kept alive, so that no address is reused
 
     def move(self, index):
         self._freed.append(self.tensors[index])
@@ -94,12 +94,12 @@ class Memory:
 
 
 def views_of(tensors):
-    """Tensors with gaps in memory, every other one transposed."""
+    """Return views with gaps in memory; every second view is transposed."""
     return [tensor[:, 1:4] if index % 2 else tensor.t()[::2] for index, tensor in enumerate(tensors)]
 
 
 def writing_graph(*inputs):
-    """Write the inputs 0 and 1, and read all; the result depends on strides."""
+    """Write inputs 0 and 1 and read all inputs. The result depends on strides."""
     inputs[0].add_(inputs[2])
     inputs[1].mul_(0.5)
     return [sum(inputs[2::2], inputs[0]), sum(inputs[3::2], inputs[1]), inputs[3].as_strided((2, 2), (6, 1)) + 1]
@@ -107,7 +107,7 @@ def writing_graph(*inputs):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 7), max_size=2), min_size=10, max_size=20))
-def test_no_run_uses_memory_that_an_input_has_left(moves):
+def test_recorded_run_never_reads_an_old_address_of_an_input(moves):
     recorder, memory = FakeRecorder(), Memory()
     runs = RecordedRuns(writing_graph, recorder, writes=(0, 1))
     for moved in moves:
@@ -122,7 +122,7 @@ def test_no_run_uses_memory_that_an_input_has_left(moves):
     assert recorder.recordings <= RECORDINGS
 
 
-def test_a_graph_runs_eagerly_for_good_when_its_recordings_are_used_up():
+def test_graph_runs_eagerly_after_its_last_recording():
     recorder, memory = FakeRecorder(), Memory()
     runs = RecordedRuns(lambda *inputs: [sum(inputs)], recorder)
     for index in range(WARM_RUNS + RECORDINGS + 1):

@@ -27,7 +27,7 @@ class RecordedGraph:
         if not installed.now or is_watched() or any(isinstance(i, torch.Tensor) for _, i in others):
             return self._run(*inputs)
         modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
-        key = (metadata_of(tensors), tuple((place, type(i), _distinct(i)) for place, i in others), modes)
+        key = (metadata_of(tensors), tuple((place, type(i), _key_of(i)) for place, i in others), modes)
         if key not in self._calls:
             return self._record(key, tensors, others)
         self._calls.move_to_end(key)
@@ -47,6 +47,6 @@ class RecordedGraph:
         return outputs
 
 
-def _distinct(argument: Any) -> Any:
-    """An argument as part of a key: 0.0 is not -0.0, and nan is found again."""
+def _key_of(argument: Any) -> Any:
+    """Return the cache key of an argument. 0.0 and -0.0 have different keys, and a nan equals itself."""
     return repr(argument) if isinstance(argument, (float, complex)) else argument

@@ -21,7 +21,7 @@ class Dynamic:
         """Steps in the order that was chosen; the reasons name the others with their figures.
 
         Raises:
-            DoesNotFit: no order keeps to the limits of memory.
+            DoesNotFit: no order meets the memory limits.
         """
         tried = [_TriedOrder.of(context, name, made) for name, made in _orders(context, self.name)]
         allowed = [t for t in tried if t.excess <= 0]

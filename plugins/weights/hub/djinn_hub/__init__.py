@@ -34,7 +34,7 @@ class HubSource:
         self._downloads = Downloads(self._own, endpoint)
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
-        """As `WeightSource.places`: what may be downloaded is read from a cache only if that has all of it."""
+        """As `WeightSource.places`. The address comes first: `download` uses a cache only if it has the complete model."""
         name, revision, path = parse(address)
         caches = [repository_in(cache, name) for cache in self._caches(folders)]
         return [address, *(LocalPlace(_snapshot(one, revision, path), immutable=True) for one in caches)]
@@ -72,12 +72,12 @@ class HubSource:
 
 
 def parse(address: str) -> tuple[str, str, str]:
-    """Split an address into the model's name, the revision and the path in it. Each part is safe in a path on disk and in a URL.
+    """Split an address into model name, revision and path. Each part is safe in a path on disk and in a URL.
 
     The path is empty if the address names the whole model.
 
     Raises:
-        WeightsUnavailable: it is no such address.
+        WeightsUnavailable: the address is malformed.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -99,8 +99,8 @@ def parse(address: str) -> tuple[str, str, str]:
 
 
 def _snapshot(repository: Path, revision: str, path: str) -> Path:
-    """The place of a path in a model in a cache, which need not be there. huggingface_hub moves a file there when it is whole."""
-    commit = revision  # which it may be
+    """Return the snapshot path of a file or folder, which need not exist. huggingface_hub moves only complete files to it."""
+    commit = revision  # a revision may be a commit
     if not (repository / "snapshots" / revision).is_dir():
         with contextlib.suppress(OSError, ValueError):
             commit = (repository / "refs" / revision).read_text("ascii", "replace").strip() or revision

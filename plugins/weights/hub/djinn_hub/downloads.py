@@ -218,10 +218,10 @@ def _named(index: bytes) -> set[str]:
 
 
 def _note(reference: Path, commit: str) -> None:
-    """Write which commit a branch or tag is, last of all files, so that it names complete files alone.
+    """Write the commit of a branch or tag after all files of the commit are complete.
 
-    As huggingface_hub does, replace the file as a whole, with the mode that the umask gives, and leave one that is up to date:
-    other users share the cache, and the server may not write to it.
+    As huggingface_hub, replace the file atomically with the mode of the umask, and leave a current file unchanged. Other users
+    share the cache, and the server may lack permission to write it.
     """
     if reference.name == commit or (reference.is_file() and reference.read_text() == commit):
         return

@@ -163,7 +163,7 @@ def umask(request):
 
 
 @pytest.mark.usefixtures("umask")
-def test_other_users_may_read_of_a_cache_what_huggingface_hub_lets_them(hub, source, tmp_path):
+def test_cache_files_have_the_modes_of_huggingface_hub(hub, source, tmp_path):
     hub.put("org/model", {"model.safetensors": b"1"})
     open_permitted(source, "hf://org/model@main", ALLOWED)
     hf_hub_download("org/model", "model.safetensors", cache_dir=tmp_path / "theirs", endpoint=hub.endpoint)
@@ -176,7 +176,7 @@ def modes(folder):
     return {str(path.relative_to(folder)): oct(path.stat().st_mode) for path in folder.rglob("*")}
 
 
-def test_a_reference_that_is_up_to_date_is_not_written(hub, source, tmp_path):
+def test_current_reference_is_not_rewritten(hub, source, tmp_path):
     hub.put("org/model", {"model.safetensors": b"1"})
     open_permitted(source, "hf://org/model@main", ALLOWED)
     reference = tmp_path / "own" / "models--org--model" / "refs" / "main"

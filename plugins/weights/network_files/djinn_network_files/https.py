@@ -190,7 +190,7 @@ class HttpsSource:
         del folders
         if not _is_safe(address):
             raise WeightsUnavailable(
-                f"{address!r} is no address without names and passwords, or not in its usual spelling"
+                f"{address!r} contains a user name, a password or an unusual spelling: remove these from the address"
             )
         return [address]
 

@@ -16,7 +16,7 @@ class ExampleSource:
     name = "example"
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace]:
-        """The model in each folder. The executor checks the permissions, and opens it."""
+        """Return the model's place in each folder. The executor checks the permissions and opens the first permitted place."""
         model = address.removeprefix("example:")
         return [LocalPlace(folder / model) for folder in folders]
 

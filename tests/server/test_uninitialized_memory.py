@@ -1,4 +1,4 @@
-"""No op shows a client memory that the executor had freed: what an op leaves unwritten is zero."""
+"""No op returns freed memory of the executor: unwritten bytes of results are zero."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from djinn_core.ir.operators import resolve
 from djinn_core.server.compiling.compiled_region import CompiledRegion
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness
-from djinn_core.server.running.unwritten_memory import clearing, copied_with_strides, needs_clearing
-from djinn_core.system.memory import clear, resident
+from djinn_core.server.running.uninitialized_memory import copy_with_strides, needs_zero_fill, zero_filling
+from djinn_core.system.memory import resident, zero_fill
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from real_calls import database_calls
@@ -33,7 +33,7 @@ M_PERTURB = -6
 
 @pytest.fixture
 def filled():
-    """Runs a function while glibc fills memory with a byte when it hands memory out."""
+    """Run a function while glibc fills each allocation with a byte."""
     mallopt = ctypes.CDLL(None).mallopt
 
     def run(byte, function):
@@ -47,18 +47,18 @@ def filled():
 
 
 def octets(tensor):
-    """All bytes of a tensor's storage, the gaps between its elements included."""
+    """Return all bytes of a tensor's storage, including gaps between elements."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def function_of(name):
-    """Function that an executor calls for an op."""
-    return clearing(name, torch_private.kernel_of(resolve(name)))
+    """Return the function that an executor calls for an op."""
+    return zero_filling(name, torch_private.kernel_of(resolve(name)))
 
 
 def copied(value):
-    """A copy with the same storage size, strides and offset."""
+    """Copy a tensor with its storage size, strides and offset."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty(0, dtype=value.dtype).set_(
@@ -67,7 +67,7 @@ def copied(value):
 
 
 def bytes_after(name, args, kwargs):
-    """The storages of an op's results and operands after it."""
+    """Run an op. Return the storage bytes of its results and operands."""
     args, kwargs = tree_map(copied, (args, kwargs))
     torch.manual_seed(0)
     made = function_of(name)(*args, **kwargs)
@@ -98,13 +98,13 @@ PARTLY_WRITTEN = {
 
 
 @pytest.mark.parametrize("name", PARTLY_WRITTEN)
-def test_bytes_that_an_op_does_not_write_are_zero(name, filled):
+def test_unwritten_bytes_of_results_are_zero(name, filled):
     args, kwargs = PARTLY_WRITTEN[name]
     zeros, others = (filled(byte, partial(bytes_after, name, args, kwargs)) for byte in (0, 165))
     assert all(map(torch.equal, zeros, others))
 
 
-def test_deterministic_fill_leaves_no_gaps(filled):
+def test_deterministic_fill_zero_fills_gaps(filled):
     torch._C._set_deterministic_algorithms(True)  # the public function imports half of the compiler
     try:
         made = filled(165, lambda: function_of("aten::empty_strided")([30, 20], [100, 3]))
@@ -116,13 +116,13 @@ def test_deterministic_fill_leaves_no_gaps(filled):
     assert not gaps.any()
 
 
-def test_a_copy_with_other_strides_has_zeros_in_its_gaps(filled):
-    made = filled(165, lambda: copied_with_strides(torch.ones(30, 20), (100, 3)))
+def test_copy_with_strides_zero_fills_gaps(filled):
+    made = filled(165, lambda: copy_with_strides(torch.ones(30, 20), (100, 3)))
     assert octets(made).view(torch.float32).sum() == made.sum() == 600
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_ops_on_sparse_tensors_leave_nothing_unwritten(filled):
+def test_sparse_layout_calls_are_zero_filled(filled):
     call = own_operators(CpuRuntime(), DeviceRandomness(torch.device("cpu")))["djinn::layout_call"]
     columns = torch.cat([torch.arange(2), torch.arange(298)])
     csr = ["sparse_csr", [2, 300], torch.tensor([0, 2, 300]), columns, torch.ones(300)]
@@ -131,8 +131,8 @@ def test_ops_on_sparse_tensors_leave_nothing_unwritten(filled):
 
 
 @pytest.mark.parametrize("op", ["aten::empty.memory_format", "aten::_ctc_loss"])
-def test_compiled_code_leaves_nothing_unwritten_in_place_of_an_op_that_does(op, filled):
-    """The compiler's code stands for one that allocates a buffer, and the region for one with that op alone."""
+def test_compiled_region_with_uninitialized_ops_is_zero_filled(op, filled):
+    """The stub replay allocates an uninitialized buffer. The stub region has this op only."""
     template = SimpleNamespace(steps=[SimpleNamespace(op=op)], constants=(), slots=0)
     region = SimpleNamespace(start=0, stop=1, inputs=(0,), views=(), fresh=(0,), written=())
     sizes = SimpleNamespace(floats=(), guard=lambda: None)
@@ -143,13 +143,13 @@ def test_compiled_code_leaves_nothing_unwritten_in_place_of_an_op_that_does(op, 
 
 
 @pytest.mark.long
-def test_ops_that_run_without_clearing_write_every_byte(filled):
-    """Calls as PyTorch's database of operators makes them."""
+def test_ops_without_zero_fill_write_every_byte(filled):
+    """Uses sample calls of PyTorch's operator database."""
     calls = database_calls()
     checked = 0
     for name, kept in calls.items():
         try:
-            if needs_clearing(name):
+            if needs_zero_fill(name):
                 continue
         except Exception:  # no program may contain it
             continue
@@ -160,7 +160,7 @@ def test_ops_that_run_without_clearing_write_every_byte(filled):
     assert checked > 1000
 
 
-def test_large_blocks_are_not_touched():
+def test_zero_fill_leaves_large_blocks_untouched():
     meter = resident()
     before = meter.now()
     made = function_of("aten::empty.memory_format")([4 << 30], dtype=torch.uint8)
@@ -173,9 +173,9 @@ def test_large_blocks_are_not_touched():
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 12_289, (4 << 20) + 5, 40 << 20])
 @pytest.mark.parametrize("start", [0, 1, 4096])
-def test_clear_reaches_each_byte_and_no_other(size, start):
+def test_zero_fill_writes_exactly_the_given_bytes(size, start):
     memory = torch.full((size + start + 64,), 7, dtype=torch.uint8)
-    clear(memory.data_ptr() + start, size)
+    zero_fill(memory.data_ptr() + start, size)
     assert not memory[start : start + size].any()
     assert (memory[:start] == 7).all()
     assert (memory[start + size :] == 7).all()
@@ -200,7 +200,7 @@ KINDS = (
 
 
 @pytest.mark.usefixtures("fresh_executors")
-def test_ten_thousand_uninitialised_tensors_are_zero_on_an_executor_whose_memory_is_filled(monkeypatch):
+def test_uninitialized_tensors_of_an_executor_are_zero(monkeypatch):
     monkeypatch.setenv("MALLOC_PERTURB_", "165")
     with configured(strict=False):
         counts = []

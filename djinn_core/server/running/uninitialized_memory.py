@@ -1,11 +1,11 @@
-"""Clear memory that ops hand out without writing it.
+"""Zero-fill memory that ops return uninitialized.
 
-PyTorch's CPU allocator returns freed memory of the process as it is: `torch.empty` would show a client whatever the executor held
-before, its TLS key included. Three kinds of op are told apart, by schema and name:
+PyTorch's CPU allocator reuses freed memory of the process without clearing it. `torch.empty` would show a client earlier contents
+of the executor, such as its TLS key. Schema and name decide between three kinds of op:
 
-- ops that return memory as they find it (`empty`, `resize_`): the new bytes are cleared after the call. Large blocks cost nothing.
-- ops that are known to write every byte of their results: they run as they are.
-- all others, `out=` overloads included: PyTorch's allocator clears memory while they run. `_ctc_loss`, for example, leaves gaps.
+- Ops that return uninitialized memory (`empty`, `resize_`): the new bytes are zero-filled after the call. Large blocks cost nothing.
+- Ops that write every byte of their results run unchanged.
+- All other ops and all `out=` overloads: PyTorch's allocator zero-fills memory while they run. `_ctc_loss`, for example, leaves gaps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from djinn_core.ir.operators import resolve, split_name
 from djinn_core.logs import get_logger
 from djinn_core.system import memory
 
-_FOUND: Final = frozenset({
+_UNINITIALIZED: Final = frozenset({
     "_resize_output_",
     "empty",
     "empty_like",
@@ -35,8 +35,8 @@ _FOUND: Final = frozenset({
     "resize_as_",
     "set_",
 })  # fmt: skip
-# Frequent ops, besides those that `_writes_everything` knows by their schemas. `tests/server/test_unwritten_memory.py` checks each.
-_COMPLETE: Final = frozenset({
+# Frequent ops that `_writes_everything` cannot tell by schema. `tests/server/test_uninitialized_memory.py` checks each.
+_FULLY_WRITTEN: Final = frozenset({
     "_log_softmax",
     "_log_softmax_backward_data",
     "_safe_softmax",
@@ -86,8 +86,8 @@ _COMPLETE: Final = frozenset({
 _log = get_logger("djinn.server")
 
 
-class _Clearing:
-    """A block in which PyTorch's CPU allocator clears all memory that it hands out, to any thread. Several threads may be in it."""
+class _ZeroFilledAllocations:
+    """Context manager in which PyTorch's CPU allocator zero-fills allocations of all threads. Thread-safe and reentrant."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,9 +96,11 @@ class _Clearing:
     @functools.cached_property
     def _switch(self) -> Any:
         try:
-            return torch_private.clearing_switch()
+            return torch_private.zero_fill_switch()
         except (OSError, ValueError) as error:
-            _log.error("some ops return freed memory of this process: this PyTorch cannot clear it", error=str(error))
+            _log.error(
+                "some ops return freed memory of this process: this PyTorch cannot zero-fill it", error=str(error)
+            )
             return SimpleNamespace()
 
     def __enter__(self) -> None:
@@ -113,75 +115,73 @@ class _Clearing:
                 self._switch.value = False
 
 
-cleared_allocations: Final = _Clearing()
+zero_filled_allocations: Final = _ZeroFilledAllocations()
 
 
-def clearing(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `kernel`, which is called for the op `name`, so that none of its results shows freed memory."""
-    if not needs_clearing(name):
+def zero_filling(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `kernel`, which runs the op `name`, so that its results contain no uninitialized bytes."""
+    if not needs_zero_fill(name):
         return kernel
-    return functools.partial(_call_and_clear if _returns_as_found(name) else call_cleared, kernel)
+    return functools.partial(_call_and_zero_fill if _returns_uninitialized(name) else call_with_zero_fill, kernel)
 
 
 @functools.cache
-def needs_clearing(name: str) -> bool:
+def needs_zero_fill(name: str) -> bool:
     """Return True if an op may leave bytes of its results unwritten."""
-    return _returns_as_found(name) or not _writes_everything(name)
+    return _returns_uninitialized(name) or not _writes_everything(name)
 
 
-def _returns_as_found(name: str) -> bool:
+def _returns_uninitialized(name: str) -> bool:
     packet, overload = split_name(name)
-    return packet in _FOUND and not overload.endswith("out")
+    return packet in _UNINITIALIZED and not overload.endswith("out")
 
 
 def _writes_everything(name: str) -> bool:
     overload = resolve(name)
     schema = torch_private.schema_of(overload)
-    if any(argument.is_out for argument in schema.arguments):  # memory before and after the result may be new as well
+    if any(argument.is_out for argument in schema.arguments):  # resizing `out` may add bytes outside of the result
         return False
     packet, _ = split_name(name)
     allocates = any(result.alias_info is None for result in schema.returns)
-    writes_all = torch.Tag.pointwise in overload.tags or packet in _COMPLETE or packet.startswith("_foreach_")
+    writes_all = torch.Tag.pointwise in overload.tags or packet in _FULLY_WRITTEN or packet.startswith("_foreach_")
     return writes_all or not allocates
 
 
-def call_cleared(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
-    """Call `kernel` while PyTorch's CPU allocator clears all memory that it hands out."""
-    with cleared_allocations:
+def call_with_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
+    """Call `kernel` while PyTorch's CPU allocator zero-fills allocations."""
+    with zero_filled_allocations:
         return kernel(*positional, **keywords)
 
 
-def _call_and_clear(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
-    """Call an op that returns one tensor, and clear the bytes that no operand had before."""
-    if (
-        torch.are_deterministic_algorithms_enabled()
-    ):  # PyTorch fills what it returns, though not the gaps between elements
-        return call_cleared(kernel, *positional, **keywords)
+def _call_and_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
+    """Call an op that returns one tensor, and zero-fill the bytes of its storage that no operand had before."""
+    if torch.are_deterministic_algorithms_enabled():  # PyTorch fills elements with nan, but not the gaps between them
+        return call_with_zero_fill(kernel, *positional, **keywords)
     operands = [one for one in (*positional, *keywords.values()) if isinstance(one, torch.Tensor)]
     sizes = {torch_private.storage_key(one): one.untyped_storage().nbytes() for one in operands}
     made = kernel(*positional, **keywords)
-    clear(made.untyped_storage(), sizes.get(torch_private.storage_key(made), 0))
+    zero_fill(made.untyped_storage(), sizes.get(torch_private.storage_key(made), 0))
     return made
 
 
-def clear(storage: torch.UntypedStorage, start: int = 0) -> None:
-    """Clear a storage from byte `start` on."""
+def zero_fill(storage: torch.UntypedStorage, start: int = 0) -> None:
+    """Zero-fill a storage from byte `start`."""
     size = storage.nbytes() - start
     if size <= 0 or storage.device.type == "meta":
         return
     if storage.device.type == "cpu":
-        memory.clear(storage.data_ptr() + start, size)
+        memory.zero_fill(storage.data_ptr() + start, size)
     else:
         torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (size,), (1,)).zero_()
 
 
-def copied_with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """Copy a tensor into memory with these strides, whose gaps are zero.
+def copy_with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """Copy a tensor to a layout with these strides, and zero-fill the gaps between elements.
 
     Raises:
-        RuntimeError: there is no memory for it.
+        RuntimeError: the memory cannot be allocated.
     """
     laid = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
     if laid.untyped_storage().nbytes() > tensor.nbytes:
-        clear(laid.untyped_storage())
+        zero_fill(laid.untyped_storage())
     return laid.copy_(tensor)
