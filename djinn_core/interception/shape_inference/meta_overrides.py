@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -104,10 +104,9 @@ def _of_convolution(
         return _channels_last(out.unsqueeze(2), weight.unsqueeze(2)).squeeze(2)
     _, _, transposed, output_padding, groups = rest
     padded = transposed and any(padding >= step for padding, step in zip(output_padding, stride, strict=False))
-    laid_out = _channels_last(out, given, weight)
-    if out.dim() == 5 and (laid_out is out or padded or not _is_of_onednn(given, weight, groups)):
+    if out.dim() == 5 and (not _are_channels_last(given, weight) or padded or not _is_of_onednn(given, weight, groups)):
         return out.contiguous()
-    return laid_out
+    return _channels_last(out, given, weight)
 
 
 def _is_of_onednn(given: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
@@ -119,12 +118,17 @@ def _is_of_onednn(given: torch.Tensor, weight: torch.Tensor, groups: int) -> boo
     return groups > 1 or min(weight.shape[-2:]) > 3 or given.shape[0] > 1 or math.prod(given.shape[:4]) > 20480
 
 
+_CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def _channels_last(out: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
     """`out` with channels last if one of `tensors` has them last."""
-    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(out.dim())
-    if wanted is None or all(torch_private.suggested_format(t) is not wanted for t in tensors):
-        return out
-    return out.contiguous(memory_format=wanted)
+    wanted = _CHANNELS_LAST.get(out.dim())
+    return out.contiguous(memory_format=wanted) if wanted and _are_channels_last(*tensors) else out
+
+
+def _are_channels_last(*tensors: torch.Tensor) -> bool:
+    return any(torch_private.suggested_format(t) is _CHANNELS_LAST.get(t.dim(), "") for t in tensors)
 
 
 def _as_images(rule: Rule, place: int = 0) -> Rule:
