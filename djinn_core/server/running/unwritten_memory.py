@@ -158,9 +158,15 @@ def _call_and_clear(kernel: Callable[..., Any], /, *positional: Any, **keywords:
     ):  # PyTorch fills what it returns, though not the gaps between elements
         return call_cleared(kernel, *positional, **keywords)
     operands = [one for one in (*positional, *keywords.values()) if isinstance(one, torch.Tensor)]
-    sizes = {torch_private.storage_key(one): one.untyped_storage().nbytes() for one in operands}
-    made = kernel(*positional, **keywords)
-    clear(made.untyped_storage(), sizes.get(torch_private.storage_key(made), 0))
+    before = {torch_private.storage_key(one): one.untyped_storage() for one in operands}
+    sizes = {key: storage.nbytes() for key, storage in before.items()}
+    try:
+        made = kernel(*positional, **keywords)
+    finally:  # `resize_` checks its memory format last: when it raises, the storage has grown
+        for key, storage in before.items():
+            clear(storage, sizes[key])
+    if torch_private.storage_key(made) not in before:
+        clear(made.untyped_storage())
     return made
 
 
