@@ -14,15 +14,19 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from djinn_core.builtins.safetensors_files import Safetensors, read_header
-from djinn_core.builtins.weights import FileSource, LocalFile
+from djinn_core.builtins.weights import FileSource, LocalFile, open_folder
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_formats import FileHeader
+from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry
 from djinn_core.hookspecs.weights import LocalPlace, WeightPermissions, WeightSource
 from djinn_core.server import disk_quota
 from djinn_core.server.disk_quota import DiskQuota
+from djinn_core.server.running.values import ValueTable
 from djinn_core.server.weights import saving, weight_reader
+from djinn_core.server.weights.replies import remove, save_values
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.weight_messages import RemoveWeights, SaveWeights
 
 TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(6, dtype=torch.int16), "empty": torch.empty(0, 3)}
 
@@ -393,14 +397,48 @@ HEADERS = {
     "metadata is None": lambda _: FileHeader({}, None),
     "an entry is text": lambda _: FileHeader({"a": "b"}, {}),
     "a name is None": lambda file: FileHeader({None: next(iter(read_header(file).tensors.values()))}, {}),
+    "metadata has a number": lambda _: FileHeader({}, {"format": 1}),
+    "a dtype is text": lambda _: FileHeader({"a": HeaderEntry("float32", (4,), 0, 16)}, {}),
+    "a size is text": lambda _: FileHeader({"a": HeaderEntry(torch.float32, ("4",), 0, 16)}, {}),
+    "a start is None": lambda _: FileHeader({"a": HeaderEntry(torch.float32, (4,), None, 16)}, {}),
 }
 OPENED = {
     "raises": raises,
     "returns None": lambda *_: None,
     "returns text": lambda *_: "model.safetensors",
-    "returns a file": lambda source, address, permissions: source.open(address, permissions)[0],
+    "returns a file": lambda folder, permissions: open_folder(folder, permissions)[0],
     "returns numbers": lambda *_: [1],
 }
+
+
+class FailingSource(FileSource):
+    """Saves and removes nothing; fails as a plugin may."""
+
+    create = remove = raises
+
+
+class FailingSink(FileSource):
+    """Makes files that cannot be written."""
+
+    def create(self, path, size):
+        return None
+
+
+@pytest.mark.parametrize("source", [FailingSource(), FailingSink()], ids=["source", "sink"])
+def test_a_source_that_fails_to_save_costs_only_that_call(models, caplog, source):
+    reader, values = WeightReader([source], WeightPermissions(saving=(models,))), ValueTable()
+    values[1] = torch.ones(3)
+    request = SaveWeights("file:new.safetensors", ("a",), pack_handles([1]))
+    reply = save_values(request, values, None, reader, lambda value: value)
+    assert "cannot be written: " in reply.refused
+    assert "a weight source failed" in caplog.text
+
+
+def test_a_source_that_fails_to_remove_costs_only_that_call(models, caplog):
+    reader = WeightReader([FailingSource()], WeightPermissions(saving=(models,)))
+    reply = remove(reader, RemoveWeights("file:model.safetensors"))
+    assert reply.refused == "'file:model.safetensors' cannot be removed: KeyError"
+    assert "a weight source failed" in caplog.text
 
 
 @pytest.mark.parametrize("fault", HEADERS)
@@ -418,10 +456,13 @@ def test_a_format_that_fails_costs_only_that_call(models, caplog, fault):
 @pytest.mark.parametrize("fault", OPENED)
 def test_a_source_that_fails_costs_only_that_call(models, caplog, fault):
     class Failing(FileSource):
-        def open(self, address, permissions):
-            return OPENED[fault](super(), address, permissions) if fault == "returns a file" else OPENED[fault]()
+        def places(self, address, folders):
+            return [address]
 
-    reader = WeightReader([Failing()], WeightPermissions((models,)))
+        def open(self, address, permissions):
+            return OPENED[fault](models, permissions)
+
+    reader = WeightReader([Failing()], WeightPermissions((models,), ("file:*",)))
     with pytest.raises(WeightsUnavailable, match=r"cannot be opened: (Key|Type)Error"):
         reader.open(f"file:{models}")
     failed = [r for r in caplog.records if "a weight source failed" in r.getMessage()]
