@@ -402,11 +402,10 @@ HEADERS = {
     "a size is text": lambda _: FileHeader({"a": HeaderEntry(torch.float32, ("4",), 0, 16)}, {}),
     "a start is None": lambda _: FileHeader({"a": HeaderEntry(torch.float32, (4,), None, 16)}, {}),
 }
-OPENED = {
+MALFORMED = {
     "raises": raises,
     "returns None": lambda *_: None,
     "returns text": lambda *_: "model.safetensors",
-    "returns a file": lambda source, address, permissions: source.open(address, permissions)[0],
     "returns numbers": lambda *_: [1],
 }
 
@@ -453,13 +452,20 @@ def test_a_format_that_fails_costs_only_that_call(models, caplog, fault):
     assert "a weight format failed" in caplog.text
 
 
-@pytest.mark.parametrize("fault", OPENED)
-def test_a_source_that_fails_costs_only_that_call(models, caplog, fault):
-    class Failing(FileSource):
-        def open(self, address, permissions):
-            return OPENED[fault](super(), address, permissions) if fault == "returns a file" else OPENED[fault]()
+@pytest.mark.parametrize("method", ["places", "open", "download"])
+@pytest.mark.parametrize("fault", MALFORMED)
+def test_a_source_that_fails_costs_only_that_call(models, caplog, fault, method):
+    class Failing:
+        name = "file"
 
-    reader = WeightReader([Failing()], WeightPermissions((models,)))
+        def places(self, address, folders):
+            return [address]
+
+        def open(self, address, permissions):
+            return []
+
+    setattr(Failing, method, lambda *_: MALFORMED[fault]())
+    reader = WeightReader([Failing()], WeightPermissions((models,), ("file:*",)))
     with pytest.raises(WeightsUnavailable, match=r"cannot be opened: (Key|Type)Error"):
         reader.open(f"file:{models}")
     failed = [r for r in caplog.records if "a weight source failed" in r.getMessage()]

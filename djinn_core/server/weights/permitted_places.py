@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import UnionType
+from typing import Any
 
 from djinn_core.builtins.weights import open_folder
 from djinn_core.errors import WeightsUnavailable
@@ -31,7 +33,7 @@ def open_permitted(
         WeightsUnavailable: there is none. If clients may not read it, the message does not say whether it is there.
     """
     failure: WeightsUnavailable | None = None
-    for place in source.places(address, (*permissions.folders, *permissions.saving)):
+    for place in _places(source, address, (*permissions.folders, *permissions.saving)):
         if not _is_permitted(place, permissions):
             continue
         try:
@@ -59,10 +61,25 @@ def _open_network(
     source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload
 ) -> Sequence[WeightFile]:
     if isinstance(source, DownloadingSource):
-        return source.download(address, permissions, report)
+        return _checked(source, source.download(address, permissions, report), WeightFile)
     if isinstance(source, NetworkSource):
-        return source.open(address, permissions)
+        return _checked(source, source.open(address, permissions), WeightFile)
     raise TypeError(f"the weight source {source.name}: has the network address {address!r} and cannot open it")
+
+
+def _places(source: WeightSource, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
+    return _checked(source, source.places(address, folders), LocalPlace | str)
+
+
+def _checked(source: WeightSource, found: object, kind: type | UnionType) -> Sequence[Any]:
+    """Return `found` if it is a sequence of `kind`: a plugin may return anything.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, kind) for one in found):
+        raise TypeError(f"the weight source {source.name!r} returned {type(found).__name__}, not a sequence of {kind}")
+    return found
 
 
 def writable_path(source: WeightSource, address: str, permissions: WeightPermissions) -> Path:
@@ -71,7 +88,7 @@ def writable_path(source: WeightSource, address: str, permissions: WeightPermiss
     Raises:
         WeightsUnavailable: it may not be written.
     """
-    for place in source.places(address, permissions.saving[:1]):
+    for place in _places(source, address, permissions.saving[:1]):
         if isinstance(place, LocalPlace):
             return permissions.resolve_new(place.path)
     raise WeightsUnavailable(f"{address!r} is no path on the server's disk, where weights are saved")

@@ -459,7 +459,7 @@ class WeightReader:
             return _opened(*self.published.open(address), self._formats)
         source = self._source(address)
         try:
-            files = _files_of(source, open_permitted(source, address, self._permissions, report))
+            files = open_permitted(source, address, self._permissions, report)
         except WeightsUnavailable:
             raise
         except Exception as error:
@@ -467,13 +467,6 @@ class WeightReader:
             raise WeightsUnavailable(f"{address!r} cannot be opened: {type(error).__name__}") from error
         opened = _opened(address, files, self._formats)
         return attrs.evolve(opened, replaceable=self._replaceable(source, files))
-
-
-def _files_of(source: WeightSource, found: object) -> Sequence[WeightFile]:
-    """Return `found`, which a plugin may have made of anything, if it is a list of files; raise TypeError otherwise."""
-    if not (isinstance(found, Sequence) and all(isinstance(file, WeightFile) for file in found)):
-        raise TypeError(f"the weight source {source.name!r} returned no list of files")
-    return found
 
 
 def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightFormat]) -> OpenedWeights:

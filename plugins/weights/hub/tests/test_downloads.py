@@ -165,7 +165,7 @@ def umask(request):
 @pytest.mark.usefixtures("umask")
 def test_other_users_may_read_of_a_cache_what_huggingface_hub_lets_them(hub, source, tmp_path):
     hub.put("org/model", {"model.safetensors": b"1"})
-    source.open("hf://org/model@main", ALLOWED)
+    open_permitted(source, "hf://org/model@main", ALLOWED)
     hf_hub_download("org/model", "model.safetensors", cache_dir=tmp_path / "theirs", endpoint=hub.endpoint)
     ours, theirs = modes(tmp_path / "own" / "models--org--model"), modes(tmp_path / "theirs" / "models--org--model")
     assert "refs/main" in ours
@@ -178,13 +178,13 @@ def modes(folder):
 
 def test_a_reference_that_is_up_to_date_is_not_written(hub, source, tmp_path):
     hub.put("org/model", {"model.safetensors": b"1"})
-    source.open("hf://org/model@main", ALLOWED)
+    open_permitted(source, "hf://org/model@main", ALLOWED)
     reference = tmp_path / "own" / "models--org--model" / "refs" / "main"
     before = reference.stat().st_ino
-    source.open("hf://org/model@main", ALLOWED)
+    open_permitted(source, "hf://org/model@main", ALLOWED)
     assert reference.stat().st_ino == before
     hub.put("org/model", {"model.safetensors": b"2"}, LATER)
-    source.open("hf://org/model@v1", ALLOWED)
+    open_permitted(source, "hf://org/model@v1", ALLOWED)
     assert [path.name for path in sorted(reference.parent.iterdir())] == ["main", "v1"]
 
 
