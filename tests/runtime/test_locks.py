@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ SECONDS = long_or(3, 120)
 
 
 @pytest.fixture
-def weights_folder():
+def weights_folder(tmp_path):
     """A folder that the tests' server reads weights from."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_file({"weight": torch.tensor([1.0, 2.0, 3.0])}, Path(folder, "weights.safetensors"))
-        yield folder
+    save_file({"weight": torch.tensor([1.0, 2.0, 3.0])}, tmp_path / "weights.safetensors")
+    return tmp_path
 
 
 def test_threads_begin_use_and_end_sessions_without_a_hang(python, served_environment, weights_folder):
