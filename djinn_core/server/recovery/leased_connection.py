@@ -255,9 +255,9 @@ class LeasedConnection(ReliableConnection):
                 self._outbox.acknowledge(self._outbox.sent)
 
     def _look_for_goodbye(self) -> None:
-        """Find out if the client said goodbye before it hung up."""
+        """Find out if the client said goodbye before it hung up. Only what the network's buffers hold can still be read."""
         with contextlib.suppress(TransportError, ProtocolError):
-            self.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
+            self.read_ahead(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES)
         if any(is_of_kind(frame.head, Goodbye) for frame in self.queued()):
             self.leave()
 
