@@ -22,7 +22,16 @@ from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.frame_order import Prefix
-from djinn_core.wire.messages import Goodbye, ProtocolClose, StatsRequest, Submit, TemplateRequest, UploadPart, decode, encode
+from djinn_core.wire.messages import (
+    Goodbye,
+    ProtocolClose,
+    StatsRequest,
+    Submit,
+    TemplateRequest,
+    UploadPart,
+    decode,
+    encode,
+)
 from djinn_core.wire.peer_messages import AwaitTransfer
 
 MIB = 1 << 20

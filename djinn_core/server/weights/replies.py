@@ -100,7 +100,9 @@ def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) ->
         raise
     except Exception as error:
         _log.exception("a weight source failed to remove a file", address=request.address)
-        return RemoveWeightsReply(f"{request.address!r} cannot be removed: {type(error).__name__}"[: limits.FAILURE_TEXT])
+        return RemoveWeightsReply(
+            f"{request.address!r} cannot be removed: {type(error).__name__}"[: limits.FAILURE_TEXT]
+        )
     return RemoveWeightsReply()
 
 
