@@ -213,7 +213,7 @@ class Journal:
             _log.warning("a journal is not compacted: it stays as it is", error=str(error))
             return False
         with self._lock:
-            if not self.open:  # another thread has ended the session
+            if self._file < 0:  # another thread has ended the session
                 return False
             if self.contents is not None:
                 self.contents.retain(set(found.values()))
