@@ -7,8 +7,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 import torch
+from attrs.validators import instance_of, optional
 
 from djinn_core.hookspecs import hookspec, weights
+from djinn_core.ir.checked_fields import mapping_of, tuple_of
 from djinn_core.wire import limits
 from djinn_core.wire.tensors import dtype_name
 
@@ -42,11 +44,11 @@ class HeaderEntry:
         decoding: how its contents are made from the file; None: they lie in it as they are.
     """
 
-    dtype: torch.dtype | None
-    shape: tuple[int, ...]
-    start: int
-    size: int
-    stored_as: str = ""
+    dtype: torch.dtype | None = attrs.field(validator=optional(instance_of(torch.dtype)))
+    shape: tuple[int, ...] = attrs.field(validator=tuple_of(int))
+    start: int = attrs.field(validator=instance_of(int))
+    size: int = attrs.field(validator=instance_of(int))
+    stored_as: str = attrs.field(default="", validator=instance_of(str))
     decoding: Decoding | None = None
 
     @property
@@ -70,8 +72,8 @@ class HeaderEntry:
 class FileHeader:
     """Contents of a header: tensors by name, and what the file says of itself."""
 
-    tensors: dict[str, HeaderEntry]
-    metadata: dict[str, str]
+    tensors: dict[str, HeaderEntry] = attrs.field(validator=mapping_of(str, HeaderEntry))
+    metadata: dict[str, str] = attrs.field(validator=mapping_of(str, str))
 
 
 def read_bytes(file: weights.WeightFile, start: int, size: int) -> bytes:

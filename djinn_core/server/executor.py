@@ -232,6 +232,7 @@ class Executor:
     def _left(self) -> None:
         with self._door:
             self._inside -= 1
+        self._room_again()  # not before: the gateway sends the next client at once
 
     def _serve_control_channel(self, connection: Connection, asked: ControlAttach) -> None:
         """Let a client say something beside its session; a wrong secret is answered like no such session."""
@@ -282,7 +283,6 @@ class Executor:
             events.note("session_ended", duration=time.monotonic() - began)
             self._leases.end(name)
             session.close()
-            self._room_again()
             self._context.trimmer.soon()
 
     def _attached(self, owner: SessionIdentity, admitted: AdmittedClient) -> Attached:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from djinn_core.delivery.record_log import LazyBuffers
 from djinn_core.errors import QuotaExceeded, SessionLost
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
@@ -90,6 +91,20 @@ def test_a_journal_begins_anew_with_the_state(tmp_path):
     assert as_read(past.kept()) == [(b"not taken", [b"answer"])]
     assert frames_of(past) == [(b"four", [])]
     assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
+
+
+def test_a_session_that_is_ended_during_its_snapshot_leaves_no_file(tmp_path):
+    disk = DiskQuota(1 << 20)
+    journal = Journal.begin(tmp_path / "session.journal", OWNER, 1 << 20, disk)
+
+    def memory(_):
+        journal.end()
+        return b"memory"
+
+    assert not journal.compact(SnapshotHeader(3, 7, b"state"), LazyBuffers([6], memory), [])
+    assert not journal.open
+    assert not list(tmp_path.iterdir())
+    assert disk.used == 0
 
 
 def test_one_that_grows_too_large_is_given_up(tmp_path):

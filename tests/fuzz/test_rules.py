@@ -47,6 +47,14 @@ CALLS = {
         (F(1, 3, 10, 20), [8, 10], False, 0.8, 0.5),
         (F(1, 3, 10, 20), [8, 21], False, 0.8, 1.0),
     ),
+    "_scaled_dot_product_flash_attention_for_cpu": (
+        (F(1, 2, 3, 4), F(1, 2, 5, 4), F(1, 2, 5, 4)),
+        (F(1, 2, 3, 4), F(1, 2, 0, 4), F(1, 2, 0, 4)),
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        (F(1, 2, 3, 4), F(1, 2, 3, 4), F(1, 2, 5, 4), F(1, 2, 5, 4), F(1, 2, 3, 4), F(1, 2, 3), 0.0, False),
+        (F(1, 0, 3, 4), F(1, 0, 3, 4), F(1, 0, 5, 4), F(1, 0, 5, 4), F(1, 0, 3, 4), F(1, 0, 3), 0.0, False),
+    ),
     "_native_batch_norm_legit_no_training": (
         (F(2, 3), F(3), F(3), F(3), F(3), 0.5, 0.6),
         (F(2, 3).half(), F(3), F(3), F(3), F(2), 0.5, 0.6),

@@ -22,7 +22,16 @@ from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.frame_order import Prefix
-from djinn_core.wire.messages import ProtocolClose, StatsRequest, Submit, TemplateRequest, UploadPart, decode, encode
+from djinn_core.wire.messages import (
+    Goodbye,
+    ProtocolClose,
+    StatsRequest,
+    Submit,
+    TemplateRequest,
+    UploadPart,
+    decode,
+    encode,
+)
 from djinn_core.wire.peer_messages import AwaitTransfer
 
 MIB = 1 << 20
@@ -108,6 +117,27 @@ class Deaf:
 
     def close(self):
         pass
+
+
+class Left(Deaf):
+    """Stands for a connection to a client that has sent frames, the last one a goodbye, and hung up."""
+
+    def send(self, frame):
+        raise TransportError("it has hung up")
+
+    def receive(self, timeout=None):
+        if self.taken == self._most:
+            raise TransportError("it has hung up")
+        frame = super().receive(timeout)
+        return frame if self.taken < self._most else Frame(Prefix(self.taken, 0).encode() + encode(Goodbye()))
+
+
+@pytest.mark.parametrize(("frames", "nbytes"), [(limits.AHEAD_FRAMES + 10, 0), (30, MIB)], ids=["frames", "bytes"])
+def test_a_goodbye_behind_all_that_is_read_ahead_ends_the_wait_for_the_client(frames, nbytes):
+    connection = LeasedConnection(Left(frames, nbytes), 1.0, UsageMetrics())
+    connection.send(Frame(b"reply"))  # does not wait for a client that will not come back
+    heads = [connection.receive(0.0).head for _ in range(frames)]
+    assert isinstance(decode(heads[-1]), Goodbye)
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(64 << 10, 17), (0, 100)], ids=["bytes", "frames"])

@@ -10,20 +10,28 @@ from types import SimpleNamespace
 
 import pytest
 
+from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import ServerBusy, TransportError
 from djinn_core.hookspecs.admission import SESSION, AdmissionRequest
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.launch import process
-from djinn_core.launch.executor_config import AdmissionLimits
+from djinn_core.launch.executor_config import AdmissionLimits, ExecutorConfig, RecoveryConfig
 from djinn_core.launch.orders import FULL_SECONDS, Full, to_line
 from djinn_core.launch.pipe_lines import LineReader
 from djinn_core.launch.process import ExecutorProcess
+from djinn_core.launch.tickets import TicketChecker, issue_ticket, new_key
 from djinn_core.launch.token_table import TokenTable, change_table, create
+from djinn_core.plugins.kinds import EXECUTOR_KINDS
+from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting import connect
 from djinn_core.runtime.connecting.dialling import ask
 from djinn_core.server.admission_policies import ExecutorLimits
+from djinn_core.server.context import ExecutorContext
+from djinn_core.server.devices import open_device
 from djinn_core.server.events import ServerEvents
+from djinn_core.server.executor import Executor
 from djinn_core.server.gateway import admission
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
@@ -33,10 +41,24 @@ from djinn_core.server.gateway.log_rate_limit import AT_ONCE, LogRateLimit
 from djinn_core.server.gateway.pool import Pool
 from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_core.server.handshake import Refusal, refuse
+from djinn_core.server.inline import connected_pair
 from djinn_core.server.rate_limit import REMEMBERED, Bucket, Buckets
 from djinn_core.server.running.fair_share import FairShare
+from djinn_core.server.session import ExecutorSession
+from djinn_core.server.shared_device import SharedDevice
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.wire.messages import PROTOCOL_VERSION, Attached, Hello, Refused, Status, StatusRequest, decode, encode
+from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.wire.messages import (
+    PROTOCOL_VERSION,
+    Attach,
+    Attached,
+    Hello,
+    Refused,
+    Status,
+    StatusRequest,
+    decode,
+    encode,
+)
 
 
 class Clock:
@@ -254,3 +276,34 @@ def test_a_refusal_says_when_to_come_again():
     connection = Asking(None)
     refuse(connection, "later", retry=True, retry_after=2.5)
     assert connection.answers == [Refused("later", retry=True, retry_after=2.5)]
+
+
+def test_an_executor_has_room_when_it_says_so():
+    registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
+    device, key = open_device(registry.devices, "cpu"), new_key()
+    context = ExecutorContext(SharedDevice(device.runtime), weights=WeightReader((), WeightPermissions()))
+    config = ExecutorConfig("cpu", admission=AdmissionLimits(sessions=1), recovery=RecoveryConfig(lease_seconds=0.0))
+    executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession, config)
+
+    def attach():
+        ours, theirs = connected_pair()
+        threading.Thread(target=executor.serve, args=(theirs,), daemon=True).start()
+        ours.send(Frame(encode(Attach(issue_ticket(key, "a client"), ""))))
+        return ours, decode(ours.receive(300.0).head)
+
+    came, told = [], threading.Event()
+
+    def tell(report):
+        if not report.reason:
+            came.append(attach())
+            told.set()
+
+    executor.tell = tell
+    first, answer = attach()
+    assert isinstance(answer, Attached)
+    assert isinstance(attach()[1], Refused)
+    first.close()
+    assert told.wait(300)
+    ((next_one, answer),) = came
+    next_one.close()
+    assert isinstance(answer, Attached)

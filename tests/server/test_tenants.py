@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
@@ -77,6 +79,19 @@ def test_recently_admitted_tenant_is_not_evicted(tenants, monkeypatch):
         assert isinstance(tenants.start_pool(tenant), Pool)
     assert isinstance(tenants.start_pool("carol"), Refusal)
     assert names(tenants) == {"alice", "bob"}
+
+
+def test_a_tenant_whose_executor_has_died_is_not_idle(tenants, begin, wait_for, monkeypatch):
+    for tenant in ("alice", "bob"):
+        begin(tenant)
+    (status,) = tenants.statuses("alice")
+    os.kill(status.process, signal.SIGKILL)
+    assert isinstance(tenants.start_pool("carol"), Refusal), "while its successor starts"
+    wait_for(lambda: tenants.statuses("alice")[0].restarts, "the successor")
+    assert isinstance(tenants.start_pool("carol"), Refusal), "its client may come back"
+    monkeypatch.setattr(gateway_tenants, "RETURN_SECONDS", 0.0)
+    assert isinstance(tenants.start_pool("carol"), Pool)
+    assert names(tenants) == {"bob", "carol"}
 
 
 def test_concurrent_starts_respect_the_tenant_limit(tenants, monkeypatch):

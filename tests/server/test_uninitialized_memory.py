@@ -104,6 +104,26 @@ def test_unwritten_bytes_of_results_are_zero(name, filled):
     assert all(map(torch.equal, zeros, others))
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "memory_format"),
+    [
+        ("aten::resize_", (torch.ones(2), [900]), torch.preserve_format),
+        ("aten::resize_", (torch.ones(2), [900]), torch.channels_last),
+        ("aten::resize_as_", (torch.ones(2), torch.ones(900)), torch.channels_last),
+    ],
+)
+def test_storage_that_has_grown_when_its_op_raises_is_zero(name, args, memory_format, filled):
+    operand = copied(args[0])
+
+    def run():
+        with pytest.raises(RuntimeError, match="format"):
+            function_of(name)(operand, *args[1:], memory_format=memory_format)
+
+    filled(165, run)
+    assert len(octets(operand)) == 3600
+    assert not octets(operand)[8:].any()
+
+
 def test_deterministic_fill_zero_fills_gaps(filled):
     torch._C._set_deterministic_algorithms(True)  # the public function imports half of the compiler
     try:

@@ -16,13 +16,17 @@ from safetensors.torch import save, save_file
 from djinn_core.builtins.safetensors_files import Safetensors, read_header
 from djinn_core.builtins.weights import FileSource, LocalFile
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_formats import FileHeader
+from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry
 from djinn_core.hookspecs.weights import LocalPlace, WeightPermissions, WeightSource
 from djinn_core.server import disk_quota
 from djinn_core.server.disk_quota import DiskQuota
+from djinn_core.server.running.values import ValueTable
 from djinn_core.server.weights import saving, weight_reader
+from djinn_core.server.weights.replies import remove, save_values
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.weight_messages import RemoveWeights, SaveWeights
 
 TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(6, dtype=torch.int16), "empty": torch.empty(0, 3)}
 
@@ -393,6 +397,10 @@ HEADERS = {
     "metadata is None": lambda _: FileHeader({}, None),
     "an entry is text": lambda _: FileHeader({"a": "b"}, {}),
     "a name is None": lambda file: FileHeader({None: next(iter(read_header(file).tensors.values()))}, {}),
+    "metadata has a number": lambda _: FileHeader({}, {"format": 1}),
+    "a dtype is text": lambda _: FileHeader({"a": HeaderEntry("float32", (4,), 0, 16)}, {}),
+    "a size is text": lambda _: FileHeader({"a": HeaderEntry(torch.float32, ("4",), 0, 16)}, {}),
+    "a start is None": lambda _: FileHeader({"a": HeaderEntry(torch.float32, (4,), None, 16)}, {}),
 }
 MALFORMED = {
     "raises": raises,
@@ -400,6 +408,36 @@ MALFORMED = {
     "returns text": lambda *_: "model.safetensors",
     "returns numbers": lambda *_: [1],
 }
+
+
+class FailingSource(FileSource):
+    """Saves and removes nothing; fails as a plugin may."""
+
+    create = remove = raises
+
+
+class FailingSink(FileSource):
+    """Makes files that cannot be written."""
+
+    def create(self, path, size):
+        return None
+
+
+@pytest.mark.parametrize("source", [FailingSource(), FailingSink()], ids=["source", "sink"])
+def test_a_source_that_fails_to_save_costs_only_that_call(models, caplog, source):
+    reader, values = WeightReader([source], WeightPermissions(saving=(models,))), ValueTable()
+    values[1] = torch.ones(3)
+    request = SaveWeights("file:new.safetensors", ("a",), pack_handles([1]))
+    reply = save_values(request, values, None, reader, lambda value: value)
+    assert "cannot be written: " in reply.refused
+    assert "a weight source failed" in caplog.text
+
+
+def test_a_source_that_fails_to_remove_costs_only_that_call(models, caplog):
+    reader = WeightReader([FailingSource()], WeightPermissions(saving=(models,)))
+    reply = remove(reader, RemoveWeights("file:model.safetensors"))
+    assert reply.refused == "'file:model.safetensors' cannot be removed: KeyError"
+    assert "a weight source failed" in caplog.text
 
 
 @pytest.mark.parametrize("fault", HEADERS)

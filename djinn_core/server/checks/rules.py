@@ -215,6 +215,14 @@ def weight_norm_interface(a: Arguments) -> None:
         a.require(tensor is None or tensor.is_contiguous(), f"{name} must be contiguous")
 
 
+def attention_on_cpu(a: Arguments) -> None:
+    """Heads, queries and keys exist: the kernels divide by their numbers."""
+    for name, tensor in (("query", a.query), ("key", a.key)):
+        if not tensor.numel():
+            shape = tuple(tensor.shape)
+            a.require(0 not in shape[1:-1], f"{name} must have heads and positions, and has shape {shape}")
+
+
 # By the name of the op without its overload.
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
@@ -252,6 +260,8 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "_pdist_forward": numbers.pdist,
         "_reshape_alias": numbers.reshape_alias,
         "_reshape_alias_copy": numbers.reshape_alias,
+        "_scaled_dot_product_flash_attention_for_cpu": attention_on_cpu,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": attention_on_cpu,
         "_segment_reduce_backward": indexing.segments,
         "_sobol_engine_draw": numbers.sobol,
         "_sobol_engine_ff_": numbers.sobol,

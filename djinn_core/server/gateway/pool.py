@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -48,6 +50,7 @@ class SupervisedExecutor:
         self._state = "starting"
         self._device_id = config.device
         self._restarts = 0
+        self._restarted_at = -math.inf
         self._meter = LoadMeter()
         self._process = launcher.launch(config, wish)
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
@@ -101,6 +104,11 @@ class SupervisedExecutor:
     def restarts(self) -> int:
         """Number of times that its process was started again."""
         return self._restarts
+
+    def is_idle(self, seconds: float) -> bool:
+        """Return True if it has no session, and was not started again within `seconds`: clients of a dead process come back."""
+        report = self.report()
+        return report is not None and not report.sessions and time.monotonic() - self._restarted_at >= seconds
 
     @property
     def assigned(self) -> int:
@@ -188,6 +196,7 @@ class SupervisedExecutor:
             if self._closing.is_set():  # while it was starting: `close` has ended the process before this one
                 self._process.close(0.0)
                 return False
+            self._restarted_at = time.monotonic()
             self._state = "ready"
             self._restarts += 1
             _log.info("an executor was started again", process=self._process.process_id)

@@ -22,6 +22,7 @@ from djinn_core.wire.messages import ExecutorStatus
 
 MOST: Final = 16  # tenants that have executors at a time
 STARTS: Final = 2  # tenants whose executors start at the same time: more would make all of them slow
+RETURN_SECONDS: Final = 60.0  # in which clients of an executor that died come back to its successor
 IDLE_SECONDS: Final = 600.0  # after which the executors of a tenant without sessions are ended
 _log = get_logger("djinn.server")
 
@@ -253,8 +254,8 @@ class Tenants:
 
 
 def _is_idle(pool: Pool) -> bool:
-    """Return True if no executor has a session. An executor that does not answer may have sessions."""
-    return not any(status.sessions or status.state == "silent" for status in pool.statuses())
+    """Return True if no executor has a session, or may have one: an executor that does not answer, or was just started again."""
+    return all(executor.is_idle(RETURN_SECONDS) for executor in pool.executors)
 
 
 def _limited(config: ExecutorConfig, memory: int) -> ExecutorConfig:

@@ -208,19 +208,19 @@ class Journal:
             if max(least, nbytes + beside) > self._limit:
                 self._skip_snapshot(state)
                 return False
-            file = self._replace_file(nbytes, records)
+            self._replace(nbytes, records)
         except (OSError, RuntimeError, MemoryError) as error:
             _log.warning("a journal was not compacted", error=str(error))
             return False
         with self._lock:
-            os.close(self._file)
-            self._file, self._records = file, RecordWriter(file, nbytes)
-        if self.contents is not None:
-            self.contents.retain(set(found.values()))
-        self._beside = self.contents.own_bytes() if self.contents is not None else 0
-        self._refused_bytes = math.inf
-        self._disk.set_usage(self.path, nbytes + self._beside)
-        return self._has_room(nbytes)
+            if self._file < 0:  # another thread has ended the session
+                return False
+            if self.contents is not None:
+                self.contents.retain(set(found.values()))
+            self._beside = self.contents.own_bytes() if self.contents is not None else 0
+            self._refused_bytes = math.inf
+            self._disk.set_usage(self.path, nbytes + self._beside)
+            return self._has_room(nbytes)
 
     def _skip_snapshot(self, nbytes: int) -> None:
         """Log the first time that a state is too large for a snapshot. Only a state smaller than `nbytes` is tried again."""
@@ -234,8 +234,8 @@ class Journal:
             limit=self._limit,
         )
 
-    def _replace_file(self, nbytes: int, records: Iterable[Record]) -> int:
-        """Write `records` of `nbytes` bytes to a new file that replaces the journal's file. Return the open file.
+    def _replace(self, nbytes: int, records: Iterable[Record]) -> None:
+        """Replace the journal by one of `records`, which have `nbytes` bytes, unless its session has ended meanwhile.
 
         Raises:
             OSError: the quota or the disk does not allow it.
@@ -252,14 +252,15 @@ class Journal:
                 writer = RecordWriter(file, len(_MAGIC))
                 for record in records:
                     writer.append(*record)
-                path.replace(self.path)
-            except BaseException:
+                with self._lock:
+                    if self.open:
+                        path.replace(self.path)
+                        file, self._file, self._records = self._file, file, writer
+            finally:
                 os.close(file)
                 path.unlink(missing_ok=True)
-                raise
         finally:
             self._disk.release(path)
-        return file
 
     def truncate(self, size: int) -> None:
         """Truncate a torn record, and continue at this offset.

@@ -257,7 +257,7 @@ class LeasedConnection(ReliableConnection):
     def _read_goodbye(self) -> None:
         """Handle a `Goodbye` that arrived before the connection broke."""
         with contextlib.suppress(TransportError, ProtocolError):
-            self.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
+            self.read_ahead(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES)
         if any(is_of_kind(frame.head, Goodbye) for frame in self.queued()):
             self.on_goodbye()
 

@@ -158,9 +158,15 @@ def _call_and_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywo
     if torch.are_deterministic_algorithms_enabled():  # PyTorch fills elements with nan, but not the gaps between them
         return call_with_zero_fill(kernel, *positional, **keywords)
     operands = [one for one in (*positional, *keywords.values()) if isinstance(one, torch.Tensor)]
-    sizes = {torch_private.storage_key(one): one.untyped_storage().nbytes() for one in operands}
-    made = kernel(*positional, **keywords)
-    zero_fill(made.untyped_storage(), sizes.get(torch_private.storage_key(made), 0))
+    before = {torch_private.storage_key(one): one.untyped_storage() for one in operands}
+    sizes = {key: storage.nbytes() for key, storage in before.items()}
+    try:
+        made = kernel(*positional, **keywords)
+    finally:  # `resize_` checks its memory format last: when it raises, the storage has grown
+        for key, storage in before.items():
+            zero_fill(storage, sizes[key])
+    if torch_private.storage_key(made) not in before:
+        zero_fill(made.untyped_storage())
     return made
 
 

@@ -9,8 +9,9 @@ from concurrent.futures import Future, wait
 
 import torch
 
-from djinn_core.errors import WeightsUnavailable
+from djinn_core.errors import DjinnError, WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightSink
+from djinn_core.logs import get_logger
 from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel
 from djinn_core.server.running.cancellation import LOOK_SECONDS
 from djinn_core.server.running.values import Poison, ValueTable
@@ -34,6 +35,8 @@ from djinn_core.wire.weight_messages import (
     SaveWeightsReply,
     StoredTensorEntry,
 )
+
+_log = get_logger("djinn.server")
 
 
 def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
@@ -93,6 +96,13 @@ def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) ->
         if again and isinstance(error.__cause__, FileNotFoundError):
             return RemoveWeightsReply()
         return RemoveWeightsReply(str(error)[: limits.FAILURE_TEXT])
+    except DjinnError:
+        raise
+    except Exception as error:
+        _log.exception("a weight source failed to remove a file", address=request.address)
+        return RemoveWeightsReply(
+            f"{request.address!r} cannot be removed: {type(error).__name__}"[: limits.FAILURE_TEXT]
+        )
     return RemoveWeightsReply()
 
 
@@ -172,3 +182,9 @@ def save_values(
         return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
         return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])
+    except DjinnError:
+        raise
+    except Exception as error:
+        _log.exception("a weight source failed to save a file", address=request.address)
+        reason = f"{request.address!r} cannot be written: {type(error).__name__}"
+        return SaveWeightsReply(0, reason[: limits.FAILURE_TEXT])
