@@ -90,6 +90,15 @@ def error_of(refused, device):
             return error
 
 
+@pytest.mark.parametrize(("number", "classes"), [(5, 3), (-1, 3), (-1, -1)])
+def test_one_hot_takes_classes_only(embedded, number, classes):
+    given = torch.tensor([0, number])
+    with pytest.raises(RuntimeError, match="Class values must be"):
+        F.one_hot(given, classes)
+    with pytest.raises(RuntimeError, match=r"Class values must be|out of bounds"):
+        F.one_hot(given.to(embedded), classes).cpu()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_error_is_that_of_the_cpu(embedded, name):
     expected, got = error_of(REFUSED[name], "cpu"), error_of(REFUSED[name], embedded)
