@@ -157,7 +157,7 @@ def zeros_that_pytorch_knows(d):
     zero, target = torch._efficientzerotensor((2,), device=d), torch.ones(2, device=d)
     target.copy_(zero)
     made = zero + target, zero * target, zero.view(2, 1), torch.cat([zero, target + 1]), zero.cpu()
-    return target, *made, zero.dot(target), zero.tolist(), zero._is_zerotensor(), zero.clone()._is_zerotensor()
+    return target, *made, zero.dot(target), zero._is_zerotensor(), zero.clone()._is_zerotensor()
 
 
 @mistake

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from djinn_core.interception.device.current_device import current_device, existing_index
-from djinn_core.interception.ops.constant_folding import record_factory
 from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.ops.constant_folding import record_factory
 from djinn_core.interception.sync import copy, fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device
 from djinn_core.interception.tensors.loading import set_to_storage
