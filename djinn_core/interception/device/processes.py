@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type
 
-_QUEUE: Final[Any] = Queue
+_QUEUE: Final[Any] = Queue  # there is no public way to see what it does with errors
 
 
 def _refuse(tensor: LazyTensor) -> tuple[Callable[[str], NoReturn], tuple[str]]:
@@ -30,9 +30,9 @@ def _is_only_printed() -> bool:
     Queues with a handler of their own, such as those of `concurrent.futures`, tell who put the object there.
     """
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not _QUEUE._feed.__code__:
+    while frame is not None and frame.f_code is not _QUEUE._feed.__code__:  # noqa: SLF001
         frame = frame.f_back
-    return frame is not None and frame.f_locals["onerror"] is _QUEUE._on_queue_feeder_error
+    return frame is not None and frame.f_locals["onerror"] is _QUEUE._on_queue_feeder_error  # noqa: SLF001
 
 
 def _refused(message: str) -> NoReturn:
