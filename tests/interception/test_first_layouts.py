@@ -110,6 +110,7 @@ CASES = {
     "div": (ROWS, lambda t: [torch.div(t, 2, rounding_mode="floor"), torch.div(t, ones(t), rounding_mode="trunc")]),
     "xlogy": (ROWS, lambda t: [torch.xlogy(t, ones(t)), torch.xlogy(ones(t), t), torch.special.xlog1py(t, ones(t)[0])]),
     "pow of a number": (ROWS, lambda t: [2**t, 3.0**t, torch.pow(1, t), 2**t.long()]),
+    "logsigmoid": (ROWS, functional.logsigmoid),
     "rrelu": (ROWS, lambda t: [functional.rrelu(t), functional.rrelu(t, training=True)]),
     "index_fill": (ROWS, lambda t: [index_filled(t), index_filled(t[..., ::2]), index_filled(t[:, 1:])]),
     "attention": (orders(1, 2, 3, 4), lambda t: functional.scaled_dot_product_attention(t, t, t)),

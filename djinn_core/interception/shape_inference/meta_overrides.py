@@ -300,6 +300,7 @@ _RULES: dict[Any, Rule] = {
             aten.huber_loss_backward.default,
             aten.isin.Tensor_Scalar,
             aten.isin.Tensor_Tensor,
+            aten.log_sigmoid_forward.default,
             aten.mse_loss_backward.default,
             aten.native_layer_norm_backward.default,
             aten.normal.Tensor_Tensor,
