@@ -38,6 +38,8 @@ REFUSED = {
     "as_strided_scatter": lambda x, i, n: x.as_strided_scatter(x[:2], (2,), (200,)),
     "conv dilation": lambda x, i, n: F.conv1d(n, n[:, :, :1], dilation=0),
     "conv padding": lambda x, i, n: F.conv1d(n, n[:, :, :1], padding=-1),
+    "index by two": lambda x, i, n: n[i[:2], i],
+    "put by two": lambda x, i, n: n.index_put_((i[:2], i), x[0]),
     "index nothing": lambda x, i, n: x.reshape(3, 1)[:, :0][:, [0, 1]],
     "cat overlap": lambda x, i, n: torch.cat([x[:1], x[1:]], out=x),
     "take overlap": lambda x, i, n: torch.take(x, i, out=x),
