@@ -38,8 +38,6 @@ REFUSED = {
     "as_strided_scatter": lambda x, i, n: x.as_strided_scatter(x[:2], (2,), (200,)),
     "conv dilation": lambda x, i, n: F.conv1d(n, n[:, :, :1], dilation=0),
     "conv padding": lambda x, i, n: F.conv1d(n, n[:, :, :1], padding=-1),
-    "index by two": lambda x, i, n: n[i[:2], i],
-    "put by two": lambda x, i, n: n.index_put_((i[:2], i), x[0]),
     "index nothing": lambda x, i, n: x.reshape(3, 1)[:, :0][:, [0, 1]],
     "cat overlap": lambda x, i, n: torch.cat([x[:1], x[1:]], out=x),
     "take overlap": lambda x, i, n: torch.take(x, i, out=x),
@@ -106,6 +104,15 @@ def test_the_error_is_that_of_the_cpu(embedded, name):
     expected, got = error_of(REFUSED[name], "cpu"), error_of(REFUSED[name], embedded)
     assert isinstance(got, type(expected)), f"{got!r} where the CPU says {expected!r}"
     assert str(expected) in str(got)
+
+
+def test_indices_that_do_not_fit_are_refused_alike_after_another_failure(embedded):
+    given, index = torch.ones(2, 3, device=embedded), torch.tensor([0, 1, 1], device=embedded)
+    given[given > 0] = torch.ones(2, device=embedded)
+    with pytest.raises(RuntimeError, match="cannot be broadcast to indexing result"):
+        given.cpu()
+    with pytest.raises(IndexError, match=r"could not be broadcast together with shapes \[2\], \[3\]"):
+        given[index[:2], index]
 
 
 def test_a_formula_does_not_take_what_the_kernel_refuses(embedded):
