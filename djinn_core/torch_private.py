@@ -301,6 +301,18 @@ def make_wrapper(
 make_wrapper_by_place: Any = torch.Tensor._make_wrapper_subclass
 
 
+_ZERO_TENSOR: Final = torch._C.DispatchKeySet.from_raw_repr(0).add(torch._C.DispatchKey.ZeroTensor)
+
+
+def make_zero_wrapper(
+    cls: type[torch.Tensor], shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Any:
+    """As `make_wrapper`, for a tensor that PyTorch knows to be zero: its ops add nothing of it, and its products are zero."""
+    return make_wrapper_by_place(
+        cls, shape, stride, dtype=dtype, layout=torch.strided, device=device, _extra_dispatch_keys=_ZERO_TENSOR
+    )
+
+
 def never_compiled(function: F) -> F:
     """Decorator: `torch.compile` leaves the function and all that it calls alone, however it is reached.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import multiprocessing
 import os
 
@@ -137,6 +138,17 @@ def test_remote_memory_is_not_handed_to_other_processes(embedded):
         process = context.Process(target=print, args=(shared,))
         with pytest.raises(djinn.UnsupportedOperation, match=r"another process.*cpu"):
             process.start()
+
+
+@forks
+def test_a_pool_of_processes_tells_who_submitted_a_remote_tensor(embedded):
+    """And goes on."""
+    tensor = torch.ones(3, device=TYPE)
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        with pytest.raises(djinn.UnsupportedOperation, match=r"another process.*cpu"):
+            pool.submit(len, tensor).result(timeout=60)
+        assert pool.submit(len, tensor.cpu()).result(timeout=60) == 3
 
 
 def test_event_loops_and_their_threads(embedded):

@@ -41,6 +41,10 @@ def ones(t, *shape):
     return torch.ones(shape or t.shape, device=t.device)
 
 
+def index_filled(t):
+    return t.index_fill(0, torch.tensor([0], device=t.device), 1.0)
+
+
 def convolution(dims, transposed=False, options=(1, 0)):
     stride, padding = options
 
@@ -105,6 +109,12 @@ CASES = {
     "floor_divide": (ROWS, lambda t: [t // ones(t)[0, 0, 0], t // 2, ones(t) // t]),
     "div": (ROWS, lambda t: [torch.div(t, 2, rounding_mode="floor"), torch.div(t, ones(t), rounding_mode="trunc")]),
     "xlogy": (ROWS, lambda t: [torch.xlogy(t, ones(t)), torch.xlogy(ones(t), t), torch.special.xlog1py(t, ones(t)[0])]),
+    "pow of a number": (ROWS, lambda t: [2**t, 3.0**t, torch.pow(1, t), 2**t.long()]),
+    "logsigmoid": (ROWS, functional.logsigmoid),
+    "rrelu": (ROWS, lambda t: [functional.rrelu(t), functional.rrelu(t, training=True)]),
+    "index_fill": (ROWS, lambda t: [index_filled(t), index_filled(t[..., ::2]), index_filled(t[:, 1:])]),
+    "attention": (orders(1, 2, 3, 4), lambda t: functional.scaled_dot_product_attention(t, t, t)),
+    "one_hot": (ROWS, lambda t: [functional.one_hot(t.abs().long()), functional.one_hot(t.abs().long(), 3)]),
     "dropout backward": (ROWS, lambda t: aten.native_dropout_backward(t, t > 0, 2.0)),
     "hardtanh backward": (ROWS, lambda t: [aten.hardtanh_backward(ones(t), t, -1, 1), aten.hardtanh_backward(t, ones(t), -1, 1)]),
     "elu backward": (ROWS, lambda t: aten.elu_backward(ones(t), 1.0, 1.0, 1.0, False, t)),

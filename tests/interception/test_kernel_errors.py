@@ -90,11 +90,29 @@ def error_of(refused, device):
             return error
 
 
+@pytest.mark.parametrize(("number", "classes"), [(5, 3), (-1, 3), (-1, -1)])
+def test_one_hot_takes_classes_only(embedded, number, classes):
+    given = torch.tensor([0, number])
+    with pytest.raises(RuntimeError, match="Class values must be"):
+        F.one_hot(given, classes)
+    with pytest.raises(RuntimeError, match=r"Class values must be|out of bounds"):
+        F.one_hot(given.to(embedded), classes).cpu()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_error_is_that_of_the_cpu(embedded, name):
     expected, got = error_of(REFUSED[name], "cpu"), error_of(REFUSED[name], embedded)
     assert isinstance(got, type(expected)), f"{got!r} where the CPU says {expected!r}"
     assert str(expected) in str(got)
+
+
+def test_indices_that_do_not_fit_are_refused_alike_after_another_failure(embedded):
+    given, index = torch.ones(2, 3, device=embedded), torch.tensor([0, 1, 1], device=embedded)
+    given[given > 0] = torch.ones(2, device=embedded)
+    with pytest.raises(RuntimeError, match="cannot be broadcast to indexing result"):
+        given.cpu()
+    with pytest.raises(IndexError, match=r"could not be broadcast together with shapes \[2\], \[3\]"):
+        given[index[:2], index]
 
 
 def test_a_formula_does_not_take_what_the_kernel_refuses(embedded):

@@ -136,6 +136,36 @@ def func_gradients(d):
 
 
 @case
+def pushed_infinities(d):
+    """Tangents that are not given are zeros that no infinity makes a nan, and that no sign of a zero is lost to."""
+    x, ones = torch.tensor([torch.inf, 1.0, -2.0]).to(d), torch.ones(3, device=d)
+    functions = (
+        lambda t: t * ones * 3,
+        lambda t: t / (ones * torch.inf),
+        lambda t: 2 / t,
+        lambda t: t @ x,
+        lambda t: t.addcmul(x, x),
+        lambda t: F.linear(t, x[None], ones[:1]),
+        grad(lambda t: (t**3).sum()),
+    )
+    basis = torch.tensor([1.0, 0.0, 0.0]).to(d)
+    return [str(jvp(f, (x,), (basis,))[1].tolist()) for f in functions]
+
+
+@case
+def zeros_that_pytorch_knows(d):
+    zero, target = torch._efficientzerotensor((2,), device=d), torch.ones(2, device=d)
+    target.copy_(zero)
+    made = zero + target, zero * target, zero.view(2, 1), torch.cat([zero, target + 1]), zero.cpu()
+    return target, *made, zero.dot(target), zero._is_zerotensor(), zero.clone()._is_zerotensor()
+
+
+@mistake
+def writing_to_zeros_that_pytorch_knows(d):
+    torch._efficientzerotensor((2,), device=d).add_(1)
+
+
+@case
 def func_jacobians(d):
     x, model = waves(d, 3), network(d)
     weights = dict(model.named_parameters())

@@ -327,7 +327,9 @@ def swapped(d):
 def inference_tensors(d):
     with torch.inference_mode():
         x = numbers(d, 3)
-        return x.is_inference(), (x + 1).is_inference(), x[1:].is_inference()
+        made = x.is_inference(), (x + 1).is_inference(), x[1:].is_inference()
+    outside = (x[1:], x.view(1, 3), x.split(1)[0], x.detach(), x.data, x + 1, x.clone())
+    return made, [y.is_inference() for y in outside]
 
 
 @mistake
@@ -335,6 +337,20 @@ def write_to_an_inference_tensor(d):
     with torch.inference_mode():
         x = numbers(d, 3) + 0
     x.add_(1)
+
+
+@mistake
+def write_to_a_part_of_an_inference_tensor(d):
+    with torch.inference_mode():
+        x = numbers(d, 3) + 0
+    x[0] = 1
+
+
+@mistake
+def an_inference_tensor_as_parameter(d):
+    with torch.inference_mode():
+        x = numbers(d, 3) + 0
+    torch.nn.Parameter(x)
 
 
 # ------------------------------------------------------------------------------------------------------------------

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
+import inspect
 from collections.abc import Callable
+from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type
 
-_FEEDER = (
-    "QueueFeederThread"  # of `multiprocessing.Queue`: it prints pickling errors, and the receiver would wait forever
-)
+_QUEUE: Final[Any] = Queue  # there is no public way to see what it does with errors
 
 
 def _refuse(tensor: LazyTensor) -> tuple[Callable[[str], NoReturn], tuple[str]]:
@@ -20,9 +19,20 @@ def _refuse(tensor: LazyTensor) -> tuple[Callable[[str], NoReturn], tuple[str]]:
         f"a tensor on {tensor.device} cannot be handed to another process, which has a session of its own and would not "
         f"share its memory. Send tensor.cpu(), and move it to {device_type()} there"
     )
-    if threading.current_thread().name != _FEEDER:
-        raise UnsupportedOperation(message)
-    return _refused, (message,)
+    if _is_only_printed():
+        return _refused, (message,)
+    raise UnsupportedOperation(message)
+
+
+def _is_only_printed() -> bool:
+    """True in the thread of a `multiprocessing.Queue`, which prints what pickling raises: the receiver would wait for ever.
+
+    Queues with a handler of their own, such as those of `concurrent.futures`, tell who put the object there.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _QUEUE._feed.__code__:  # noqa: SLF001
+        frame = frame.f_back
+    return frame is not None and frame.f_locals["onerror"] is _QUEUE._on_queue_feeder_error  # noqa: SLF001
 
 
 def _refused(message: str) -> NoReturn:

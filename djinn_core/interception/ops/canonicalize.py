@@ -29,32 +29,39 @@ def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @handles(aten.index_put_.default, aten._index_put_impl_.default)
 def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record `tensor[mask] = number` as `masked_fill_` if the mask shares the storage of `tensor`.
+    """Record `tensor[mask] = number` as `masked_fill_` if the mask or the number is in the memory of `tensor`.
 
-    `masked_fill_` may write to its own mask, `index_put_` may not. PyTorch's CPU kernel calls `masked_fill_` for every mask.
+    PyTorch's kernel for the CPU does so for every mask. `masked_fill_` may write to its own mask and number, `index_put_` may not.
     """
     target, indices, values, *rest = args
     accumulates = kwargs.get("accumulate", rest[0] if rest else False)
-    mask = None if accumulates or values.numel() != 1 else _mask_within(target, indices)
-    if mask is None:
+    mask = None if accumulates or values.numel() != 1 else _only_mask(target, indices)
+    if mask is None or not (_shares_memory(mask, target) or _shares_memory(values, target)):
         return record(func, args, kwargs)
+    for _ in range(mask.dim(), target.dim() - _leading(indices)):
+        mask = aten.unsqueeze.default(mask, -1)
     number = aten.view.default(values, []) if values.dim() else values
     return record(aten.masked_fill_.Tensor, (target, mask, number), {})
 
 
-def _mask_within(target: LazyTensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Return the only index, broadcastable to `target`, if it is a mask in the storage of `target`; otherwise None."""
-    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if len(given) != 1 or not isinstance(target, LazyTensor):
+def _leading(indices: Sequence[torch.Tensor | None]) -> int:
+    """The number of dimensions before the first index."""
+    return next(dim for dim, index in enumerate(indices) if index is not None)
+
+
+def _only_mask(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The only index, if it is a mask that fits `target`; otherwise None."""
+    given = [index for index in indices if index is not None]
+    if len(given) != 1 or given[0].dtype not in {torch.bool, torch.uint8}:
         return None
-    ((dim, mask),) = given
-    if not isinstance(mask, LazyTensor) or mask.remote.storage is not target.remote.storage:
-        return None
-    if mask.dtype not in {torch.bool, torch.uint8} or mask.shape != target.shape[dim : dim + mask.dim()]:
-        return None
-    for _ in range(dim + mask.dim(), target.dim()):
-        mask = aten.unsqueeze.default(mask, -1)
-    return mask
+    (mask,), dim = given, _leading(indices)
+    return mask if mask.shape == target.shape[dim : dim + mask.dim()] else None
+
+
+def _shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    if not isinstance(tensor, LazyTensor) or not isinstance(other, LazyTensor):
+        return False
+    return tensor.remote.storage is other.remote.storage
 
 
 @handles(aten._fused_moving_avg_obs_fq_helper.default)

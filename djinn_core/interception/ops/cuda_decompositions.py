@@ -2,7 +2,7 @@
 
 The fused cells of LSTM and GRU and `histc` of integers exist for CUDA only, but programs must run on a CPU executor, too. Packing of
 sequences reads lengths and returns batch sizes on the CPU, which no op on one device can do. CTC loss takes its lengths from either
-device.
+device. One-hot numbers are written, and not compared, so that other numbers are refused.
 """
 
 from __future__ import annotations
@@ -84,6 +84,28 @@ def ctc_loss(
     return aten.ctc_loss.IntList(log_probs, targets, *lengths, blank, reduction, zero_infinity)  # type: ignore[no-any-return]
 
 
+def one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """`aten::one_hot`, as for CUDA; what PyTorch does for subclasses takes numbers that are no classes.
+
+    Raises:
+        RuntimeError: as eager PyTorch. A class beyond a given number of them is an error at the next sync point.
+    """
+    if classes.dtype is not torch.int64:
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if classes.numel() == 0:
+        if num_classes <= 0:
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        return classes.new_empty((*classes.shape, num_classes))
+    if num_classes == -1:
+        least, most = torch.stack(classes.aminmax()).tolist()
+        if least < 0:
+            raise RuntimeError("Class values must be non-negative.")
+        num_classes = most + 1
+    elif num_classes < 1:
+        raise RuntimeError("num_classes should be positive")
+    return classes.new_zeros((*classes.shape, num_classes)).scatter_(-1, classes.unsqueeze(-1), 1)
+
+
 @handles(aten.histc.default)
 def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Whole numbers are counted as float64, which is exact up to 2**53."""
@@ -109,6 +131,7 @@ _MADE_OF: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten._pack_padded_sequence.default: pack_padded_sequence,
     aten.ctc_loss.Tensor: ctc_loss,
+    aten.one_hot.default: one_hot,
     _rank.out: _into(_rank.default),
     _rank.out_tol_tensor: _into(_rank.tol_tensor),
     _rank.atol_rtol_float_out: _into(_rank.atol_rtol_float),

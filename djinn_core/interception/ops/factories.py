@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from djinn_core.interception.device.current_device import current_device, existing_index
+from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.constant_folding import record_factory
 from djinn_core.interception.sync import copy, fetch
-from djinn_core.interception.tensors.lazy_tensor import logical_device
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device
 from djinn_core.interception.tensors.loading import set_to_storage
-from djinn_core.torch_private import never_compiled, seen_by_subclasses
+from djinn_core.torch_private import make_zero_wrapper, never_compiled, seen_by_subclasses
 from djinn_core.tracebacks import for_users
 
 aten = torch.ops.aten
@@ -80,6 +81,23 @@ def _filled(func: Any) -> Callable[..., torch.Tensor]:
     return kernel
 
 
+def zero_tensor(size: Sequence[int], **options: Any) -> torch.Tensor:
+    """`aten::_efficientzerotensor`: what autograd takes for tangents that are not given. Infinity times such a zero is zero."""
+    zeros: LazyTensor = _filled(aten.zeros.default)(size, **options)  # type: ignore[assignment]
+    tensor: LazyTensor = make_zero_wrapper(LazyTensor, zeros.shape, zeros.stride(), zeros.dtype, zeros.device)
+    tensor.remote = zeros.remote
+    return tensor
+
+
+@handles(aten.dot.default, aten.vdot.default)
+def dot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As the kernels, which PyTorch lets see tensors that it knows to be zero."""
+    product = record(func, args, kwargs)
+    if any(isinstance(a, torch.Tensor) and a._is_zerotensor() for a in args):
+        return zero_tensor((), dtype=product.dtype, device=product.device)
+    return product
+
+
 def _indices(func: Any) -> Callable[..., torch.Tensor]:
     """`aten::tril_indices` or `aten::triu_indices` on the remote device."""
 
@@ -129,7 +147,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "kaiser_window.periodic": kaiser_window,
     "kaiser_window.beta": kaiser_window,
     "_copy_from": copy_from,
-    "_efficientzerotensor": _filled(aten.zeros.default),
+    "_efficientzerotensor": zero_tensor,
     "zeros": _filled(aten.zeros.default),
     "ones": _filled(aten.ones.default),
     "scalar_tensor": _filled(aten.scalar_tensor.default),

@@ -126,9 +126,10 @@ def own_value(tensor: LazyTensor) -> None:
 
 
 def wrap_view(value: Value, base: LazyTensor) -> LazyTensor:
-    """A tensor for a view of `base`. In inference mode it is an inference tensor exactly when its base is one."""
-    if is_inference_mode_enabled() and not base.is_inference():
-        with torch.inference_mode(False):
+    """A tensor for a view of `base`. It is an inference tensor exactly when its base is one."""
+    inference = is_inference(base)
+    if inference is not is_inference_mode_enabled():
+        with torch.inference_mode(inference):
             return wrap(value)
     view = wrap(value)
     view.depth = depth = base.depth + 1

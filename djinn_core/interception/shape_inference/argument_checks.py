@@ -180,6 +180,17 @@ def _index(given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any,
             dim += 1
     if any(i is not None and i.dtype.is_floating_point for i in indices):
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    _fit_each_other([i.shape for i in indices if i is not None and i.dtype not in {torch.bool, torch.uint8}])
+
+
+def _fit_each_other(shapes: Sequence[torch.Size]) -> None:
+    try:
+        torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        said = ", ".join(str(list(shape)) for shape in shapes)
+        raise IndexError(
+            f"shape mismatch: indexing tensors could not be broadcast together with shapes {said}"
+        ) from None
 
 
 def _mask(given: torch.Tensor, mask: torch.Tensor, first: int) -> None:

@@ -44,9 +44,11 @@ def _bin_edges(data: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The fused kernels lay the result out as the query; what the meta kernel shows is the unfused one."""
+    """The fused kernels lay the result out as the query; what the meta kernel shows is the unfused one, which takes gaps in rows."""
     out: torch.Tensor = aten.scaled_dot_product_attention.default(query, key, value, *args, **kwargs)
-    return torch.empty_like(query) if out.dim() == 4 and out.shape == query.shape else out
+    if out.dim() != 4 or out.shape != query.shape or any(t.stride(-1) != 1 for t in (query, key, value)):
+        return out
+    return torch.empty_like(query)
 
 
 def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
@@ -153,6 +155,16 @@ def _row_major(func: Any) -> Rule:
         if isinstance(out, torch.Tensor):
             return out.contiguous()
         return tuple(None if result is None else result.contiguous() for result in out)
+
+    return rule
+
+
+def _as_copy(func: Any) -> Rule:
+    """The kernels write to a copy of the first argument; the meta kernel lays the result out by itself."""
+
+    def rule(given: torch.Tensor, *args: Any) -> torch.Tensor:
+        out: torch.Tensor = func(given, *args)
+        return torch.empty_like(given, dtype=out.dtype)
 
     return rule
 
@@ -301,12 +313,15 @@ _RULES: dict[Any, Rule] = {
             aten.huber_loss_backward.default,
             aten.isin.Tensor_Scalar,
             aten.isin.Tensor_Tensor,
+            aten.log_sigmoid_forward.default,
             aten.mse_loss_backward.default,
             aten.native_layer_norm_backward.default,
             aten._standard_gamma.default,
             aten.normal.Tensor_Tensor,
             aten.normal.float_Tensor,
             aten.poisson.default,
+            aten.pow.Scalar,
+            aten.rrelu_with_noise.default,
             aten.smooth_l1_loss_backward.default,
         )
     },
@@ -337,6 +352,7 @@ _RULES: dict[Any, Rule] = {
             aten.xlogy.Tensor,
         )
     },
+    **{func: _as_copy(func) for func in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)},
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten._grouped_mm.default: _grouped_mm,

@@ -52,6 +52,8 @@ class MeasuredRoofline:
         parameters = calibration.models.get(self.name) if calibration is not None else None
         if calibration is None or parameters is None or parameters.get("version") != _VERSION:
             return None
+        if "pointwise" not in parameters["kinds"]:  # every probe failed
+            return None
         work = work_of(graph, node)
         key = (calibration.digest, work)
         warm = self._known.get(key)

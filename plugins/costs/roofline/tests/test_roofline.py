@@ -81,7 +81,8 @@ def test_it_leaves_devices_that_were_not_measured_to_others():
     builder.op("aten::tanh", builder.input(3, 3), shape=(3, 3))
     graph, model = builder.graph(), MeasuredRoofline()
     other = attrs.evolve(DEVICE, calibration=Calibration("old", models={model.name: {"version": 0}}))
-    for device in (DeviceCapabilities("server/cpu:0", "cpu"), other):
+    failed = attrs.evolve(DEVICE, calibration=Calibration("failed", models={model.name: model.fit({})}))
+    for device in (DeviceCapabilities("server/cpu:0", "cpu"), other, failed):
         assert model.estimate(graph, graph.nodes[0], device) is None
 
 
