@@ -12,12 +12,7 @@ import attrs
 import msgspec
 import torch
 
-from djinn_core.errors import (
-    ProtocolError,
-    QuotaExceeded,
-    TransportError,
-    UnsupportedOperation,
-)
+from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.admission import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.handles import storage_of
