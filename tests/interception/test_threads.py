@@ -173,8 +173,12 @@ def test_a_view_made_while_another_thread_uses_its_base_is_sent_before_it_is_use
     djinn.synchronize()
     kept = []
     during_the_next_append(lambda: kept.append(other(x)))
-    made = [x[0]]
-    assert in_thread(lambda: (made[0] + 1).tolist()) == [1, 1, 1]
+    view = x[0]
+
+    def use():
+        return (view + 1).tolist()
+
+    assert in_thread(use) == [1, 1, 1]
 
 
 def test_views_that_two_threads_make_at_once_are_both_sent_before_they_are_used(embedded):
