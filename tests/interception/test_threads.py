@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.interception.recording.recorded_call import record_call
 from djinn_core.interception.recording.recorder import current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import fresh
@@ -239,6 +240,16 @@ def test_a_read_made_while_another_thread_writes_beside_it_comes_before_later_wr
     before = first + 0
     in_thread(lambda: first.add_(1).tolist())
     assert before.tolist() == [0, 0, 0]
+
+
+def test_a_constant_of_a_recorded_call_lives_until_other_threads_have_used_it(embedded):
+    _, call = record_call(lambda t: [t + torch.tensor([1.0, 2.0]).to(embedded)], [torch.ones(2, device=embedded)])
+    x = torch.ones(2, device=embedded)
+    djinn.synchronize()
+    made = in_thread(call.record, [x])
+    del call
+    torch.zeros(2, device=embedded).sum().item()  # sends the frees that have gathered
+    assert made[0].tolist() == [2, 3]
 
 
 def test_views_that_many_threads_make_and_drop_do_not_lose_values(embedded):
