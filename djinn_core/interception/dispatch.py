@@ -7,7 +7,7 @@ program. A call seen before costs no shape inference, no analysis and no message
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
@@ -427,10 +427,40 @@ def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     view = remade_view()
     if view is not None:
         return wrap_view(view.remote, args[0])
-    return _as_strided_copy(func, args, kwargs)
+    check_extent(*args, **kwargs)
+    return record(func, args, kwargs)
 
 
 @handles(torch.ops.aten.as_strided_copy.default)
-def _as_strided_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    check_extent(*args, **kwargs)
-    return record(func, args, kwargs)
+def _as_strided_copy(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a view and its copy: the view is made where the storage is, and an executor of a pool may have only a part of it."""
+    view = _as_strided(torch.ops.aten.as_strided.default, args, kwargs)
+    return record(torch.ops.aten.clone.default, (view,), {"memory_format": torch.contiguous_format})
+
+
+@handles(torch.ops.aten.as_strided_scatter.default)
+def _as_strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record the parts of the op if it may write beyond its operand: it writes to a copy of the storage."""
+    result = _scattered(*args, **kwargs)
+    return record(func, args, kwargs) if result is None else result
+
+
+def _scattered(
+    given: LazyTensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """The result, laid out in a copy of the storage as `given` is in the storage; None if `given` has all of its storage."""
+    meta, nbytes = given.remote.meta, given.remote.storage.nbytes
+    itemsize = meta.dtype.itemsize
+    whole = meta.offset == 0 and meta.extent == meta.numel and meta.numel * itemsize == nbytes
+    if whole or 0 in meta.stride or meta.conj or meta.neg or not isinstance(src, LazyTensor):
+        return None
+    ops = torch.ops.aten
+    if tuple(size) != tuple(src.shape):
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(size)}"
+        )
+    memory = record(ops.as_strided.default, (given, [nbytes // itemsize], [1], 0), {})
+    copy = record(ops.clone.default, (memory,), {})
+    at = meta.offset if storage_offset is None else storage_offset
+    record(ops.copy_.default, (_as_strided(ops.as_strided.default, (copy, size, stride, at), {}), src), {})
+    return record(ops.as_strided.default, (copy, meta.shape, meta.stride, meta.offset), {})

@@ -13,16 +13,20 @@ from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 
 _UNMADE = ("empty", "new_empty")  # memory as it is found, which is other memory elsewhere
+_BEYOND = "as_strided"  # it may reach beyond the elements of its operand, and a copy has only these
 
 
 def repeatable(node: Node) -> bool:
-    """True if a node is pure: it writes nothing, draws no random numbers, and has no effect, so it may run repeatedly."""
+    """True if a node may run repeatedly, also on copies of its operands.
+
+    It is pure: it writes nothing, draws no random numbers, and has no effect. It reads no other memory than its operands' elements.
+    """
     return (
         bool(node.outputs)
         and not node.writes
         and not node.random
         and node.op not in OWN_OPERATORS
-        and not node.operation.startswith(_UNMADE)
+        and not node.operation.startswith((*_UNMADE, _BEYOND))
     )
 
 

@@ -102,7 +102,7 @@ def _replica_problem(context: PlacementContext, placement: Placement) -> str:
         if node not in home or device not in devices or device == home[node] or (node, device) in taken:
             return f"node {node} is repeated on {device!r}, where it runs already, or which is no device"
         if not repeatable(context.graph.nodes[node]):
-            return f"{context.graph.nodes[node].op} (node {node}) is repeated, but it writes, draws or has an effect"
+            return f"{context.graph.nodes[node].op} (node {node}) is repeated, but it writes, draws, has an effect or reads beyond its operand"
         if not replica.reason:
             return f"node {node} is repeated on {device!r} without a reason"
         taken.add((node, device))

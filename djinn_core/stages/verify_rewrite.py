@@ -131,7 +131,7 @@ class _Judge:
             if replica.node not in self.before or replica.node in rewrite.drop:
                 yield f"it repeats node {replica.node}, which does not run"
             elif not repeatable(self.graph.nodes[replica.node]):
-                yield f"it repeats node {replica.node}, which writes, draws or has an effect"
+                yield f"it repeats node {replica.node}, which writes, draws, has an effect or reads beyond its operand"
 
     def _slots(self, rewrite: Rewrite) -> Iterator[str]:
         slots = [slot for node in self.graph.nodes for slot in node.slots]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.interception.recording.recorded_call import record_call
 from djinn_core.interception.recording.recorder import current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import fresh
@@ -137,6 +138,133 @@ def test_an_op_that_another_thread_cuts_in_two_is_sent_before_it_is_used(embedde
     mine.entries = Entries(mine.entries)
     x.add_(1)
     assert in_thread(x.tolist) == [1, 1, 1]
+
+
+def during_the_next_append(function):
+    """Call `function` in another thread while this one appends its next entry."""
+    mine = current()
+
+    class Entries(list):
+        def append(self, entry):
+            mine.entries = list(self)
+            in_thread(function)
+            mine.entries.append(entry)
+
+    mine.entries = Entries(mine.entries)
+
+
+def test_a_write_sends_the_readers_before_it_frees_what_they_read(embedded):
+    x = torch.zeros(2, 3, device=embedded)
+    views = [x[0], x[1]]
+    djinn.synchronize()
+    read = []
+    for view in views:
+        in_thread(lambda view=view: read.append(view + 1))
+    del view
+    views.clear()
+    x.add_(1)
+    assert [one.tolist() for one in read] == [[1, 1, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    "other", [lambda x: x + 0, lambda x: x[1:], lambda x: x[1:].add_(1)], ids=["read", "view", "write"]
+)
+def test_a_view_made_while_another_thread_uses_its_base_is_sent_before_it_is_used(embedded, other):
+    x = torch.zeros(2, 3, device=embedded)
+    djinn.synchronize()
+    kept = []
+    during_the_next_append(lambda: kept.append(other(x)))
+    view = x[0]
+
+    def use():
+        return (view + 1).tolist()
+
+    assert in_thread(use) == [1, 1, 1]
+
+
+def test_views_that_two_threads_make_at_once_are_both_sent_before_they_are_used(embedded):
+    x = torch.zeros(2, 3, device=embedded)
+    djinn.synchronize()
+    made, begin, end = [], threading.Event(), threading.Event()
+
+    def make():
+        made.append(x[1])
+        begin.set()
+        end.wait(300)
+
+    thread = threading.Thread(target=make)
+
+    def start():
+        thread.start()
+        assert begin.wait(300)
+
+    during_the_next_append(start)
+    made.append(x[0])
+    assert [in_thread(lambda view=view: (view + 1).tolist()) for view in made] == [[1, 1, 1], [1, 1, 1]]
+    end.set()
+    thread.join()
+
+
+def test_a_write_made_while_another_thread_reads_a_view_is_seen_by_that_thread(embedded):
+    x = torch.zeros(2, 3, device=embedded)
+    djinn.synchronize()
+    first, second = x[0], x[1]
+    djinn.synchronize()
+    begin, done, seen = queue.Queue(), threading.Event(), []
+
+    def reader():
+        begin.get(timeout=300)
+        seen.append(second + 0)
+        done.set()
+        begin.get(timeout=300)
+        seen.append(first.tolist())
+
+    def read():
+        begin.put(None)
+        assert done.wait(300)
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    during_the_next_append(read)
+    first.add_(1)
+    begin.put(None)
+    thread.join(300)
+    assert seen[1] == [1, 1, 1]
+
+
+def test_a_read_made_while_another_thread_writes_beside_it_comes_before_later_writes(embedded):
+    x = torch.zeros(2, 3, device=embedded)
+    first, second = x[0], x[1]
+    djinn.synchronize()
+    during_the_next_append(lambda: second.add_(1))
+    before = first + 0
+    in_thread(lambda: first.add_(1).tolist())
+    assert before.tolist() == [0, 0, 0]
+
+
+def test_a_constant_of_a_recorded_call_lives_until_other_threads_have_used_it(embedded):
+    _, call = record_call(lambda t: [t + torch.tensor([1.0, 2.0]).to(embedded)], [torch.ones(2, device=embedded)])
+    x = torch.ones(2, device=embedded)
+    djinn.synchronize()
+    made = in_thread(call.record, [x])
+    del call
+    torch.zeros(2, device=embedded).sum().item()  # sends the frees that have gathered
+    assert made[0].tolist() == [2, 3]
+
+
+def test_views_that_many_threads_make_and_drop_do_not_lose_values(embedded):
+    def multiply(x, made):
+        made.append(x @ x.mT)
+
+    for _ in range(60):
+        x, made = torch.ones(3, 3, device=embedded), []
+        threads = [threading.Thread(target=multiply, args=(x, made)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(300)
+        in_thread(x.add_, 1)
+        assert [one[0, 0].item() for one in made] == [3, 3, 3]
 
 
 def test_tensors_that_wander_between_threads_keep_their_values(embedded, checkpoint):

@@ -111,8 +111,9 @@ def test_a_replica_that_does_not_run_or_lacks_operands_is_refused():
         (0, "server/cpu:1", None),
         (0, "server/cpu:0", "runs already"),
         (0, "server/cpu:9", "no device"),
-        (1, "server/cpu:1", "writes, draws or has an effect"),
-        (2, "server/cpu:1", "writes, draws or has an effect"),
+        (1, "server/cpu:1", "writes, draws, has an effect"),
+        (2, "server/cpu:1", "writes, draws, has an effect"),
+        (3, "server/cpu:1", "reads beyond its operand"),
     ],
 )
 def test_only_what_is_the_same_everywhere_is_repeated(node, device, message):
@@ -121,6 +122,7 @@ def test_only_what_is_the_same_everywhere_is_repeated(node, device, message):
     y = builder.op("aten::tanh", x, shape=(3, 3))
     builder.inplace("aten::mul_.Scalar", y, slots=(2.0,))
     builder.op("aten::rand_like", x, shape=(3, 3), random=True)
+    builder.view("aten::as_strided", x, shape=(3, 3))
     graph = builder.graph()
     context = placement_context(graph, devices=2)
     first = context.topology.devices[0].id

@@ -43,7 +43,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     watcher = recorder.watcher
     if watcher is not None:
         watcher.before(call, operands)
-    epoch = recorder.epoch
+    epoch, overtaken = recorder.epoch, recorder.overtaken
     handles: list[int] = []
     for operand in operands:
         value = operand.remote
@@ -69,7 +69,10 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
             storage.last = handle = storage.last + 1
             handles.append(handle)
             # Not a write, but another thread that uses the view needs this program first.
-            storage.written, storage.written_at = recorder, epoch
+            if storage.written is recorder:
+                storage.written_at = epoch
+            else:
+                recorder.claim(storage, epoch)
             results.append(wrap_view(Value(handle, meta, storage), base))
     module = recorder.module
     if module is None and recorder.differentiating:
@@ -78,9 +81,9 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     site = user_site(recorder.call_sites, recorder.module, above)
     entries.append(Entry(call, tuple(handles), slots, site, module))
     port.ops_captured += 1
-    if recorder.epoch != epoch:
+    if recorder.epoch != epoch or recorder.overtaken != overtaken:
         touched = [operands[i] for i in call.writes] + [r for r in results if r is not None]
-        recorder.refresh_epoch([t.remote.storage for t in touched])
+        recorder.settle([t.remote.storage for t in operands], [t.remote.storage for t in touched])
     if call.changes:
         for index, meta in call.changes:
             change(operands[index], meta)

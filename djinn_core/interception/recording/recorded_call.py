@@ -70,16 +70,16 @@ class RecordedCall:
     def record(self, inputs: Sequence[LazyTensor]) -> list[Any]:
         """Record the call once more with `inputs`, whose metadata must be as it was; what it returns."""
         recorder = current()
-        epoch = recorder.epoch
+        epoch, overtaken = recorder.epoch, recorder.overtaken
         values = [tensor.remote for tensor in inputs]
-        for value in values:
+        there = values + [tensor.remote for tensor in self.constants]
+        for value in there:
             if value.storage.user is not recorder:
                 recorder.order_after(value.storage)
         written = [inputs[place] for place in self.written]
         recorder.begin_writes(written)
         increment_versions(written)
-        places = [value.handle for value in values]
-        places += [tensor.remote.handle for tensor in self.constants]
+        places = [value.handle for value in there]
         first = new_handles(self.storages)
         storages: dict[int, Storage] = {}
         for which, nbytes, views in self.kept:
@@ -87,15 +87,15 @@ class RecordedCall:
             first[which] = storage.last
             storage.views = views
         places += [first[which] + view for which, view in self.made]
-        there = values + [tensor.remote for tensor in self.constants]
         places += [there[place].storage.view() for place in self.views]
         site, module = user_site(recorder.call_sites, recorder.module), recorder.module
         recorder.entries += [Entry(call, find(places), slots, site, module) for call, find, slots in self.steps]
         recorder.dead += [places[place] for place in self.dead]
         port.ops_captured += len(self.steps)
         outputs = [self._output(o, inputs, storages, places) for o in self.outputs]
-        if recorder.epoch != epoch:
-            recorder.refresh_epoch([*(values[place].storage for place in self.written), *storages.values()])
+        if recorder.epoch != epoch or recorder.overtaken != overtaken:
+            changed = [values[place].storage for place in self.written]
+            recorder.settle([value.storage for value in there], [*changed, *storages.values()])
         if len(recorder.entries) >= recorder.limit:
             recorder.cut_at_limit()
         return outputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, filterfalse
 from operator import attrgetter
@@ -68,12 +68,14 @@ class SyncRequest(msgspec.Struct, frozen=True):
 class Recorder:
     """Records one thread's program.
 
-    Entries are appended without a lock, while other threads may cut the program. So the appending thread reads `epoch`
-    before and after: where it changed, `refresh_epoch` notes that the new entries may be unsent still. At most one recorder
-    has unsent writes to a storage: using it from another thread sends that program first (`order_after`).
+    Entries are appended without a lock, while other threads may cut the program or use its storages. So the appending thread
+    reads `epoch` and `overtaken` before and after an append. If one has changed, `settle` makes the new entries known to other
+    threads, or sends them. At most one recorder has unsent writes to a storage, or unsent views of it: using the storage from
+    another thread sends that program first (`order_after`).
 
     Attributes:
-        entries: unsent entries. epoch: number of cuts so far. limit: number of entries at which `cut_at_limit` must be called.
+        entries: unsent entries. epoch: number of cuts so far. overtaken: number of times that another thread used or wrote a storage
+            of which this recorder was the user or the writer. limit: number of entries at which `cut_at_limit` must be called.
         captures: what captures under way get of programs that are sent. fixed: the last entry from before the innermost capture.
         constants: uploaded values (handle, elements, logical device) while a capture tracks them. dead: handles that no tensor refers to or ever referred to.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
@@ -102,6 +104,7 @@ class Recorder:
         "limit",
         "module",
         "module_moments",
+        "overtaken",
         "uploaded",
         "uploads",
         "watcher",
@@ -112,6 +115,7 @@ class Recorder:
         self._shared = shared
         self.entries: list[Entry] = []
         self.epoch = 0
+        self.overtaken = 0
         self.captures: list[SentEntries] = []
         self.fetches = FetchPredictor()
         self.constants: list[tuple[int, torch.Tensor, int]] | None = None
@@ -148,16 +152,18 @@ class Recorder:
         return thread is None or not thread.is_alive()
 
     def order_after(self, storage: Storage) -> None:
-        """Order the unsent work of other threads on `storage` before what this thread records next."""
-        last = storage.user
-        if last is not None and last is not self and storage.written is last and storage.written_at == last.epoch:
-            last.cut()
+        """Order the unsent work of other threads on `storage` before the entries that this thread records next."""
+        if (writer := self._other_writer(storage)) is not None:
+            writer.cut()
         with self._shared.tracking:
             last = storage.user
             if last is not None and last is not self:
                 # It may be about to append a read, so it counts even where it has nothing unsent.
                 storage.readers = {r for r in storage.readers or () if not r.done} | {last}
+                last.overtaken += 1
             storage.user = self
+        if (writer := self._other_writer(storage)) is not None:  # it appended before it could see the new user
+            writer.cut()
 
     def begin_writes(self, targets: Iterable[LazyTensor]) -> None:
         """Send unsent reads of `targets` by other threads, then note the writes."""
@@ -165,15 +171,36 @@ class Recorder:
             storage = target.remote.storage
             if storage.readers:
                 self._cut_readers(storage)
-            storage.written = self
-            storage.written_at = self.epoch
+            if storage.written is self:
+                storage.written_at = self.epoch
+            else:
+                self.claim(storage, self.epoch)
             storage.elements = storage.host = None
 
+    def claim(self, storage: Storage, epoch: int) -> None:
+        """Make this recorder the one with unsent writes or views of `storage`, in its `epoch`; other such programs are sent."""
+        while (writer := self._other_writer(storage)) is not None and writer.entries:
+            writer.cut()
+        storage.written, storage.written_at = self, epoch  # no other thread runs between the check and this
+        if writer is not None:  # in the middle of an append: it sees one of these two
+            with self._shared.tracking:
+                writer.overtaken += 1
+            writer.cut()
+
+    def _other_writer(self, storage: Storage) -> Recorder | None:
+        """The other recorder that may have unsent writes or views of `storage`."""
+        writer = storage.written
+        return writer if writer is not None and writer is not self and storage.written_at == writer.epoch else None
+
     def _cut_readers(self, storage: Storage) -> None:
-        with self._shared.tracking:
-            readers, storage.readers = storage.readers, None
-        for reader in (readers or set()) - {self}:
+        """Send the programs of other threads that read `storage`.
+
+        They count as its readers until they are sent: a freed value waits for the unsent programs of all readers.
+        """
+        for reader in set(storage.readers or ()) - {self}:
             reader.cut()
+        with self._shared.tracking:
+            storage.readers = {r for r in storage.readers or () if r.entries and r is not self} or None
 
     def take_back(self, value: Value, ops: Container[str]) -> bool:
         """Take back the last instruction where it is one of `ops` and made `value`; whether it was."""
@@ -185,11 +212,20 @@ class Recorder:
         value.storage.written = None
         return True
 
-    def refresh_epoch(self, storages: list[Storage]) -> None:
-        """Another thread cut this program while an op was being appended: its writes and results may be unsent still."""
-        for storage in storages:
+    def settle(self, used: Iterable[Storage], written: Collection[Storage]) -> None:
+        """Make an appended op known to the other threads that cut this program, or used its storages, during the append.
+
+        Another thread that took over a storage may not have seen the op. Then the op is sent now.
+
+        Args:
+            used: storages of the operands.
+            written: storages that the op wrote, made or made views of.
+        """
+        for storage in written:
             if storage.written is self:
                 storage.written_at = self.epoch
+        if any(storage.user is not self for storage in used) or any(one.written is not self for one in written):
+            self.cut()
 
     @without_modes
     def prepare(self) -> None:

