@@ -97,5 +97,5 @@ def test_a_start_that_fails_leaves_the_journal_to_the_next(held, monkeypatch):
 
 def test_an_engine_that_there_is_not(held):
     djinn.configure(engine="kubernetes")
-    with pytest.raises(djinn.PluginError, match=r"no engine 'kubernetes'.*there are: held, local"):
+    with pytest.raises(djinn.PluginError, match=r"no engine 'kubernetes'.*installed: held, local"):
         djinn.init()

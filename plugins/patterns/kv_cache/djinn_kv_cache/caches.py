@@ -83,13 +83,12 @@ class Caches:
 
     def _nodes(self, operations: frozenset[str]) -> Iterator[Node]:
         for operation in operations & self.graph.by_op.keys():
-            nodes = (self.graph.nodes[i] for i in self.graph.by_op[operation])
-            yield from (node for node in nodes if node.outputs)  # `out=` makes no value
+            yield from (self.graph.nodes[i] for i in self.graph.by_op[operation])
 
     def _grown(self) -> Iterator[Cache]:
         """Concatenations that are kept, as a whole or their end."""
         for node in self._nodes(frozenset({"cat"})):
-            left = self.kept.get(storage_of(node.outputs[0]))
+            left = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None  # `out=` makes no value
             parts = self.parts(node) if left else []
             if not left or not parts:
                 continue
@@ -142,7 +141,7 @@ class Caches:
 
     def _scattered(self) -> Iterator[Cache]:
         for node in self._nodes(_SCATTERS):
-            left = self.kept.get(storage_of(node.outputs[0]))
+            left = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None
             if left is None:
                 continue
             before = self.from_outside(node.inputs[0])
