@@ -38,6 +38,26 @@ KNOWN: tuple[Known, ...] = (
         there=r"\w+Backward0",
     ),
     Known(
+        "views changed in place",
+        "grad_fn|printed|value",
+        "A view whose metadata was changed in place is made again, one step from its base. Gradients are equal.",
+        there="_ViewNearBaseBackward",
+    ),
+    Known(
+        "bases changed in place",
+        "is_view|base",
+        "If a tensor with views has its metadata changed in place, it becomes a view of a hidden tensor. Gradients are equal.",
+        source=r"(squeeze|transpose|\bt|swapaxes|swapdims|as_strided|resize|resize_as)_\(",
+    ),
+    Known("history of bases changed in place", "grad_fn", "As bases changed in place.", there="^AsStridedBackward0$"),
+    Known(
+        "views of resized tensors",
+        "is_leaf|grad_fn|grad|error|error text",
+        "As replayed views: a view of a tensor that `out=` or `detach_` has changed cannot be made again; PyTorch says so when asked.",
+        there="expanded size of the tensor|invalid for input of size|INTERNAL ASSERT|derivative for aten|returned an invalid gradient",
+        ends=True,
+    ),
+    Known(
         "formulas of gradients",
         "is_view|base|stride|storage_offset|shares",
         "PyTorch's autograd takes other formulas for tensors of a subclass; gradients are equal and may lie in memory otherwise.",
@@ -190,13 +210,6 @@ KNOWN: tuple[Known, ...] = (
         "value",
         "As replayed views.",
         here="CopySlices",
-    ),
-    Known(
-        "views of resized tensors",
-        "is_leaf|grad_fn|grad|error|error text",
-        "As replayed views: a view of a tensor that `out=` or `detach_` has changed cannot be made again; PyTorch says so when asked.",
-        there="expanded size of the tensor|invalid for input of size|INTERNAL ASSERT|derivative for aten|view size is not compatible|returned an invalid gradient|^Dimension out of range",
-        ends=True,
     ),
     Known(
         "isin of tensors by columns",
