@@ -108,8 +108,9 @@ def _as_pytorch(remote: RemoteError, said: str) -> Exception:
 
 
 def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[LazyTensor]:
-    with torch.no_grad():
-        return [_copy_of(o) if i in written else o for i, o in enumerate(operands)]
+    with torch.no_grad():  # a kernel may refuse a target because it is an operand, too
+        copies = {id(operands[i]): _copy_of(operands[i]) for i in written}
+    return [copies.get(id(o), o) for o in operands]
 
 
 def _copy_of(tensor: LazyTensor) -> LazyTensor:
