@@ -42,8 +42,8 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         with collect_later:  # each collection would look at all results that are made here
             return append(call, operands, slots, above + 1)
     if call.changes:
-        for changed, meta in call.changes:
-            check_resize(call.op, changed, meta, operands)
+        for changed, new in call.changes:
+            check_resize(call.op, changed, new, operands)
             own_value(operands[changed])
     recorder = recorders.thread.recorder
     watcher = recorder.watcher
