@@ -178,12 +178,6 @@ KNOWN: tuple[Known, ...] = (
         here="^IndexError: too many indices",
         there="^RuntimeError: aten::_unsafe_masked_index",
     ),
-    Known(
-        "deep copies of tensors that share memory",
-        "is_view|base|grad_fn",
-        "PyTorch makes them over a copied storage with `set_`; remote ones are views of one copy.",
-        source="deepcopy",
-    ),
     # --- warnings
     Known(
         "warnings of kernels",
