@@ -50,6 +50,7 @@ KNOWN: tuple[Known, ...] = (
         source=r"(squeeze|transpose|\bt|swapaxes|swapdims|as_strided|resize|resize_as)_\(",
     ),
     Known("history of bases changed in place", "grad_fn", "As bases changed in place.", there="^AsStridedBackward0$"),
+    Known("names of hidden bases", "base", "As bases changed in place.", there=r"^\(\("),
     Known(
         "views of resized tensors",
         "is_leaf|grad_fn|grad|error|error text",
