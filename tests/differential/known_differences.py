@@ -15,6 +15,7 @@ class Known:
 
     Attributes:
         after_error: the statement must have raised on both sides. ends: the rest of the program cannot be compared.
+        hides: later properties that cannot be compared.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Known:
     there: str = ""
     after_error: bool = False
     ends: bool = False
+    hides: frozenset[str] = frozenset()
 
 
 KNOWN: tuple[Known, ...] = (
@@ -48,9 +50,9 @@ KNOWN: tuple[Known, ...] = (
         "is_view|base",
         "If a tensor with views has its metadata changed in place, it becomes a view of a hidden tensor. Gradients are equal.",
         source=r"(squeeze|transpose|\bt|swapaxes|swapdims|as_strided|resize|resize_as)_\(",
+        hides=frozenset({"base", "is_view"}),
     ),
     Known("history of bases changed in place", "grad_fn", "As bases changed in place.", there="^AsStridedBackward0$"),
-    Known("names of hidden bases", "base", "As bases changed in place.", there=r"^\(\("),
     Known(
         "views of resized tensors",
         "is_leaf|grad_fn|grad|error|error text",
