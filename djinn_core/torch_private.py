@@ -97,6 +97,7 @@ NEEDED: Final = (
     "torch._nested_view_from_buffer",
     "torch._C._get_nested_int",
     "torch._prims_common.suggest_memory_format",
+    "torch.Tensor._use_count",
     "torch.Tensor._make_subclass",
     "torch.Tensor._make_wrapper_subclass",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor",
@@ -582,6 +583,17 @@ def kernel_at(func: Any, key: str) -> Callable[..., Any]:
     """PyTorch's kernel of `func` at a dispatch key, whatever is registered there later. It takes the keys first."""
     kernel: Callable[..., Any] = torch.library.get_kernel(func, key).call_boxed
     return kernel
+
+
+def uses_of(tensor: Any) -> int:
+    """Return the number of references to a tensor in C++: views refer to their base."""
+    return int(tensor._use_count())
+
+
+def made_with_gradients(view: torch.Tensor) -> bool:
+    """Return True if `view` was made while gradients were on."""
+    creation: Any = torch._C._autograd
+    return bool(creation._get_creation_meta(view) == creation.CreationMeta.DEFAULT)
 
 
 def take_creation_from(view: torch.Tensor, other: torch.Tensor) -> None:

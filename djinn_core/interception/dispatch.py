@@ -260,6 +260,8 @@ def _ask(
     if is_random(func) and device:
         with _own_random_state(device):
             return ask_executor(func, args, kwargs, operands, slots).results
+    if func not in KERNEL_DECIDES and written_tensors(func, args, kwargs):
+        return settle(MetaKernelRefused(), func, args, kwargs, operands, slots)
     asked = ask_executor(func, args, kwargs, operands, slots)
     if func in KERNEL_DECIDES:
         _remember(tuple(key), asked.call)

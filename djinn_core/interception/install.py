@@ -20,6 +20,7 @@ from djinn_core.interception.ops import (
     cuda_decompositions,
     factories,
     higher_order,
+    inplace_views,
     layouts,
     undispatched_views,
 )
@@ -67,7 +68,15 @@ def install() -> None:
     port.dispatch_layout = layouts.dispatch_layout
     port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
     register_backend(DEVICE_NAME, make_module())
-    libraries.extend([factories.register(), pinning.register(), undispatched_views.register(), *layouts.register()])
+    libraries.extend(
+        [
+            factories.register(),
+            pinning.register(),
+            undispatched_views.register(),
+            inplace_views.register(),
+            *layouts.register(),
+        ]
+    )
     libraries.extend([register_whole(dispatch), attention.register(), cuda_decompositions.register()])
     libraries.extend(autocast.register())
     higher_order.register()

@@ -15,6 +15,7 @@ class Known:
 
     Attributes:
         after_error: the statement must have raised on both sides. ends: the rest of the program cannot be compared.
+        hides: later properties that cannot be compared.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Known:
     there: str = ""
     after_error: bool = False
     ends: bool = False
+    hides: frozenset[str] = frozenset()
 
 
 KNOWN: tuple[Known, ...] = (
@@ -36,6 +38,27 @@ KNOWN: tuple[Known, ...] = (
         " takes as_strided. Gradients are equal.",
         here="AsStridedBackward0",
         there=r"\w+Backward0",
+    ),
+    Known(
+        "views changed in place",
+        "grad_fn|printed|value",
+        "A view whose metadata was changed in place is made again, one step from its base. Gradients are equal.",
+        there="_ViewNearBaseBackward",
+    ),
+    Known(
+        "bases changed in place",
+        "is_view|base",
+        "If a tensor with views has its metadata changed in place, it becomes a view of a hidden tensor. Gradients are equal.",
+        source=r"(squeeze|transpose|\bt|swapaxes|swapdims|as_strided|resize|resize_as)_\(",
+        hides=frozenset({"base", "is_view"}),
+    ),
+    Known("history of bases changed in place", "grad_fn", "As bases changed in place.", there="^AsStridedBackward0$"),
+    Known(
+        "views of resized tensors",
+        "is_leaf|grad_fn|grad|error|error text",
+        "As replayed views: a view of a tensor that `out=` or `detach_` has changed cannot be made again; PyTorch says so when asked.",
+        there="expanded size of the tensor|invalid for input of size|INTERNAL ASSERT|derivative for aten|returned an invalid gradient",
+        ends=True,
     ),
     Known(
         "formulas of gradients",
@@ -158,12 +181,6 @@ KNOWN: tuple[Known, ...] = (
         here="^IndexError: too many indices",
         there="^RuntimeError: aten::_unsafe_masked_index",
     ),
-    Known(
-        "deep copies of tensors that share memory",
-        "is_view|base|grad_fn",
-        "PyTorch makes them over a copied storage with `set_`; remote ones are views of one copy.",
-        source="deepcopy",
-    ),
     # --- warnings
     Known(
         "warnings of kernels",
@@ -190,13 +207,6 @@ KNOWN: tuple[Known, ...] = (
         "value",
         "As replayed views.",
         here="CopySlices",
-    ),
-    Known(
-        "views of resized tensors",
-        "is_leaf|grad_fn|grad|error|error text",
-        "As replayed views: a view of a tensor that `out=` or `detach_` has changed cannot be made again; PyTorch says so when asked.",
-        there="expanded size of the tensor|invalid for input of size|INTERNAL ASSERT|derivative for aten|view size is not compatible|returned an invalid gradient|^Dimension out of range",
-        ends=True,
     ),
     Known(
         "isin of tensors by columns",

@@ -55,25 +55,26 @@ def _kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
     @torch_private.never_compiled
     def kernel(keys: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
         if type(given) is LazyTensor and given.depth >= _LATER:
-            given = _nearer(given)
+            given = view_near_base(given)
         return plain(keys, given, *args, **kwargs)
 
     return kernel
 
 
-def _nearer(given: LazyTensor) -> torch.Tensor:
-    """Stand-in for a view that is far from its base, where one can be made; otherwise the view itself."""
-    base = given._base
+def view_near_base(view: LazyTensor) -> LazyTensor:
+    """Return a stand-in for `view`, one step from its base; `view` itself if there is no base, or if `as_strided` cannot make it."""
+    base = view._base
     if base is None:
-        given.depth = 0
-        return given
-    if type(base) is not LazyTensor or not _looks_alike(given, base) or torch_private.in_forward_mode():
-        return given
-    if given.requires_grad and torch.is_grad_enabled():
-        near: torch.Tensor = _ViewNearBase.apply(given)  # type: ignore[no-untyped-call]
+        view.depth = 0
+        return view
+    if type(base) is not LazyTensor or not _looks_alike(view, base) or torch_private.in_forward_mode():
+        return view
+    if view.requires_grad and torch.is_grad_enabled():
+        near: LazyTensor = _ViewNearBase.apply(view)  # type: ignore[no-untyped-call]
     else:
-        near = _near(given)
-    torch_private.take_creation_from(near, given)
+        with torch.set_grad_enabled(torch_private.made_with_gradients(view)):
+            near = same_value_on(base, view)
+    torch_private.take_creation_from(near, view)
     return near
 
 
@@ -83,16 +84,13 @@ def _looks_alike(view: LazyTensor, base: LazyTensor) -> bool:
     return (meta.dtype, meta.conj, meta.neg, meta.device) == (root.dtype, root.conj, root.neg, root.device)
 
 
-def _near(view: torch.Tensor) -> torch.Tensor:
-    """The same as `view`, at one step from its base, without its history."""
-    assert isinstance(view, LazyTensor)
-    assert view._base is not None
-    meta = view.remote.meta
+def same_value_on(base: torch.Tensor, tensor: LazyTensor) -> LazyTensor:
+    """Return a view of `base` with the metadata and the value of `tensor`, which has the same memory."""
+    meta = tensor.remote.meta
     thread = device_state.thread
-    thread.remade_view = view
+    thread.remade_view = tensor
     try:
-        with torch.no_grad():
-            return torch.as_strided(view._base, meta.shape, meta.stride, meta.offset)
+        return torch.as_strided(base, meta.shape, meta.stride, meta.offset)  # type: ignore[return-value]
     finally:
         thread.remade_view = None
 
@@ -106,8 +104,9 @@ class _ViewNearBase(torch.autograd.Function):
     """The same as a view, at one step from its base; gradients go on to the view, and so through its hooks."""
 
     @staticmethod
-    def forward(view: torch.Tensor) -> torch.Tensor:
-        return _near(view)
+    def forward(view: LazyTensor) -> LazyTensor:
+        assert view._base is not None
+        return same_value_on(view._base, view)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -14,7 +14,12 @@ from djinn_core.interception.recording.module_calls import at_node
 from djinn_core.interception.recording.recorder import Recorder, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.meta_infer import infer
-from djinn_core.interception.shape_inference.write_checks import check_overlap, raises_versions, refuses_overlap
+from djinn_core.interception.shape_inference.write_checks import (
+    check_overlap,
+    check_resize,
+    raises_versions,
+    refuses_overlap,
+)
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.handles import new_handle
@@ -37,7 +42,8 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         with collect_later:  # each collection would look at all results that are made here
             return append(call, operands, slots, above + 1)
     if call.changes:
-        for changed, _ in call.changes:
+        for changed, new in call.changes:
+            check_resize(call.op, changed, new, operands)
             own_value(operands[changed])
     recorder = recorders.thread.recorder
     watcher = recorder.watcher

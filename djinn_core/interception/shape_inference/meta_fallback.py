@@ -108,8 +108,18 @@ def _as_pytorch(remote: RemoteError, said: str) -> Exception:
 
 
 def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[LazyTensor]:
-    with torch.no_grad():
-        return [o.detach().clone() if i in written else o for i, o in enumerate(operands)]  # type: ignore[misc]
+    with torch.no_grad():  # a kernel may refuse a target because it is an operand, too
+        copies = {id(operands[i]): _copy_of(operands[i]) for i in written}
+    return [copies.get(id(o), o) for o in operands]
+
+
+def _copy_of(tensor: LazyTensor) -> LazyTensor:
+    """Return a copy with the same strides."""
+    meta = tensor.remote.meta
+    if not meta.numel or (meta.conj or meta.neg):
+        return tensor.detach().clone()  # type: ignore[return-value]
+    memory = tensor.detach().as_strided((meta.extent - meta.offset,), (1,), meta.offset).clone()
+    return memory.as_strided(meta.shape, meta.stride, 0)  # type: ignore[return-value]
 
 
 def _copied_back(operands: list[LazyTensor], tried: list[LazyTensor], written: tuple[int, ...]) -> Any:

@@ -183,6 +183,18 @@ def _pointwise(func: Any) -> Rule:
     return rule
 
 
+def _into_elements(func: Any) -> Rule:
+    """The kernel resizes `out` only if the number of elements differs, and keeps its shape otherwise."""
+
+    def rule(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        made = func(*args, out=torch.empty(0, dtype=out.dtype, device="meta"), **kwargs)
+        if made.numel() != out.numel():
+            func(*args, out=out, **kwargs)
+        return out
+
+    return rule
+
+
 def _channel_shuffle(given: torch.Tensor, groups: int) -> torch.Tensor:
     """The meta kernel refuses tensors that are not row-major."""
     shuffled: torch.Tensor = aten.native_channel_shuffle.default(given.contiguous(), groups)
@@ -288,6 +300,22 @@ _RULES: dict[Any, Rule] = {
             aten.reflection_pad3d_backward.default,
             aten.replication_pad2d_backward.default,
             aten.replication_pad3d_backward.default,
+        )
+    },
+    **{
+        func: _into_elements(func)
+        for func in (
+            aten.arange.out,
+            aten.arange.start_out,
+            aten.linspace.out,
+            aten.linspace.Scalar_Tensor_out,
+            aten.linspace.Tensor_Scalar_out,
+            aten.linspace.Tensor_Tensor_out,
+            aten.logspace.out,
+            aten.logspace.Scalar_Tensor_out,
+            aten.logspace.Tensor_Scalar_out,
+            aten.logspace.Tensor_Tensor_out,
+            aten.range.out,
         )
     },
     aten._native_multi_head_attention.default: _multi_head_attention,

@@ -132,6 +132,9 @@ _REFUSE_PARTS = frozenset({
     "aten::where.self_out",
 })  # fmt: skip
 
+# Computed element by element without being tagged so.
+_POINTWISE = frozenset({"aten::floor_divide.out", "aten::where.self_out"})
+
 
 def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Refuse to write into a CPU tensor.
@@ -285,6 +288,24 @@ def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
                 "memory location. Please clone() the tensor before performing the operation."
             )
+
+
+@functools.cache
+def refuses_resize(op: str) -> bool:
+    """Return True if kernels of `op` do not resize a target that they read."""
+    return op in _POINTWISE or (op not in OWN_OPERATORS and torch.Tag.pointwise in resolve(op).tags)
+
+
+def check_resize(op: str, changed: int, meta: TensorMeta, operands: Sequence[LazyTensor]) -> None:
+    """Refuse to resize a target that the same op reads, where its kernels do (`refuses_resize`).
+
+    Raises:
+        RuntimeError: as eager PyTorch.
+    """
+    target = operands[changed]
+    if any(operand is target for place, operand in enumerate(operands) if place != changed) and refuses_resize(op):
+        shapes = f"{list(target.shape)} doesn't match the broadcast shape {list(meta.shape)}"
+        raise RuntimeError(f"output with shape {shapes}")
 
 
 def _share(a: TensorMeta, b: TensorMeta) -> bool:

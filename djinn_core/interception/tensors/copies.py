@@ -62,7 +62,8 @@ def _copy_elements(tensor: LazyTensor, memo: dict[int, Any], alone: bool) -> tor
     if number not in storages:
         storages[number] = tensor.untyped_storage().clone()
     whole = storages[number].look_as(meta.dtype)
-    view: torch.Tensor = whole.as_strided(meta.shape, meta.stride, meta.offset)
+    looked: LazyTensor = whole.as_strided(meta.shape, meta.stride, meta.offset)
+    view: torch.Tensor = looked.without_base()
     view = view.conj_physical() if meta.conj else view
     return view.neg() if meta.neg else view
 

@@ -185,6 +185,10 @@ class LazyTensor(torch.Tensor):
     def data(self) -> None:
         raise RuntimeError("Deleting tensor data is not allowed. Delete tensor instead!")
 
+    def without_base(self) -> LazyTensor:
+        """Return a tensor for the same value that autograd does not count as a view."""
+        return wrap(self.remote)
+
     @for_users
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
         return copies.deep_copy(self, memo)
