@@ -39,6 +39,8 @@ def register() -> torch.library.Library:
     for func in _OPS:
         plain = torch_private.kernel_at(func, "AutogradPrivateUse1")
         library.impl(func, _kernel(plain), "AutogradPrivateUse1", with_keyset=True)
+    plain = torch_private.kernel_at(aten.detach_.default, "AutogradPrivateUse1")
+    library.impl(aten.detach_.default, _detaching(plain), "AutogradPrivateUse1", with_keyset=True)
     return library
 
 
@@ -57,6 +59,19 @@ def _kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def _detaching(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel in the place of PyTorch's own, `plain`, which refuses views. A changed base is no view to the user."""
+
+    @torch_private.never_compiled
+    def kernel(keys: Any, given: Any) -> Any:
+        if type(given) is LazyTensor and isinstance(given._base, LazyTensor) and given._base.hidden:
+            swap_contents(given, given.detach())
+            return given
+        return plain(keys, given)
+
+    return kernel
+
+
 def _has_views(base: LazyTensor) -> bool:
     """Return True if there are views of `base`, and its history can be that of another tensor."""
     if torch_private.uses_of(base) <= _USES or counts_beside([base.remote.storage]) == [1]:
@@ -68,6 +83,7 @@ def _become_view(base: LazyTensor) -> None:
     with torch.enable_grad():
         view = same_value_on(base, base)
     swap_contents(base, view)
+    view.hidden = True
 
 
 def _follow_metadata(view: LazyTensor) -> None:
