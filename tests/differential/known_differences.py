@@ -134,7 +134,7 @@ KNOWN: tuple[Known, ...] = (
         "errors that depend on data",
         "error",
         "docs/limits.md: an error that depends on data is raised at the next sync point.",
-        here="out of bounds|out of range",
+        here="out of bounds|out of range|probability tensor contains|invalid Poisson rate|is not finite",
         there=r"^\(nothing\)$",
         ends=True,
     ),
