@@ -60,7 +60,7 @@ def _kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _detaching(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel in the place of PyTorch's own, `plain`, which refuses views. A changed base is no view to the user."""
+    """Return a kernel in the place of PyTorch's own, `plain`, which refuses views. To the user, a changed base is still a base."""
 
     @torch_private.never_compiled
     def kernel(keys: Any, given: Any) -> Any:

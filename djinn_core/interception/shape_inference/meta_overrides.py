@@ -44,7 +44,7 @@ def _bin_edges(data: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The fused kernels lay the result out as the query; what the meta kernel shows is the unfused one, which takes gaps in rows."""
+    """Give the result the strides of the query, as fused kernels do. Gaps in rows select the unfused kernel of the meta rule."""
     out: torch.Tensor = aten.scaled_dot_product_attention.default(query, key, value, *args, **kwargs)
     if out.dim() != 4 or out.shape != query.shape or any(t.stride(-1) != 1 for t in (query, key, value)):
         return out
@@ -160,7 +160,7 @@ def _row_major(func: Any) -> Rule:
 
 
 def _as_copy(func: Any) -> Rule:
-    """The kernels write to a copy of the first argument; the meta kernel lays the result out by itself."""
+    """Give the result the strides of the first argument, which the kernels copy."""
 
     def rule(given: torch.Tensor, *args: Any) -> torch.Tensor:
         out: torch.Tensor = func(given, *args)
@@ -170,7 +170,7 @@ def _as_copy(func: Any) -> Rule:
 
 
 def _pointwise(func: Any) -> Rule:
-    """The kernels lay the result out as a sum of the operands; the meta kernel is made of ops with other operands."""
+    """Give the result the strides of a sum of the operands, as the kernels do."""
 
     def rule(*args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = func(*args, **kwargs)

@@ -79,7 +79,7 @@ class LazyTensor(torch.Tensor):
     __module__ = f"torch.{DEVICE_NAME}"  # where PyTorch's graphs find it; libraries tell by it whose array a tensor is (opt_einsum)
     remote: Value
     depth = 0  # views between this one and its base
-    hidden = False  # True for the base of a tensor that the user knows as a base
+    hidden = False  # True for a base made by `inplace_views`: its first view is a base to the user
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
         """A parameter, because libraries make parameters again as `type(parameter)(data, requires_grad)`."""
