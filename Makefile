@@ -1,4 +1,4 @@
-# `make demo` and `make test` share one virtual environment. Nothing outside it is relied on but python and make.
+# `make demo` and `make test` share one virtual environment. Nothing outside it is relied on but python, make and a C++ compiler.
 #
 #   make demo                            show Djinn at work, no GPU needed
 #   make test                            lint, then the whole default test suite
@@ -46,10 +46,12 @@ PIP       := $(BIN)/python -m pip --disable-pip-version-check
 KEEP      := $(VENV)/torch-constraints.txt
 USABLE    := $(VENV)/usable.stamp
 READY     := $(VENV)/ready.stamp
+NATIVE    := $(VENV)/native.stamp
+NATIVE_SOURCES := $(addprefix djinn_native/,setup.py pyproject.toml) $(sort $(wildcard djinn_native/csrc/*.cpp djinn_native/csrc/*.h))
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest test-long lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool differential semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
+.PHONY: help venv demo test pytest test-long lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool differential semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries lint-native test-native-sanitizers FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -75,10 +77,27 @@ lint: $(READY) ## style, types and import layers
 	$(BIN)/mypy --platform darwin
 	$(BIN)/mypy --platform win32
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror djinn_native/csrc/*
 
-format: $(READY) ## mend what ruff can mend
+format: $(READY) ## mend what ruff and clang-format can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i djinn_native/csrc/*
+
+# Not in the environment of all: 45 MB, and minutes for the headers of PyTorch.
+$(VENV)/tidy.stamp: $(READY)
+	$(PIP) install -c $(KEEP) $(PINS) 'clang-tidy>=20'
+	touch $@
+
+lint-native: $(VENV)/tidy.stamp ## clang-tidy on the C++ of djinn_native; installs it; ARGS="djinn_native/csrc/self_test.cpp"
+	$(BIN)/clang-tidy --quiet $(or $(ARGS),$(filter %.cpp,$(NATIVE_SOURCES))) -- $$($(BIN)/python djinn_native/building/compiler_flags.py)
+
+# A copy of the package with a library of its own. -P keeps the checkout's package from being found first; libstdc++ lets libasan catch exceptions.
+SANITIZED := build/sanitized
+test-native-sanitizers: $(READY) ## tests with the C++ of djinn_native under address and undefined-behaviour sanitizers; gcc; ARGS="tests/native"
+	cd djinn_native && DJINN_NATIVE_SANITIZE=address,undefined MAX_JOBS=$${MAX_JOBS:-2} $(abspath $(BIN))/python setup.py --quiet build --build-lib ../$(SANITIZED)
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0:$(ASAN_OPTIONS) UBSAN_OPTIONS=print_stacktrace=1 \
+		PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(SANITIZED)) OMP_NUM_THREADS=1 $(BIN)/python $(or $(PROGRAM),-m pytest $(ARGS))
 
 bench: $(READY) ## run the benchmarks, print their results and draw them into docs/; ARGS="--quick --only models"
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
@@ -245,7 +264,7 @@ lock: ## write the newest versions that pip finds for development into requireme
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(INDEXED),'$(requirement)')
-	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5'
+	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5' 'setuptools>=77' 'ninja>=1.11'
 	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release,libraries,docs,notebooks]' $(addprefix -e ./,$(PLUGINS))
 	sed '/^[^#]/d' $(LOCK) > $(LOCK).new
 	$(VENV)-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip \
@@ -270,15 +289,23 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(BIN); exit 1; }
 	$(if $(HERE),$(PYTHON) packaging/torch_here.py $(VENV) > $(VENV)/torch.here)
 
-# PyTorch first, alone; the constraints file then keeps that build, whatever else asks for.
+# PyTorch first, alone; the constraints file then keeps that build, whatever else asks for. Before gigabytes are fetched: is there a compiler?
 $(KEEP): $(VENV)/torch.wanted | $(BIN)/python
+	@$(BIN)/python djinn_native/building/compiler_here.py
 	$(PIP) install $(PINS) $(foreach requirement,$(TORCH),'$(requirement)')
 	$(PIP) list --format=freeze | grep -E '^(torch|torchvision|torchaudio|triton)==' > $@.new
 	mv $@.new $@
 
+# The client's device in C++, against the PyTorch of the environment. It is compiled again when its sources change, and nothing else is then
+# installed: what follows only has to come later.
+$(NATIVE): $(KEEP) $(NATIVE_SOURCES)
+	$(PIP) install -c $(KEEP) $(PINS) 'setuptools>=77' 'ninja>=1.11'
+	MAX_JOBS=$${MAX_JOBS:-2} $(PIP) install --no-deps --no-build-isolation -e ./djinn_native
+	touch $@
+
 # Djinn, all plugins and what the demo needs. hatchling first and no build isolation: one build backend for all packages instead of a fresh one
 # for each.
-$(USABLE): $(KEEP) $(MANIFESTS)
+$(USABLE): $(KEEP) $(MANIFESTS) | $(NATIVE)
 	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[server]' -e './plugins/commands/demo[models]' \
 		$(addprefix -e ./,$(filter-out plugins/commands/demo,$(PLUGINS)))

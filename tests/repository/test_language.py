@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ("djinn", "djinn_core", "plugins", "tests", "benchmarks", "examples", "templates")
-TEXTS = ("docs", "plugins", "templates", "benchmarks", "tests", "packaging", "changelog.d")
+PYTHON = ("djinn", "djinn_core", "djinn_native", "plugins", "tests", "benchmarks", "examples", "templates")
+TEXTS = ("docs", "djinn_native", "plugins", "templates", "benchmarks", "tests", "packaging", "changelog.d")
 RELATIVE = re.compile(r"(What|Whether|Whoever|Who|Whom|Whose|Which|Where|When|How|Why)\b")
 POSSIBLE = re.compile(rf"[\"']\s*{RELATIVE.pattern}")  # in a text that need not be parsed where this is not found
 WORDS = ("somebody", "someone", "nobody", "no one", "whoever", "whomever", "anybody", "anyone", "everybody", "everyone")

@@ -1,0 +1,120 @@
+"""Djinn's device in C++. Clients load it with `load`; a process that serves never does.
+
+A process has one PrivateUse1 device. The library registers it, so a process that loads the library cannot offer another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+__all__ = ["NativeLibraryError", "load"]
+__version__ = "26.11.0"
+
+_LIBRARIES: Final = Path(__file__).resolve().parent / "lib"
+_PREFIX: Final = "djinn_torch_"
+_FIELDS: Final = 15  # of `djinn_native_read_tensor`
+_loaded = False
+
+
+class NativeLibraryError(ImportError):
+    """The library is missing, cannot be loaded, or was built for another PyTorch. The message is one line and names the cure."""
+
+
+def load() -> None:
+    """Load the library for this PyTorch, once, after a self-test. It registers the device and the ops `torch.ops.djinn`.
+
+    Raises:
+        NativeLibraryError: there is no library for this version of PyTorch, or it does not fit.
+    """
+    global _loaded
+    if _loaded:
+        return
+    path = _library()
+    try:
+        library = ctypes.CDLL(str(path))  # resolves all symbols: those that are missing are an error here
+    except OSError as error:
+        raise _error(f"{path.name} cannot be loaded ({_one_line(error)})") from error
+    if difference := _difference(library):
+        raise _error(f"{path.name} does not fit: {difference}")
+    torch.ops.load_library(str(path))
+    _loaded = True
+
+
+def _library() -> Path:
+    """Return the file for the minor version of the loaded PyTorch."""
+    wanted = _minor(torch.__version__)
+    built = {path.stem.removeprefix(_PREFIX).replace("_", "."): path for path in _LIBRARIES.glob(f"{_PREFIX}*")}
+    if wanted in built:
+        return built[wanted]
+    having = f"it has libraries for PyTorch {', '.join(sorted(built))} only" if built else "it has no library at all"
+    raise _error(having)
+
+
+def _difference(library: ctypes.CDLL) -> str:
+    """Return what differs between the library and the loaded PyTorch or this package; an empty string if nothing does."""
+    try:
+        library.djinn_native_abi.restype = library.djinn_native_difference.restype = ctypes.c_char_p
+        compiled = dict(part.split("=", 1) for part in library.djinn_native_abi().decode().split(";"))
+    except (AttributeError, ValueError):
+        return "it has no self-test, so it is of another version of djinn-native"
+    if compiled["djinn_native"] != __version__:
+        return f"it was built from djinn-native {compiled['djinn_native']}, and this is {__version__}"
+    if _minor(compiled["torch"]) != _minor(torch.__version__):
+        return f"it was built for PyTorch {compiled['torch']}"
+    for name, here in _numbers().items():
+        if int(compiled[name]) != here:
+            return f"{name} is {compiled[name]} there and {here} in this PyTorch"
+    if said := library.djinn_native_difference().decode():
+        return f"PyTorch has another value of {said}"
+    tensor = torch.zeros(4, 6)[1:, ::2].fill_(1.0)  # a view, whose every field has a value of its own
+    library.djinn_native_read_tensor.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    library.djinn_native_read_tensor.restype = None
+    fields = (ctypes.c_int64 * _FIELDS)()
+    library.djinn_native_read_tensor(tensor._cdata, fields)
+    return "" if [*fields] == _fields(tensor) else "it finds other values in a tensor than PyTorch does"
+
+
+def _fields(tensor: torch.Tensor) -> list[int]:
+    """Return what PyTorch says of the fields that `djinn_native_read_tensor` reads."""
+    storage = tensor.untyped_storage()
+    return [
+        tensor.dim(),
+        tensor.numel(),
+        *tensor.shape,
+        *tensor.stride(),
+        int(tensor.storage_offset()),
+        tensor.itemsize,
+        torch._C._dispatch_keys(tensor).raw_repr(),
+        tensor._version,
+        storage.nbytes(),
+        storage.data_ptr(),
+        storage._cdata,
+        tensor.requires_grad,
+        tensor.is_contiguous(),
+    ]
+
+
+def _numbers() -> dict[str, int]:
+    """Numbers of the loaded PyTorch by their names in `djinn_native_abi`."""
+    keys: Any = torch._C.DispatchKey
+    return {"key": int(keys.PrivateUse1), "autograd_key": int(keys.AutogradPrivateUse1)}
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _one_line(error: OSError) -> str:
+    return " ".join(str(error).split())
+
+
+def _error(what: str) -> NativeLibraryError:
+    version = torch.__version__.partition("+")[0]
+    return NativeLibraryError(
+        f"djinn-native {__version__} cannot be used with PyTorch {torch.__version__}: {what}. In a checkout of Djinn run "
+        f'"make TORCH=torch=={version} venv"; otherwise install the wheel of djinn-native that belongs to this Djinn and this PyTorch'
+    )

@@ -1,0 +1,31 @@
+"""Build a library for each supported PyTorch into `lib/`. The wheel that is built afterwards has all of them.
+
+cibuildwheel runs this before each wheel, in an environment of its own: it replaces the PyTorch of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+# CUDA builds have the same headers and are gigabytes. Other platforms have CPU builds on the default index.
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+
+
+def main() -> None:
+    """Build all libraries, one after the other."""
+    table = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    pip = [sys.executable, "-m", "pip", "install"]
+    index = os.environ.get("TORCH_INDEX", CPU_BUILDS if sys.platform == "linux" else "")
+    subprocess.run([*pip, *table["build-system"]["requires"]], check=True)
+    for minor in table["tool"]["djinn-native"]["torch-minors"]:
+        subprocess.run([*pip, *(["--index-url", index] if index else []), f"torch=={minor}.*"], check=True)
+        subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=PROJECT, check=True)
+
+
+if __name__ == "__main__":
+    main()

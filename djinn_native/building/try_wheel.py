@@ -1,0 +1,11 @@
+"""Load the installed library, which runs its self-test. cibuildwheel runs this with each wheel."""
+
+from __future__ import annotations
+
+import torch
+
+import djinn_native
+
+if __name__ == "__main__":
+    djinn_native.load()
+    print(f"djinn-native {djinn_native.__version__} works with PyTorch {torch.__version__}")

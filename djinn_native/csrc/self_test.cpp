@@ -1,0 +1,96 @@
+// Self-test of the library: how it was compiled, and whether the loaded PyTorch lays out its objects in the same way.
+//
+// The functions are plain C. Python calls them before any other function of the library.
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <torch/version.h>
+
+#include <cstdint>
+#include <exception>
+#include <string>
+
+#if defined(_WIN32)
+#define DJINN_EXPORT extern "C" __declspec(dllexport)
+#else
+#define DJINN_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace {
+
+std::string describe() {
+  auto key = [](c10::DispatchKey k) { return std::to_string(static_cast<unsigned>(k)); };
+  return std::string("djinn_native=" DJINN_NATIVE_VERSION ";torch=" TORCH_VERSION) +
+         ";sizeof_tensor=" + std::to_string(sizeof(c10::TensorImpl)) + ";sizeof_storage=" + std::to_string(sizeof(c10::StorageImpl)) +
+         ";sizeof_ivalue=" + std::to_string(sizeof(c10::IValue)) + ";key=" + key(c10::DispatchKey::PrivateUse1) +
+         ";autograd_key=" + key(c10::DispatchKey::AutogradPrivateUse1) +
+         ";device_type=" + std::to_string(static_cast<int>(c10::DeviceType::PrivateUse1));
+}
+
+// Numbers of this library, as functions inside of the loaded PyTorch read them.
+std::string first_difference() {
+  using c10::DispatchKey;
+  if (std::string(c10::toString(DispatchKey::PrivateUse1)) != "PrivateUse1") {
+    return "the number of the dispatch key PrivateUse1";
+  }
+  if (std::string(c10::toString(DispatchKey::AutogradPrivateUse1)) != "AutogradPrivateUse1") {
+    return "the number of the dispatch key AutogradPrivateUse1";
+  }
+  const std::pair<c10::IValue, const char*> values[] = {
+      {c10::IValue(), "None"},      {c10::IValue(true), "Bool"},     {c10::IValue(int64_t{7}), "Int"},
+      {c10::IValue(1.5), "Double"}, {c10::IValue("text"), "String"}, {c10::IValue(c10::Device(c10::DeviceType::CPU)), "Device"},
+  };
+  for (const auto& [value, kind] : values) {
+    if (value.tagKind() != kind) {
+      return std::string("the layout of IValue: ") + kind;
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+// How this library was compiled, as `name=value` joined by semicolons.
+DJINN_EXPORT const char* djinn_native_abi() {
+  static const std::string text = describe();
+  return text.c_str();
+}
+
+// What differs between this library and the loaded PyTorch; an empty string if nothing does.
+DJINN_EXPORT const char* djinn_native_difference() {
+  static std::string text;
+  try {
+    text = first_difference();
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  return text.c_str();
+}
+
+// Reads the fields of a tensor of two dimensions, through the layout that was compiled in. `tensor` is `Tensor._cdata`.
+DJINN_EXPORT void djinn_native_read_tensor(const c10::TensorImpl* tensor, int64_t* fields) {
+  const c10::Storage& storage = tensor->unsafe_storage();
+  const int64_t read[] = {
+      tensor->dim(),
+      tensor->numel(),
+      tensor->sizes()[0],
+      tensor->sizes()[1],
+      tensor->strides()[0],
+      tensor->strides()[1],
+      tensor->storage_offset(),
+      static_cast<int64_t>(tensor->dtype().itemsize()),
+      static_cast<int64_t>(tensor->key_set().raw_repr()),
+      static_cast<int64_t>(tensor->version_counter().current_version()),
+      static_cast<int64_t>(storage.nbytes()),
+      static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage.data())),
+      static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage.unsafeGetStorageImpl())),
+      tensor->requires_grad(),
+      tensor->is_contiguous(),
+  };
+  for (int64_t value : read) {
+    *fields++ = value;
+  }
+}

@@ -1,0 +1,136 @@
+"""Build the library for the PyTorch of this environment. pip must not isolate the build: --no-build-isolation.
+
+`DJINN_NATIVE_SANITIZE=address,undefined` builds it with these sanitizers, in a folder for objects of its own (`make test-native-sanitizers`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+
+try:
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+except ImportError:  # a source distribution is made without PyTorch; a build stops in `run`
+    from setuptools.command.build_ext import build_ext as BuildExtension  # noqa: N812
+
+    torch = None
+
+HERE = Path(__file__).resolve().parent
+TABLE = tomllib.loads((HERE / "pyproject.toml").read_text())
+MINORS = TABLE["tool"]["djinn-native"]["torch-minors"]
+SOURCES = sorted(path.relative_to(HERE).as_posix() for path in HERE.glob("csrc/*.cpp"))
+SANITIZERS = os.environ.get("DJINN_NATIVE_SANITIZE", "")
+
+sys.path.insert(0, str(HERE / "building"))
+from compiler_here import missing_compiler  # noqa: E402
+
+
+def refusal() -> str:
+    """Return one line that says why nothing can be built here, and the cure; an empty string otherwise."""
+    if torch is None:
+        return (
+            "djinn-native is compiled against the PyTorch of its environment, and there is none here: if PyTorch is installed, "
+            "add --no-build-isolation to the command of pip"
+        )
+    if minor(torch.__version__) not in MINORS:
+        return (
+            f"djinn-native is tested with PyTorch {', '.join(MINORS)} alone, and this is {torch.__version__}: in the checkout run "
+            f'"make TORCH=torch=={MINORS[-1]}.0 venv"'
+        )
+    return missing_compiler()
+
+
+def minor(version: str) -> str:
+    """Return `2.13` for `2.13.0+cpu`."""
+    return ".".join(version.split(".")[:2])
+
+
+class Library(BuildExtension):
+    """A shared library without any symbol of Python's: one file serves every Python."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # Not a temporary folder, even where setuptools chose one: objects of unchanged files are used again.
+        kind = f"-{SANITIZERS.replace(',', '-')}" if SANITIZERS else ""
+        self.build_temp = str(HERE / "build" / f"torch-{torch.__version__}{kind}") if torch else self.build_temp
+
+    def run(self) -> None:
+        if said := refusal():
+            sys.exit(said)
+        (HERE / "lib").mkdir(exist_ok=True)  # an editable installation copies the library to it
+        # pip does not put the programs of its environment on the search path; ninja is one of them.
+        os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+        super().run()
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join(*fullname.split(".")) + (".dll" if sys.platform == "win32" else ".so")  # noqa: PTH118
+
+    def get_libraries(self, ext: Extension) -> list[str]:
+        return list(ext.libraries)  # not Python's
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        return list(ext.export_symbols)  # not PyInit_...
+
+
+class AnyPython(bdist_wheel):
+    """A wheel for every Python of one platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+def extension() -> Extension:
+    """The library for this PyTorch. Its name has PyTorch's version: a wheel has one library for each."""
+    if torch is None:
+        return Extension("djinn_native.lib.djinn_torch", SOURCES)
+    built = CppExtension(f"djinn_native.lib.djinn_torch_{minor(torch.__version__).replace('.', '_')}", SOURCES)
+    built.libraries = [library for library in built.libraries if library != "torch_python"]
+    for name, values in flags().items():
+        setattr(built, name, values)
+    return built
+
+
+def flags() -> dict[str, list[Any]]:
+    """Flags of compiler and linker, as attributes of an `Extension`."""
+    version = [("DJINN_NATIVE_VERSION", f'"{TABLE["project"]["version"]}"')]
+    if sys.platform == "win32":
+        return {"define_macros": version, "extra_compile_args": ["/O2", "/permissive-"]}
+    # The texts of failed assertions name files: the same ones on every machine.
+    torch_folder = Path(torch.__file__).resolve().parent
+    places = [f"-ffile-prefix-map={HERE}=djinn_native", f"-ffile-prefix-map={torch_folder}=torch"]
+    compiling = ["-O2", "-g0", "-fvisibility=hidden", *places]
+    # PyTorch has loaded its libraries by then; the path is for programs that look at this one by itself.
+    origin = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
+    linking = [f"-Wl,-rpath,{origin}/../../torch/lib"]
+    if SANITIZERS:
+        checks = [f"-fsanitize={SANITIZERS}", "-fno-sanitize=vptr"]  # vptr needs type information that PyTorch hides
+        compiling += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", *checks]
+        linking += checks
+    elif sys.platform == "linux":
+        linking += ["-Wl,-s"]
+    return {"define_macros": version, "extra_compile_args": compiling, "extra_link_args": linking}
+
+
+def package_folders() -> dict[str, str]:
+    """Return the folder of the package: the one of this file."""
+    # Then an editable installation is a line in a .pth file. Otherwise it is a finder, which costs each start of Python 12 ms.
+    if "editable_wheel" in sys.argv and HERE.name == "djinn_native":
+        return {"": ".."}
+    return {"djinn_native": "."}
+
+
+setup(
+    script_name="setup.py",  # whatever program of pip runs it: so it is not taken for a module of the package
+    packages=["djinn_native"],
+    package_dir=package_folders(),
+    ext_modules=[extension()],
+    cmdclass={"build_ext": Library, "bdist_wheel": AnyPython},
+)

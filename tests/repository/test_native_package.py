@@ -1,0 +1,52 @@
+"""The distribution djinn-native: versions agree, and sources fit the rules for other code."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+import djinn
+
+LONGEST_FILE = 900
+TRIED_MINORS = [f"2.{minor}" for minor in range(30)]
+
+
+@pytest.fixture
+def table(root):
+    return tomllib.loads((root / "djinn_native" / "pyproject.toml").read_text())
+
+
+def torch_bounds(requirements):
+    (found,) = [text.removeprefix("torch") for text in requirements if text.startswith("torch")]
+    return SpecifierSet(found)
+
+
+def test_version_is_that_of_djinn_and_pins_it(root, table):
+    constants = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse((root / "djinn_native" / "__init__.py").read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    }
+    assert constants["__version__"] == table["project"]["version"] == djinn.__version__
+    assert f"djinn=={djinn.__version__}" in table["project"]["dependencies"]
+
+
+@pytest.mark.parametrize("where", ["dependencies", "test-requires"])
+def test_torch_bounds_admit_exactly_the_supported_minors(table, where):
+    requirements = {**table["project"], **table["tool"]["cibuildwheel"]}[where]
+    admitted = [minor for minor in TRIED_MINORS if torch_bounds(requirements).contains(f"{minor}.0")]
+    assert admitted == table["tool"]["djinn-native"]["torch-minors"]
+
+
+def test_default_torch_of_the_makefile_is_supported(root, table):
+    default = f"torch==$(or $(HERE),{table['tool']['djinn-native']['torch-minors'][-1]}.0)"
+    assert default in (root / "Makefile").read_text()
+
+
+def test_no_cpp_file_is_too_long(files):
+    lengths = {path.name: len(path.read_text().splitlines()) for path in files if path.suffix in {".cpp", ".h"}}
+    assert lengths
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
