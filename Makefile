@@ -96,7 +96,7 @@ lint-native: $(VENV)/tidy.stamp ## clang-tidy on the C++ of djinn_native; instal
 SANITIZED := build/sanitized
 test-native-sanitizers: $(READY) ## tests with the C++ of djinn_native under address and undefined-behaviour sanitizers; gcc; ARGS="tests/native"
 	cd djinn_native && DJINN_NATIVE_SANITIZE=address,undefined MAX_JOBS=$${MAX_JOBS:-2} $(abspath $(BIN))/python setup.py --quiet build --build-lib ../$(SANITIZED)
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0:$(ASAN_OPTIONS) UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(SANITIZED)) OMP_NUM_THREADS=1 $(BIN)/python $(or $(PROGRAM),-m pytest $(ARGS))
 
 bench: $(READY) ## run the benchmarks, print their results and draw them into docs/; ARGS="--quick --only models"
@@ -246,8 +246,8 @@ $(VENV)-release/ready.stamp: pyproject.toml $(LOCK)
 		print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['release'])")
 	touch $@
 
-dist: $(VENV)-release/ready.stamp ## build the release into dist/, twice, check it, install it without the checkout and use it; ARGS="--skip-installers"
-	$(VENV)-release/bin/python packaging/build_release.py
+dist: $(VENV)-release/ready.stamp $(NATIVE) ## build the release into dist/, twice, check it, install it without the checkout and use it; ARGS="--skip-installers"
+	$(VENV)-release/bin/python packaging/build_release.py --native-python $(BIN)/python
 	$(VENV)-release/bin/python packaging/try_release.py --torch '$(INDEXED)' $(if $(PINS),--constraints $(LOCK)) --weights '$(WEIGHTS)' $(ARGS)
 
 test-gpu: $(READY) ## everything that needs a GPU, and a report to send; without one, a list of what was not run; ARGS="--device cpu --only training"

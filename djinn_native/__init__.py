@@ -16,7 +16,7 @@ __version__ = "26.11.0"
 
 _LIBRARIES: Final = Path(__file__).resolve().parent / "lib"
 _PREFIX: Final = "djinn_torch_"
-_FIELDS: Final = 15  # of `djinn_native_read_tensor`
+_FIELDS: Final = 16  # of `djinn_native_read_tensor`
 _loaded = False
 
 
@@ -67,9 +67,9 @@ def _difference(library: ctypes.CDLL) -> str:
         return f"it was built for PyTorch {compiled['torch']}"
     for name, here in _numbers().items():
         if int(compiled[name]) != here:
-            return f"{name} is {compiled[name]} there and {here} in this PyTorch"
+            return f"the number {name} is {compiled[name]} there and {here} in this PyTorch"
     if said := library.djinn_native_difference().decode():
-        return f"PyTorch has another value of {said}"
+        return f"{said} is another one in this PyTorch"
     tensor = torch.zeros(4, 6)[1:, ::2].fill_(1.0)  # a view, whose every field has a value of its own
     library.djinn_native_read_tensor.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     library.djinn_native_read_tensor.restype = None
@@ -95,13 +95,18 @@ def _fields(tensor: torch.Tensor) -> list[int]:
         storage._cdata,
         tensor.requires_grad,
         tensor.is_contiguous(),
+        True,  # the allocator is that of CPUs
     ]
 
 
 def _numbers() -> dict[str, int]:
     """Numbers of the loaded PyTorch by their names in `djinn_native_abi`."""
-    keys: Any = torch._C.DispatchKey
-    return {"key": int(keys.PrivateUse1), "autograd_key": int(keys.AutogradPrivateUse1)}
+    private: Any = torch._C
+    return {
+        "PrivateUse1": int(private.DispatchKey.PrivateUse1),
+        "AutogradPrivateUse1": int(private.DispatchKey.AutogradPrivateUse1),
+        "device_type": int(private._autograd.DeviceType.PrivateUse1),
+    }
 
 
 def _minor(version: str) -> str:

@@ -112,7 +112,14 @@ def flags() -> dict[str, list[Any]]:
     linking = [f"-Wl,-rpath,{origin}/../../torch/lib"]
     if SANITIZERS:
         checks = [f"-fsanitize={SANITIZERS}", "-fno-sanitize=vptr"]  # vptr needs type information that PyTorch hides
-        compiling += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", *checks]
+        compiling += [
+            "-O1",
+            "-g",
+            "-fno-omit-frame-pointer",
+            "-D_GLIBCXX_ASSERTIONS",
+            "-fno-sanitize-recover=all",
+            *checks,
+        ]
         linking += checks
     elif sys.platform == "linux":
         linking += ["-Wl,-s"]
@@ -127,6 +134,7 @@ def package_folders() -> dict[str, str]:
     return {"djinn_native": "."}
 
 
+os.umask(0o022)  # modes of files in the wheel are the same on every machine
 setup(
     script_name="setup.py",  # whatever program of pip runs it: so it is not taken for a module of the package
     packages=["djinn_native"],

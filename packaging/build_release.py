@@ -3,17 +3,21 @@
 Everything is built twice: once as a release is (the wheel from the source distribution), and once from a copy of the tracked files elsewhere,
 with other permissions. Both must give the same bytes.
 
-It runs in an environment with the extra `release` of pyproject.toml (`make dist`).
+It runs in an environment with the extra `release` of pyproject.toml (`make dist`). djinn-native is compiled by another Python, which has PyTorch:
+one wheel for this machine. cibuildwheel makes those of other platforms (djinn_native/README.md).
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +27,7 @@ from commands import StepError, run
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = [".", *sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
+NATIVE = "djinn_native"
 DIGESTS = "SHA256SUMS"
 
 
@@ -58,6 +63,28 @@ def build(source: Path, to: Path, *options: str, umask: int = -1) -> None:
         list(threads.map(one, PACKAGES))
 
 
+def build_native(python: Path, source: Path, to: Path, umask: int = -1) -> None:
+    """Build the source distribution of djinn-native, and its wheel: from that where `source` is the checkout, else from `source`."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--sdist", "--outdir", to]
+    run(*command, source / NATIVE, umask=umask)
+    (archive,) = to.glob(f"{NATIVE}-*.tar.gz")
+    normalize(archive)
+    wheel = [python, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", to]
+    run(*wheel, archive if source == ROOT else source / NATIVE, umask=umask, PYTHONPATH="")
+
+
+def normalize(archive: Path) -> None:
+    """Pack a source distribution again: setuptools writes times, modes and the user of its files, which differ between machines."""
+    written = io.BytesIO()
+    with tarfile.open(archive) as old, tarfile.open(fileobj=written, mode="w") as new:
+        for member in sorted(old.getmembers(), key=lambda member: member.name):
+            clean = tarfile.TarInfo(member.name)
+            clean.type, clean.size, clean.mtime = member.type, member.size, int(os.environ["SOURCE_DATE_EPOCH"])
+            clean.mode = 0o755 if member.isdir() else 0o644
+            new.addfile(clean, old.extractfile(member))
+    archive.write_bytes(gzip.compress(written.getvalue(), mtime=int(os.environ["SOURCE_DATE_EPOCH"])))
+
+
 def differing(first: Path, second: Path) -> Iterator[str]:
     """Names of files that are in one folder alone, or whose bytes differ."""
     names = {path.name for folder in (first, second) for path in folder.iterdir()}
@@ -70,18 +97,25 @@ def differing(first: Path, second: Path) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder, which is emptied first")
-    to = parser.parse_args().to.resolve()
+    parser.add_argument("--native-python", type=Path, required=True, help="Python with PyTorch, setuptools and ninja")
+    options = parser.parse_args()
+    to, native = options.to.resolve(), options.native_python.absolute()
     os.environ["SOURCE_DATE_EPOCH"] = epoch()  # once: a commit in the meantime changes nothing
     shutil.rmtree(to, ignore_errors=True)
     build(ROOT, to)
+    build_native(native, ROOT, to)
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder, "again")
-        build(copied(Path(folder, "copy")), again, "--sdist", "--wheel", umask=0o077)
+        copy = copied(Path(folder, "copy"))
+        build(copy, again, "--sdist", "--wheel", umask=0o077)
+        build_native(native, copy, again, umask=0o077)
         if found := [*differing(to, again)]:
             raise StepError(f"built twice, these differ: {', '.join(found)}")
     wheels, sources = sorted(to.glob("*.whl")), sorted(to.glob("*.tar.gz"))
-    if not len(wheels) == len(sources) == len(PACKAGES):
-        raise StepError(f"{len(PACKAGES)} packages gave {len(wheels)} wheels and {len(sources)} source distributions")
+    if not len(wheels) == len(sources) == len(PACKAGES) + 1:
+        raise StepError(
+            f"{len(PACKAGES) + 1} packages gave {len(wheels)} wheels and {len(sources)} source distributions"
+        )
     run(sys.executable, "-m", "twine", "check", "--strict", *wheels, *sources)
     for wheel in wheels:
         package = wheel.name.partition("-")[0]

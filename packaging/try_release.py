@@ -26,8 +26,8 @@ MIB = 1 << 20
 
 # What each kind of user installs: wheels, with extras.
 ENVIRONMENTS = {
-    "client": ("djinn", "djinn_tcp"),
-    "client-http": ("djinn", "djinn_http"),
+    "client": ("djinn", "djinn_native", "djinn_tcp"),
+    "client-http": ("djinn", "djinn_native", "djinn_http"),
     "server": ("djinn[server]", "djinn_tcp", "djinn_http", "djinn_cuda"),
     "everything": ("djinn[server]", "djinn_demo[models]", "*"),
 }
@@ -158,7 +158,7 @@ def bill_of_materials(python: Path, to: Path) -> None:
 
 def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
     """How `pipx install` and `uv tool install` from the wheels ended; a tool that is not there is not tried."""
-    djinn, tcp = wheels(release, ("djinn", "djinn_tcp"))
+    djinn, native, tcp = wheels(release, ("djinn", "djinn_native", "djinn_tcp"))
     (folder / "torch.txt").write_text(torch + "\n")
     own = {
         "PIPX_HOME": str(folder / "pipx"),
@@ -179,11 +179,25 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
                 f"--constraint {folder / 'torch.txt'}",
                 djinn,
             ],
-            ["pipx", "inject", "djinn", tcp],
+            ["pipx", "inject", "djinn", native, tcp],
             [folder / "bin" / "djinn", "doctor"],
         ],
         "uv": [
-            ["uv", "tool", "install", "--python", sys.executable, *links, "--with", torch, "--with", tcp, djinn],
+            [
+                "uv",
+                "tool",
+                "install",
+                "--python",
+                sys.executable,
+                *links,
+                "--with",
+                torch,
+                "--with",
+                native,
+                "--with",
+                tcp,
+                djinn,
+            ],
             [folder / "uv-bin" / "djinn", "doctor"],
         ],
     }
@@ -229,6 +243,8 @@ def main() -> int:
         found = json.loads(run(pythons["client"], "-m", "pip", "list", "--format=json"))
         if extra := {package["name"].lower() for package in found} & {*SERVERS_ONLY}:
             raise StepError(f"a client alone has what only servers need: {', '.join(sorted(extra))}")
+        for user in ("client", "client-http", "everything"):
+            run(pythons[user], "-c", "import djinn_native; djinn_native.load()")
         for user, scheme in (("client", "tcps"), ("client-http", "https")):
             use_remotely(pythons["server"], pythons[user], folder)
             print(

@@ -3,6 +3,7 @@
 // The functions are plain C. Python calls them before any other function of the library.
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/StorageImpl.h>
@@ -11,7 +12,10 @@
 
 #include <cstdint>
 #include <exception>
+#include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #if defined(_WIN32)
 #define DJINN_EXPORT extern "C" __declspec(dllexport)
@@ -25,8 +29,8 @@ std::string describe() {
   auto key = [](c10::DispatchKey k) { return std::to_string(static_cast<unsigned>(k)); };
   return std::string("djinn_native=" DJINN_NATIVE_VERSION ";torch=" TORCH_VERSION) +
          ";sizeof_tensor=" + std::to_string(sizeof(c10::TensorImpl)) + ";sizeof_storage=" + std::to_string(sizeof(c10::StorageImpl)) +
-         ";sizeof_ivalue=" + std::to_string(sizeof(c10::IValue)) + ";key=" + key(c10::DispatchKey::PrivateUse1) +
-         ";autograd_key=" + key(c10::DispatchKey::AutogradPrivateUse1) +
+         ";sizeof_ivalue=" + std::to_string(sizeof(c10::IValue)) + ";PrivateUse1=" + key(c10::DispatchKey::PrivateUse1) +
+         ";AutogradPrivateUse1=" + key(c10::DispatchKey::AutogradPrivateUse1) +
          ";device_type=" + std::to_string(static_cast<int>(c10::DeviceType::PrivateUse1));
 }
 
@@ -48,7 +52,14 @@ std::string first_difference() {
       return std::string("the layout of IValue: ") + kind;
     }
   }
-  return "";
+  // PyTorch walks the elements to print them, with the size that IValue has there.
+  std::vector<c10::IValue> numbers;
+  for (int64_t number = 1; number < 5; ++number) {
+    numbers.emplace_back(number);
+  }
+  std::ostringstream printed;
+  printed << c10::IValue(c10::ivalue::Tuple::create(std::move(numbers)));
+  return printed.str() == "(1, 2, 3, 4)" ? "" : "the size of IValue";
 }
 
 }  // namespace
@@ -71,6 +82,7 @@ DJINN_EXPORT const char* djinn_native_difference() {
 }
 
 // Reads the fields of a tensor of two dimensions, through the layout that was compiled in. `tensor` is `Tensor._cdata`.
+// No function of PyTorch tells its sizes of classes. The last members are read instead: the key set of a tensor, the allocator of a storage.
 DJINN_EXPORT void djinn_native_read_tensor(const c10::TensorImpl* tensor, int64_t* fields) {
   const c10::Storage& storage = tensor->unsafe_storage();
   const int64_t read[] = {
@@ -89,6 +101,7 @@ DJINN_EXPORT void djinn_native_read_tensor(const c10::TensorImpl* tensor, int64_
       static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage.unsafeGetStorageImpl())),
       tensor->requires_grad(),
       tensor->is_contiguous(),
+      storage.allocator() == c10::GetAllocator(c10::DeviceType::CPU),
   };
   for (int64_t value : read) {
     *fields++ = value;

@@ -1,0 +1,113 @@
+"""`djinn_native.load`: the right library is found and checked, and each refusal is one line that names the cure."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import djinn_native
+
+MINOR = ".".join(torch.__version__.split(".")[:2])
+ABI = {
+    "djinn_native": djinn_native.__version__,
+    "torch": torch.__version__.partition("+")[0],
+    "PrivateUse1": "61",
+    "AutogradPrivateUse1": "146",
+    "device_type": "20",
+}
+
+
+@pytest.fixture
+def libraries(tmp_path, monkeypatch):
+    """An empty folder in place of the package's libraries."""
+    monkeypatch.setattr(djinn_native, "_LIBRARIES", tmp_path)
+    monkeypatch.setattr(djinn_native, "_loaded", False)
+    return tmp_path
+
+
+def compiled(folder, source, minor=MINOR):
+    """Compile a fake library for a minor version of PyTorch."""
+    target = folder / f"djinn_torch_{minor.replace('.', '_')}.so"
+    command = ["c++", "-x", "c++", "-shared", "-fPIC", "-o", target, "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return target
+
+
+def with_abi(**changes):
+    """Source of a library that says how it was compiled."""
+    text = ";".join(f"{name}={value}" for name, value in (ABI | changes).items())
+    return f'extern "C" const char* djinn_native_abi() {{ return "{text}"; }}\n'
+
+
+def refused():
+    with pytest.raises(djinn_native.NativeLibraryError) as caught:
+        djinn_native.load()
+    (line,) = str(caught.value).splitlines()
+    version = torch.__version__.partition("+")[0]
+    assert f'make TORCH=torch=={version} venv"' in line
+    return line
+
+
+def test_the_built_library_loads_twice_and_registers_its_ops():
+    """In a process of its own: this one may have another PrivateUse1 device."""
+    program = "import djinn_native, torch; djinn_native.load(); djinn_native.load(); print(djinn_native._loaded)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
+
+
+def test_a_build_without_libraries_is_refused(libraries):
+    assert "it has no library at all" in refused()
+
+
+def test_another_minor_version_is_refused(libraries, monkeypatch):
+    shutil.copy(compiled(libraries, "", minor="2.13"), libraries / "djinn_torch_2_14.so")
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu126")
+    assert "2.11.0+cu126: it has libraries for PyTorch 2.13, 2.14 only" in refused()
+
+
+def test_a_missing_symbol_is_named(libraries):
+    compiled(libraries, 'extern "C" void gone_from_torch(); extern "C" void f() { gone_from_torch(); }')
+    assert "undefined symbol: gone_from_torch" in refused()
+
+
+def test_a_file_that_is_no_library_is_refused(libraries):
+    (libraries / f"djinn_torch_{MINOR.replace('.', '_')}.so").write_text("text")
+    assert "cannot be loaded" in refused()
+
+
+def test_a_library_without_self_test_is_refused(libraries):
+    compiled(libraries, "")
+    assert "it has no self-test" in refused()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"djinn_native": "25.1.0"}, "it was built from djinn-native 25.1.0"),
+        ({"torch": "2.11.0"}, "it was built for PyTorch 2.11.0"),
+        ({"PrivateUse1": "60"}, "the number PrivateUse1 is 60 there and 61 in this PyTorch"),
+        ({"AutogradPrivateUse1": "7"}, "the number AutogradPrivateUse1 is 7 there and 146 in this PyTorch"),
+        ({"device_type": "13"}, "the number device_type is 13 there and 20 in this PyTorch"),
+    ],
+)
+def test_a_number_that_differs_is_named(libraries, changes, why):
+    difference = 'extern "C" const char* djinn_native_difference() { return ""; }\n'
+    compiled(libraries, with_abi(**changes) + difference)
+    assert why in refused()
+
+
+def test_a_difference_that_the_library_finds_is_named(libraries):
+    difference = 'extern "C" const char* djinn_native_difference() { return "the layout of IValue: Int"; }\n'
+    compiled(libraries, with_abi() + difference)
+    assert "the layout of IValue: Int is another one in this PyTorch" in refused()
+
+
+def test_other_values_in_a_tensor_are_refused(libraries):
+    difference = 'extern "C" const char* djinn_native_difference() { return ""; }\n'
+    read = 'extern "C" void djinn_native_read_tensor(void*, long long* fields) { fields[0] = 3; }\n'
+    compiled(libraries, with_abi() + difference + read)
+    assert "it finds other values in a tensor" in refused()
