@@ -5,6 +5,8 @@ The other private functions are in `torch_private`, and so is the list of all of
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -169,3 +171,16 @@ def number_of_storage(storage: torch.UntypedStorage) -> int:
     """Result of `torch_private.storage_key` for the tensors that look into it."""
     number: int = storage._cdata
     return number
+
+
+def wrap_element_printing(words: Callable[[torch.Tensor, int], str | None]) -> None:
+    """Have PyTorch print the elements of a tensor as `words` says, given the tensor and its indent; None: as PyTorch does."""
+    printing: Any = importlib.import_module("torch._tensor_str")
+    plain = printing._tensor_str
+
+    @functools.wraps(plain)
+    def elements(tensor: torch.Tensor, indent: int) -> Any:
+        found = words(tensor, indent)
+        return plain(tensor, indent) if found is None else found
+
+    printing._tensor_str = elements

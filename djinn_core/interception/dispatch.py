@@ -20,6 +20,7 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.bounded_memo import make_room
 from djinn_core.interception.device.device_state import Handler, device_state
 from djinn_core.interception.device.known_generators import operand_of
+from djinn_core.interception.native import library as native
 from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.cpu_operands import CpuOperand, in_lists_of_numbers, upload_operands
 from djinn_core.interception.ops.default_dtype import as_floats
@@ -61,6 +62,9 @@ from djinn_core.ir.program import Call, Slot, canonical_nan
 from djinn_core.torch_private import CGenerator, class_of_script_object, schema_of
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
+
+if native.ON:
+    from djinn_core.interception.native.append import remember as remember_in_native
 
 _handlers: Final = device_state.handlers
 _NEW: Any = object()  # no such call was seen before
@@ -218,6 +222,8 @@ def _record_unknown(
     if _changes_nothing(func, call):
         learn(func, args, kwargs, key, call, numbers_in_tensors=False)
         _remember(tuple(key), None)
+        if native.ON:
+            remember_in_native(func, None, False)
         return _again(operands[0])
     if call.random and index_of_call(call):
         _remember(tuple(key), None)
@@ -237,6 +243,8 @@ def _record_inferred(call: Call, func: Any, key: list[Any], operands: list[LazyT
     """Record a call of new sizes whose results a formula computed."""
     if call.aliases == (0,) and call.results[0] is call.operands[0] and _changes_nothing(func, call):
         _remember(tuple(key), None)
+        if native.ON:
+            remember_in_native(func, None, False)
         return _again(operands[0])
     _remember_call(func, key, call)
     return append(call, operands, slots)
@@ -244,8 +252,11 @@ def _record_inferred(call: Call, func: Any, key: list[Any], operands: list[LazyT
 
 def _remember_call(func: Any, key: list[Any], call: Call) -> None:
     _remember(tuple(key), call)
-    if float in key and infers_for_any_float(func) and takes_any_float(func, call):
+    any_float = float in key and infers_for_any_float(func) and takes_any_float(func, call)
+    if any_float:
         _remember(without_floats(key), call.with_slots(None))
+    if native.ON:
+        remember_in_native(func, call, any_float)
 
 
 def _ask(
@@ -368,7 +379,7 @@ def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
     return any(
         _holds_numbers_in_tensors(a)
         if isinstance(a, (list, tuple))
-        else type(a) is not LazyTensor and isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor)
+        else not isinstance(a, LazyTensor) and isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor)
         for a in args
     )
 

@@ -12,6 +12,7 @@ from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls, record
 from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.libraries.on_import import call_on_import
+from djinn_core.interception.native import library as native
 from djinn_core.interception.ops import alerts as _alerts  # noqa: F401 - its handlers
 from djinn_core.interception.ops import (
     attention,
@@ -67,6 +68,34 @@ def install() -> None:
     port.record, port.show, port.bound_state = record, show, bound_state
     port.dispatch_layout = layouts.dispatch_layout
     port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
+    if native.ON:
+        install_native(libraries)
+    else:
+        _install_python(libraries)
+    adapt_libraries()
+
+
+def install_native(libraries: list[torch.library.Library]) -> None:
+    """Register the device in C++, and what Python adds to it."""
+    from djinn_core.interception.native.install import install_device, register_device_module
+
+    register_device_module(make_module())
+    libraries.extend([*layouts.register(), cuda_decompositions.register()])
+    install_device()
+    higher_order.register()
+    collectives.register()
+    batched_fetch.fetch_saved_together()
+    processes.share_nothing()
+    random_forks.install()
+    numeric_settings.install()
+    wrap_engine(guard_engine)
+    wrap_module_call(follow_modules)
+    torch.nn.TransformerEncoder.forward = pad_with_zeros(torch.nn.TransformerEncoder.forward)  # type: ignore[method-assign]
+    spare_dtensor(call_on_import)
+    spare_dynamo(call_on_import)
+
+
+def _install_python(libraries: list[torch.library.Library]) -> None:
     register_backend(DEVICE_NAME, make_module())
     libraries.extend(
         [
@@ -101,4 +130,3 @@ def install() -> None:
     spare_dispatch_rules(lazy_tensor.LazyTensor)
     spare_dtensor(call_on_import)
     spare_dynamo(call_on_import)
-    adapt_libraries()

@@ -207,6 +207,11 @@ def show(tensor: Any, contents: str | None) -> str:
     return heading + ("tensor(" + text.removeprefix("LazyTensor(") if text.startswith("LazyTensor(") else text)
 
 
+def elements_in_words(tensor: Any) -> str:
+    """The elements of a tensor as PyTorch prints them. Within more than `LONGEST_LIST` tensors that are printed together: dots."""
+    return "..." if shown_together() > LONGEST_LIST else _elements(tensor)
+
+
 def _elements(tensor: Any) -> str:
     if tensor.is_meta or tensor.numel() == 0:
         return "[]"

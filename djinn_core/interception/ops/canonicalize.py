@@ -61,7 +61,7 @@ def _only_mask(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> 
 def _shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     if not isinstance(tensor, LazyTensor) or not isinstance(other, LazyTensor):
         return False
-    return tensor.remote.storage is other.remote.storage
+    return tensor.remote.storage == other.remote.storage
 
 
 @handles(aten._fused_moving_avg_obs_fq_helper.default)

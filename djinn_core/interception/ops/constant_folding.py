@@ -60,14 +60,14 @@ def fold(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first = args[0]
     if type(first) is list:
         first = first[0] if first else None
-    if type(first) is not LazyTensor or first.remote.storage.host is None:  # as nearly always
+    if not isinstance(first, LazyTensor) or first.remote.storage.host is None:  # as nearly always
         return record(func, args, kwargs, _FRAMES)
     of_floats = id(func) in _EXACT or (bool(kwargs) and kwargs.get("dtype") is torch.bool)
     if not of_floats and first.remote.meta.dtype not in INTEGERS:
         return record(func, args, kwargs, _FRAMES)
     operands = _known_operands(args, of_floats)
     made = record(func, args, kwargs, _FRAMES)
-    if operands and type(made) is LazyTensor and _is_small(made.remote):
+    if operands and isinstance(made, LazyTensor) and _is_small(made.remote):
         _note(made.remote, func, args, kwargs, operands)
     return made
 
@@ -93,7 +93,7 @@ def find_nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def fold_index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As `fold`; a known mask becomes the places where it is true, so that the size of the result is known."""
     source, indices = args
-    if any(type(i) is LazyTensor and i.dtype is torch.bool and i.remote.storage.host is not None for i in indices):
+    if any(isinstance(i, LazyTensor) and i.dtype is torch.bool and i.remote.storage.host is not None for i in indices):
         indices = list(_without_masks(source.shape, indices))
     return fold(func, (source, indices), kwargs)
 
@@ -102,7 +102,7 @@ def _without_masks(shape: torch.Size, indices: Iterable[Any]) -> Iterator[Any]:
     """The indices; in place of a known mask that fits one for each of its dimensions."""
     at = 0
     for index in indices:
-        mask = type(index) is LazyTensor and index.dtype is torch.bool
+        mask = isinstance(index, LazyTensor) and index.dtype is torch.bool
         width = index.dim() if mask else 1
         fits = mask and width > 0 and shape[at : at + width] == index.shape
         places = _places(index) if fits else None
@@ -114,7 +114,7 @@ def _without_masks(shape: torch.Size, indices: Iterable[Any]) -> Iterator[Any]:
 
 
 def _places(tensor: Any) -> torch.Tensor | None:
-    if type(tensor) is not LazyTensor or tensor.remote.storage.host is None:
+    if not isinstance(tensor, LazyTensor) or tensor.remote.storage.host is None:
         return None
     known = known_elements(tensor.remote)
     return None if known is None else known.nonzero()
@@ -124,10 +124,10 @@ def _places(tensor: Any) -> torch.Tensor | None:
 def fold_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a write; where its operands are known and it writes all of a storage, so is what it leaves there."""
     target = args[0]
-    known = type(target) is LazyTensor and target.remote.storage.host is not None
+    known = isinstance(target, LazyTensor) and target.remote.storage.host is not None
     operands = _known_operands(args, of_floats=False) if known else None
     made = record(func, args, kwargs, _FRAMES)
-    if operands and type(made) is LazyTensor and _is_small(made.remote) and _is_whole(made.remote):
+    if operands and isinstance(made, LazyTensor) and _is_small(made.remote) and _is_whole(made.remote):
         _note(made.remote, partial(_on_a_copy, func), args, kwargs, operands)
     return made
 
@@ -136,7 +136,7 @@ def fold_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def fold_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record an op that looks at no more than the metadata of its operand."""
     made = record(func, args, kwargs, _FRAMES)
-    if type(made) is LazyTensor and _is_small(made.remote, of_floats=True):
+    if isinstance(made, LazyTensor) and _is_small(made.remote, of_floats=True):
         _note(made.remote, partial(_on_metadata, func, args[0].remote.meta), args[1:], kwargs, ())
     return made
 
@@ -145,7 +145,7 @@ def fold_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def fold_fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record `fill_`; where it writes all of a storage, what it leaves there is known."""
     made = fill(func, args, kwargs)
-    if type(made) is LazyTensor and _is_small(made.remote, of_floats=True) and _is_whole(made.remote):
+    if isinstance(made, LazyTensor) and _is_small(made.remote, of_floats=True) and _is_whole(made.remote):
         _note(made.remote, partial(_on_metadata, aten.full_like.default, made.remote.meta), args[1:], {}, ())
     return made
 
@@ -154,7 +154,7 @@ def record_factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Record an op without operands; where its result is small, it is known."""
     made = record(func, args, kwargs)
     if (
-        type(made) is LazyTensor
+        isinstance(made, LazyTensor)
         and _is_small(made.remote, func in _OF_ANY_DTYPE)
         and not func.name().startswith("aten::empty")
     ):
@@ -210,7 +210,7 @@ def _known_operands(args: Iterable[Any], of_floats: bool) -> list[HostOperand] |
     """The known tensors among the arguments; None if another one is among them, or one of floats and `of_floats` is false."""
     found: list[HostOperand] = []
     for a in args:
-        if type(a) is LazyTensor:
+        if isinstance(a, LazyTensor):
             value = a.remote
             host = value.storage.host
             if host is None or not (of_floats or value.meta.dtype in INTEGERS):
@@ -235,7 +235,7 @@ def _note(
 
 
 def _without_tensors(a: Any) -> Any:
-    if type(a) is LazyTensor:
+    if isinstance(a, LazyTensor):
         return _OPERAND
     if type(a) is list or type(a) is tuple:
         return [_without_tensors(one) for one in a]

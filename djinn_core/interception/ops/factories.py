@@ -159,6 +159,23 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Those whose small results the client knows; the others are recorded like any op.
+KNOWN_FACTORIES = tuple(name for name in _KERNELS if not name.startswith(("empty", "set_", "record_stream", "_local_scalar")))
+
+
+def handle_native() -> None:
+    """Have these handle the ops that the native device calls Python with."""
+    for name, kernel in _KERNELS.items():
+        if name.startswith(("set_", "record_stream", "_local_scalar")):
+            continue
+        packet, _, overload = name.partition(".")
+        handles(getattr(getattr(aten, packet), overload or "default"))(_handler(kernel))
+
+
+def _handler(kernel: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+    return lambda _func, args, kwargs: kernel(*args, **kwargs)
+
+
 def register(backend: str = "PrivateUse1") -> torch.library.Library:
     """Register the kernels for the devices of `backend`; they stay as long as the returned object lives."""
     library = torch.library.Library("aten", "IMPL")

@@ -49,10 +49,10 @@ def _kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @torch_private.never_compiled
     def kernel(keys: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(given) is LazyTensor and given._base is None and _has_views(given):
+        if isinstance(given, LazyTensor) and given._base is None and _has_views(given):
             _become_view(given)
         changed = plain(keys, given, *args, **kwargs)
-        if type(given) is LazyTensor and given._base is not None:
+        if isinstance(given, LazyTensor) and given._base is not None:
             _follow_metadata(given)
         return changed
 
@@ -64,7 +64,7 @@ def _detaching(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @torch_private.never_compiled
     def kernel(keys: Any, given: Any) -> Any:
-        if type(given) is LazyTensor and isinstance(given._base, LazyTensor) and given._base.hidden:
+        if isinstance(given, LazyTensor) and isinstance(given._base, LazyTensor) and given._base.hidden:
             swap_contents(given, given.detach())
             return given
         return plain(keys, given)

@@ -54,7 +54,7 @@ def _kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @torch_private.never_compiled
     def kernel(keys: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(given) is LazyTensor and given.depth >= _LATER:
+        if isinstance(given, LazyTensor) and given.depth >= _LATER:
             given = view_near_base(given)
         return plain(keys, given, *args, **kwargs)
 
@@ -67,7 +67,7 @@ def view_near_base(view: LazyTensor) -> LazyTensor:
     if base is None:
         view.depth = 0
         return view
-    if type(base) is not LazyTensor or not _looks_alike(view, base) or torch_private.in_forward_mode():
+    if not isinstance(base, LazyTensor) or not _looks_alike(view, base) or torch_private.in_forward_mode():
         return view
     if view.requires_grad and torch.is_grad_enabled():
         near: LazyTensor = _ViewNearBase.apply(view)  # type: ignore[no-untyped-call]

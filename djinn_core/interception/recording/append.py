@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from djinn_core.interception.native import library as native
 from djinn_core.interception.ops.view_chains import LONGEST, shorten_chains
 from djinn_core.interception.recording.call_site import user_site
 from djinn_core.interception.recording.entry import Entry
@@ -152,3 +153,8 @@ def change(tensor: LazyTensor, meta: TensorMeta) -> None:
     storage = tensor.remote.storage
     storage.nbytes = max(storage.nbytes, meta.extent * meta.dtype.itemsize)
     adopt(tensor, meta)
+
+
+if native.ON:
+    from djinn_core.interception.native.append import append, own_value  # type: ignore[assignment]
+    from djinn_core.interception.native.values import change, wrap_view  # type: ignore[assignment]

@@ -50,7 +50,7 @@ def encode_form(
 
 
 def _encode(a: Any, func: Any) -> Argument:
-    if type(a) is LazyTensor:
+    if isinstance(a, LazyTensor):
         return _OPERAND
     if isinstance(a, torch.Tensor):
         remote = isinstance(a, LazyTensor) or a.dim() > 0
@@ -62,7 +62,7 @@ def _encode(a: Any, func: Any) -> Argument:
     if isinstance(a, complex):
         return ComplexSlot()
     if isinstance(a, (list, tuple)):
-        return ListArg(tuple([_OPERAND if type(x) is LazyTensor else _encode(x, func) for x in a]))
+        return ListArg(tuple([_OPERAND if isinstance(x, LazyTensor) else _encode(x, func) for x in a]))
     return _encode_rare(a, func)
 
 

@@ -8,7 +8,8 @@ What has come is used only while its storage has not been written since. A wrong
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -56,35 +57,63 @@ class _FetchedElements(msgspec.Struct, frozen=True):
     changes: int
 
 
+class _Pieces(Sequence[Entry]):
+    """Entries of pieces that were sent one after the other; an entry is made when it is asked for."""
+
+    def __init__(self) -> None:
+        self._parts: list[Sequence[Entry]] = []
+        self._length = 0
+
+    def add(self, part: Sequence[Entry]) -> None:
+        """Add a piece at the end. The first pieces go where those after them are enough."""
+        self._parts.append(part)
+        self._length += len(part)
+        while self._length - len(self._parts[0]) >= PIECES:
+            self._length -= len(self._parts.pop(0))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        at = index + self._length if index < 0 else index
+        for part in self._parts:
+            if at < len(part):
+                return part[at]
+            at -= len(part)
+        raise IndexError(index)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(self._parts)
+
+
 class FetchPredictor:
     """Predicts which values a thread fetches after one of its programs, by what it fetched after that program the last time."""
 
     def __init__(self) -> None:
         self._known: LruCache[_Key, _KnownFetches] = LruCache(PROGRAMS)
-        self._last: list[Entry] = []  # the last piece of the program that was sent last with a fetch
-        self._entries: list[Entry] = []  # its entries
-        self._pieces: list[Entry] = []  # entries that were sent since the last fetch
+        self._last: Sequence[Entry] = ()  # the last piece of the program that was sent last with a fetch
+        self._entries: Sequence[Entry] = ()  # its entries
+        self._pieces = _Pieces()  # entries that were sent since the last fetch
         self._predicted: tuple[_Follower, ...] = ()
         self._handles: tuple[int, ...] = ()  # of what was predicted
         self._fetched: list[int] = []  # handles that were fetched after the first
         self._first = 0  # handle of the fetch for which the program was sent
         self._values: dict[int, _FetchedElements] = {}  # the oldest first
 
-    def sent(self, entries: list[Entry]) -> None:
+    def sent(self, entries: Sequence[Entry]) -> None:
         """Note a piece of a program that was sent without a fetch."""
-        self._pieces += entries
-        if len(self._pieces) > 2 * PIECES:
-            del self._pieces[:-PIECES]
+        self._pieces.add(entries)
 
-    def begin(self, entries: list[Entry], handle: int) -> tuple[int, ...]:
+    def begin(self, entries: Sequence[Entry], handle: int) -> tuple[int, ...]:
         """Begin with the value that a program is sent for; the handles that should come with it."""
         if self._fetched or self._handles:
             self._learn()
             self._fetched = []
         self._first = handle
         self._last = entries
-        self._entries = made = self._pieces + entries
-        self._pieces = []
+        self._entries = made = self._pieces
+        made.add(entries)
+        self._pieces = _Pieces()
         known = self._known.use(_key_of(entries)) if self._known else None
         if known is None:
             self._predicted = self._handles = ()

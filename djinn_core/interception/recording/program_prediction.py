@@ -247,7 +247,7 @@ class ProgramPredictor:
             self._sent += self._piece
             self._piece = 0
             return False
-        ids, last = tuple(map(_id_of, entries)), self._last
+        ids, last = _ids(entries), self._last
         begun = self._sent or self._next or self._piece or self._by_content
         if last is not None and last is self._current and self._predicted and not begun and last.ids == ids:
             last.repeats, last.varied = last.repeats + 1, 0  # a loop: what `_learn` and `_begin` would do
@@ -291,7 +291,8 @@ _id_of: Final = attrgetter("call.signature.id")
 
 
 def _ids(entries: Sequence[Entry]) -> Ids:
-    return tuple(map(_id_of, entries))
+    known: Ids | None = getattr(entries, "signatures", None)
+    return tuple(map(_id_of, entries)) if known is None else known
 
 
 def _opening(ids: Ids) -> Ids:

@@ -233,7 +233,7 @@ class _Analysis:
     def _output(self, output: Any, places: dict[int, int]) -> Any:
         if not isinstance(output, torch.Tensor):
             return output
-        if type(output) is not LazyTensor or output.requires_grad:
+        if not isinstance(output, LazyTensor) or output.requires_grad:
             raise _NotRecordable
         handle = output.remote.handle
         for place, tensor in enumerate(self.inputs):

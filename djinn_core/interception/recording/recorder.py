@@ -134,6 +134,11 @@ class Recorder:
         self._predictor = ProgramPredictor(shared.predictable_programs)
         self._thread = weakref.ref(threading.current_thread())
 
+    @classmethod
+    def of_thread(cls, shared: Recorders) -> Recorder:
+        """The recorder of the present thread."""
+        return cls(shared)
+
     @property
     def thread(self) -> str:
         """Name of the thread; empty where it has ended."""
@@ -150,6 +155,9 @@ class Recorder:
         """True if the thread will record nothing more."""
         thread = self._thread()
         return thread is None or not thread.is_alive()
+
+    def begin_on_thread(self) -> None:
+        """The present thread records on this recorder from now on."""
 
     def order_after(self, storage: Storage) -> None:
         """Order the unsent work of other threads on `storage` before the entries that this thread records next."""
@@ -568,6 +576,7 @@ class Recorders:
         # Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
         self._all: weakref.WeakSet[Recorder] = weakref.WeakSet()
         self.made = 0
+        self.kind: type[Recorder] = Recorder
         self._make_locks()
         self.thread: _ThreadRecorder | _ForkedChild = _ThreadRecorder(self)
 
@@ -576,9 +585,15 @@ class Recorders:
         self.tracking = threading.RLock()
         self._all_lock = threading.RLock()
 
+    def begin_thread(self) -> None:
+        """Give the present thread a recorder of another kind."""
+        self._all.clear()
+        self.made = 0
+        self.thread = _ThreadRecorder(self)
+
     def new(self) -> Recorder:
         """A recorder for a thread."""
-        made = Recorder(self)
+        made = self.kind.of_thread(self)
         with self._all_lock:
             self._all.add(made)
             self.made += 1
@@ -706,7 +721,9 @@ def recording_on(recorder: Recorder) -> Iterator[None]:
     if isinstance(thread, _ForkedChild):
         raise ForkedProcess
     before, thread.recorder = thread.recorder, recorder
+    recorder.begin_on_thread()
     try:
         yield
     finally:
         thread.recorder = before
+        before.begin_on_thread()

@@ -190,7 +190,7 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
     if target is not None:
         # By place and not by object: the next call of this form may name the same memory by two objects, and returns the target's.
         same = _place_of_target(args, kwargs)
-        alias = next(i for i, o in enumerate(operands) if o.remote.storage is target.remote.storage)
+        alias = next(i for i, o in enumerate(operands) if o.remote.storage == target.remote.storage)
     return Call(
         signature=signature,
         operands=before,
@@ -351,14 +351,14 @@ def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterato
         info = schema[name].alias_info
         is_written = info is not None and bool(info.is_write)
         for leaf in _operands_in(argument):
-            yield position, is_written if type(leaf) is LazyTensor or not isinstance(leaf, CGenerator) else leaf
+            yield position, is_written if isinstance(leaf, LazyTensor) or not isinstance(leaf, CGenerator) else leaf
             position += 1
 
 
 def _operands_in(argument: Any) -> Iterator[Any]:
     if isinstance(argument, (list, tuple)):
         for item in argument:
-            if type(item) is LazyTensor:
+            if isinstance(item, LazyTensor):
                 yield item
             else:
                 yield from _operands_in(item)

@@ -122,7 +122,7 @@ def _written(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> P
         return None
     if before.shape == meta.shape and _is_plain(before):
         return PointwiseResult(before, target)
-    if before.numel or any(o.remote.storage is target.remote.storage for o in operands):
+    if before.numel or any(o.remote.storage == target.remote.storage for o in operands):
         return None
     return PointwiseResult(tensor_meta(meta.shape, meta.stride, before.offset, meta.dtype, before.device), target)
 

@@ -280,7 +280,7 @@ def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None
     target = operands[written].remote
     for place, operand in enumerate(operands):
         value = operand.remote
-        if value.storage is not target.storage or place == written or place == _READ_BEFORE.get(op):
+        if value.storage != target.storage or place == written or place == _READ_BEFORE.get(op):
             continue
         same = value.meta is target.meta
         if (same and target.meta.numel and op in _REFUSE_OPERANDS) or (not same and _share(target.meta, value.meta)):

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from djinn_core import torch_private
 from djinn_core.front_end import preformatted
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
+from djinn_core.interception.native import library as native
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import copies
 from djinn_core.interception.tensors.host_values import known_elements
@@ -277,3 +278,13 @@ def look_at(tensor: LazyTensor, value: Value) -> None:
         torch_private.adopt_metadata(tensor, template)
         if meta.conj or meta.neg:
             torch_private.set_bits(tensor, meta.conj, meta.neg)
+
+
+if native.ON:
+    from djinn_core.interception.native.values import (  # type: ignore[assignment]
+        LazyTensor,
+        adopt,
+        fresh,
+        look_at,
+        wrap,
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.native import library as native
 from djinn_core.ir.handles import make_handle, new_handle, storage_of, view_of
 from djinn_core.ir.values import TensorMeta
 from djinn_core.reference_counts import counts_beside, only_listed
@@ -129,3 +130,14 @@ def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
     storage = Storage.begin(meta.extent * meta.dtype.itemsize, None)
     storage.last = handle
     return BorrowedValue(handle, meta, storage)
+
+
+if native.ON:
+    from djinn_core.interception.native.values import (  # type: ignore[assignment]
+        BorrowedValue,
+        Storage,
+        Value,
+        borrow,
+        still_to_free,
+        take_freed,
+    )

@@ -22,8 +22,8 @@ class RecordedGraph:
 
     def __call__(self, *inputs: Any) -> Any:
         """Outputs of the graph."""
-        tensors = [i for i in inputs if type(i) is LazyTensor]
-        others = [(place, i) for place, i in enumerate(inputs) if type(i) is not LazyTensor]
+        tensors = [i for i in inputs if isinstance(i, LazyTensor)]
+        others = [(place, i) for place, i in enumerate(inputs) if not isinstance(i, LazyTensor)]
         if not installed.now or is_watched() or any(isinstance(i, torch.Tensor) for _, i in others):
             return self._run(*inputs)
         modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())

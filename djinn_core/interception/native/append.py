@@ -1,0 +1,69 @@
+"""Appending one op to this thread's program in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn_core.interception.native.calls import encoded_slots, nothing, number_of
+from djinn_core.interception.native.library import ops
+from djinn_core.interception.native.values import change
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.shape_inference.meta_infer import infer
+from djinn_core.interception.shape_inference.write_checks import check_overlap, check_resize, refuses_overlap
+from djinn_core.ir.program import Call, Slot
+
+
+class _Asked:
+    """The op that C++ asks about, where the next call of it may be remembered."""
+
+    func: Any = None
+
+
+asked = _Asked()
+
+
+def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], above: int = 0) -> Any:
+    """Append an instruction to this thread's program and return tensors for its results."""
+    del above
+    recorder = current()
+    for changed, new in call.changes:
+        check_resize(call.op, changed, new, operands)  # type: ignore[arg-type]
+        own_value(operands[changed])
+    if len(operands) > 1 and call.writes and refuses_overlap(call.op):
+        for written in call.writes:
+            check_overlap(call.op, written, operands)  # type: ignore[arg-type]
+    watcher = recorder.watcher
+    if watcher is not None:
+        watcher.before(call, operands)
+    bits, kinds = encoded_slots(slots)
+    made = iter(ops.append(number_of(call), list(operands), bits, kinds))
+    results = [
+        operands[same] if same >= 0 else None if meta is None else next(made)
+        for meta, same in zip(call.results, call.inplace, strict=True)
+    ]
+    for index, meta in call.changes:
+        change(operands[index], meta)
+    if watcher is not None:
+        watcher.after(call, slots, operands, results)
+    return results if call.sequence else results[0] if results else None
+
+
+def own_value(tensor: torch.Tensor) -> None:
+    """Give `tensor` a value of its own, before an op that changes its metadata, which others that share it keep."""
+    if ops.facts(tensor)[3] != 1:
+        call = infer(torch.ops.aten.alias.default, (tensor,), {}, tensor.device.index or 0)
+        ops.stand_for(tensor, append(call, [tensor], ()))
+
+
+def remember(func: Any, call: Call | None, any_float: bool) -> None:
+    """Have C++ repeat this call of `func`, if it is the one that C++ asked about; None: it returns its operand once more."""
+    if asked.func is not func:
+        return
+    asked.func = None
+    if call is None:
+        ops.remember(nothing(), False)
+    elif not call.changes:
+        ops.remember(number_of(call), any_float)

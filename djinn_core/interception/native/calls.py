@@ -1,0 +1,129 @@
+"""Calls that C++ knows: Python infers a call once, and C++ repeats it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from djinn_core.interception.native.library import dtype_number, ops
+from djinn_core.interception.shape_inference.write_checks import raises_versions, refuses_overlap
+from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.values import TensorMeta
+
+NOTHING, LIST, BUMPS, NO_OVERLAP, EMPTY = 1, 2, 4, 8, 16  # flags of `add_call`
+_NEW, _VIEW, _SAME, _NONE = range(4)  # kinds of results
+_EMPTY_OPS: Final = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
+INT, FLOAT, UNSIGNED = range(3)  # kinds of slots
+
+calls: Final[list[Call | None]] = []  # by number
+signature_ids: Final[list[int]] = []
+_numbers: Final[dict[int, int]] = {}  # by the id of a call, which `calls` keeps
+
+
+def number_of(call: Call) -> int:
+    """The number of a call in C++, which gets it at the first time."""
+    found = _numbers.get(id(call))
+    if found is None:
+        found = _add(call, _description(call))
+        _numbers[id(call)] = found
+    return found
+
+
+_nothing = -1
+
+
+def nothing() -> int:
+    """The number of a call that returns its operand once more."""
+    global _nothing
+    if _nothing < 0:
+        _nothing = _add(None, [1, 0, NOTHING, 0, 0])
+    return _nothing
+
+
+def _add(call: Call | None, description: Sequence[int]) -> int:
+    number = int(ops.add_call(description))
+    assert number == len(calls)
+    calls.append(call)
+    signature_ids.append(0 if call is None else call.signature.id)
+    return number
+
+
+def _description(call: Call) -> list[int]:
+    new = [meta is not None and same < 0 for meta, same in zip(call.results, call.inplace, strict=True)]
+    flags = 0
+    if _returns_list(call.op):
+        flags |= LIST
+    if call.writes:
+        if not any(call.results) and raises_versions(call.op):
+            flags |= BUMPS
+        if call.operand_count > 1 and refuses_overlap(call.op):
+            flags |= NO_OVERLAP
+    if call.op in _EMPTY_OPS:
+        flags |= EMPTY
+    made = [call.operand_count, call.slot_count, flags, len(call.writes), *call.writes, len(new)]
+    for meta, alias, same, nbytes in call.outcome:
+        made += _result(meta, alias, same, nbytes)
+    return made
+
+
+def _result(meta: TensorMeta | None, alias: int, same: int, nbytes: int) -> list[int]:
+    if same >= 0:
+        return [_SAME, same]
+    if meta is None:
+        return [_NONE]
+    made = [_NEW, 0] if alias < 0 else [_VIEW, alias]
+    made += [dtype_number(meta.dtype), meta.device, meta.conj + 2 * meta.neg, meta.offset, nbytes]
+    return [*made, len(meta.shape), *meta.shape, *meta.stride]
+
+
+_lists: dict[str, bool] = {}
+
+
+def _returns_list(op: str) -> bool:
+    found = _lists.get(op)
+    if found is None:
+        found = _lists[op] = _schema_returns_list(op)
+    return found
+
+
+def _schema_returns_list(op: str) -> bool:
+    name, _, overload = op.partition(".")
+    try:
+        schema = torch._C._get_schema(name, overload)
+    except RuntimeError:  # an op of Djinn's own
+        return False
+    return len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
+
+
+def encoded_slots(slots: Sequence[Slot]) -> tuple[list[int], list[int]]:
+    """Scalars as C++ keeps them: 64 bits each, and what these are."""
+    bits: list[int] = []
+    kinds: list[int] = []
+    for slot in slots:
+        if isinstance(slot, float):
+            bits.append(struct.unpack("q", struct.pack("d", slot))[0])
+            kinds.append(FLOAT)
+        elif slot >= 1 << 63:
+            bits.append(slot - (1 << 64))
+            kinds.append(UNSIGNED)
+        else:
+            bits.append(int(slot))
+            kinds.append(INT)
+    return bits, kinds
+
+
+def decoded_slots(bits: torch.Tensor, kinds: torch.Tensor) -> tuple[Slot, ...]:
+    """The scalars again."""
+    numbers: list[Any] = bits.tolist()
+    if not numbers:
+        return ()
+    which: bytes = kinds.numpy().tobytes()
+    if 1 in which:
+        floats = bits.view(torch.float64).tolist()
+        numbers = [floats[i] if kind == FLOAT else numbers[i] for i, kind in enumerate(which)]
+    if UNSIGNED in which:
+        numbers = [n + (1 << 64) if kind == UNSIGNED and n < 0 else n for n, kind in zip(numbers, which, strict=True)]
+    return tuple(numbers)

@@ -1,0 +1,126 @@
+"""Entries of a program of the native device: columns in C++, read as a sequence of `Entry`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final, overload
+
+import torch
+
+from djinn_core.interception.native.calls import calls, decoded_slots, signature_ids
+from djinn_core.interception.native.library import ops
+from djinn_core.interception.recording.entry import Entry
+from djinn_core.ir.module_path import ModuleCall
+from djinn_core.ir.program import Call, Program, Site, Slot
+
+ENTRIES, EPOCH, LIMIT, DIFFERENTIATING, WATCHED = range(5)  # counters of a program
+
+_sites: Final[list[Site]] = []
+_NOWHERE: Final[Site] = ((lambda: None).__code__, 0)
+
+
+def site_of(number: int) -> Site:
+    """The place in the user's code with a number of C++."""
+    if number < 0:
+        return _NOWHERE
+    if number >= len(_sites):
+        new = ops.sites_from(len(_sites))
+        for code, offset in zip(new[::2], new[1::2], strict=True):
+            _sites.append((ctypes.cast(code, ctypes.py_object).value, offset))  # C++ keeps a reference to it
+    return _sites[number]
+
+
+class Entries(Sequence[Entry]):
+    """Entries that were taken or looked at. An `Entry` is made when it is asked for.
+
+    Attributes:
+        calls: one per entry. numbers: of these, in C++. handles: of all entries in one tuple. slots: likewise.
+        sites: one per entry. modules: one per entry.
+    """
+
+    def __init__(self, columns: Sequence[torch.Tensor], modules: Sequence[ModuleCall | None]) -> None:
+        """`columns`: what `take` and `look` of C++ return."""
+        numbers, handles, bits, kinds, sites, _ = columns
+        self.numbers: list[int] = numbers.tolist()
+        self.calls: tuple[Call, ...] = tuple([calls[n] for n in self.numbers])  # type: ignore[misc]
+        self.handles: tuple[int, ...] = tuple(handles.tolist())
+        self.slots: tuple[Slot, ...] = decoded_slots(bits, kinds)
+        self.site_numbers: list[int] = sites.tolist()
+        self.modules = tuple(modules)
+        self._starts: list[tuple[int, int]] | None = None
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """One per entry."""
+        return tuple([site_of(n) for n in self.site_numbers])
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Entry]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self._entry(i) for i in range(*index.indices(len(self)))]
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(index)
+        return self._entry(at)
+
+    def _entry(self, index: int) -> Entry:
+        starts = self._starts
+        if starts is None:
+            handles = accumulate([c.operand_count + c.new_count for c in self.calls], initial=0)
+            slots = accumulate([c.slot_count for c in self.calls], initial=0)
+            starts = self._starts = list(zip(handles, slots, strict=True))
+        (handle, slot), (handle_end, slot_end) = starts[index], starts[index + 1]
+        return Entry(
+            self.calls[index],
+            self.handles[handle:handle_end],
+            self.slots[slot:slot_end],
+            site_of(self.site_numbers[index]),
+            self.modules[index],
+        )
+
+    @property
+    def signatures(self) -> tuple[int, ...]:
+        """Identities of the signatures, one per entry."""
+        return tuple([signature_ids[n] for n in self.numbers])
+
+    def program(self, dead: Sequence[int]) -> Program:
+        """A frozen program of these entries; handles in `dead` that it mentions die with it."""
+        inside = frozenset(dead).intersection(self.handles) if dead else frozenset()
+        return Program(self.calls, self.handles, self.slots, inside, self.sites, self.modules)
+
+
+class UnsentEntries(Sequence[Entry]):
+    """The unsent entries of a program, which stay in C++."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+
+    def __len__(self) -> int:
+        return int(self._recorder.counters[ENTRIES])
+
+    def look(self, first: int = 0) -> Entries:
+        """The entries from `first` on."""
+        return self._recorder.look(first)  # type: ignore[no-any-return]
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Entry]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            first, last, step = index.indices(len(self))
+            found = self.look(first)
+            return found if step == 1 and last - first >= len(found) else found[: last - first : step]
+        at = index + len(self) if index < 0 else index
+        return self.look(at)[0]
+
+    def __add__(self, others: Sequence[Entry]) -> list[Entry]:
+        return [*self, *others]

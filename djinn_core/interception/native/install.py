@@ -1,0 +1,118 @@
+"""Registers the native device with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
+from djinn_core import torch_objects
+from djinn_core.interception import sync
+from djinn_core.interception.native import generators, recorder, storages
+from djinn_core.interception.native.append import asked
+from djinn_core.interception.native.library import implement, ops, send_upcalls_to
+from djinn_core.interception.native.values import is_remote_tensor
+from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.shape_inference.float_arg_cache import _PACKETS
+from djinn_core.torch_private import never_compiled
+from djinn_core.tracebacks import shorten
+
+HANDLED, FOLDS, ANY_FLOAT = 1, 2, 4  # flags of ops
+_HERE: Final = Path(__file__).resolve().parents[2]
+
+# Ops that Python handles where the client knows the contents of an operand.
+_folds: set[int] = set()
+# Ops whose handlers only record them.
+_recorded: set[int] = set()
+
+
+class Upcalls(TorchDispatchMode):
+    """What C++ calls with each op that it does not know."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # `never_compiled` says it without importing the compiler
+
+    @never_compiled
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            handler = device_state.handlers.get(id(func))
+            asked.func = func if handler is None or id(func) in _folds or id(func) in _recorded else None
+            around = port.around
+            if around is None:
+                return (handler or port.record)(func, args, kwargs or {})
+            return around(handler or port.record, func, args, kwargs or {})
+        except BaseException as error:
+            shorten(error)
+            raise
+
+
+def _set_flags() -> None:
+    from djinn_core.interception.ops import attention, constant_folding, evaluation, factories
+
+    factories.handle_native()
+
+    folding = {constant_folding.fold, constant_folding.fold_index, constant_folding.fold_in_place, constant_folding.find_nonzero, constant_folding.fold_copy}
+    recorded = {attention.whole}
+    evaluated = {id(func) for func in evaluation.IN_EVALUATION}
+    for packet_name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, packet_name)
+        if not isinstance(packet, torch._ops.OpOverloadPacket):
+            continue
+        for overload in packet.overloads():
+            func = getattr(packet, overload)
+            handler = device_state.handlers.get(id(func))
+            if handler is None and packet_name not in _PACKETS:
+                continue
+            flags = ANY_FLOAT if packet_name in _PACKETS else 0
+            if handler in folding:
+                flags |= FOLDS
+                _folds.add(id(func))
+            elif handler in recorded or id(func) in evaluated or packet_name in {"empty", "empty_strided"}:
+                _recorded.add(id(func))
+            elif handler is not None:
+                flags |= HANDLED
+            name = overload if overload != "default" else ""
+            ops.set_op(f"aten::{packet_name}", name, flags)
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool, scale: float | None, gqa: bool
+) -> torch.Tensor:
+    from djinn_core.interception.ops.attention import attention
+
+    return attention(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=gqa)  # type: ignore[no-any-return]
+
+
+def own_folders() -> Sequence[str]:
+    """Folders whose frames are no lines of the user's."""
+    torch_folder = Path(torch.__file__).resolve().parent
+    return [f"{torch_folder}/", f"{_HERE}/interception/", f"{_HERE}/runtime/", f"{_HERE}/tracebacks.py"]
+
+
+def install_device() -> None:
+    """Make the device known to PyTorch, with its kernels."""
+    recorder.register()
+    generators.register()
+    storages.register()
+    implement(attention=_attention)
+    send_upcalls_to(Upcalls())
+    ops.set_own_folders(own_folders())
+    _set_flags()
+    torch_objects.wrap_element_printing(_print_fetched)
+    ops.install_device()
+    ops.register_kernels()
+
+
+def _print_fetched(tensor: torch.Tensor, indent: int) -> str | None:
+    return sync.elements_in_words(tensor) if is_remote_tensor(tensor) else None
+
+
+def register_device_module(module: Any) -> None:
+    """Make `torch.remote_accelerator`."""
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch._register_device_module(DEVICE_NAME, module)

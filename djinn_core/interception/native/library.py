@@ -1,0 +1,63 @@
+"""The library djinn-native: whether this process uses it, and its functions, which are ops `torch.ops.djinn`."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# The device in C++ replaces the one in Python when both pass the same tests.
+ON: Final = os.environ.get("DJINN_NATIVE", "") == "1"
+
+if ON:
+    import djinn_native
+
+    from djinn_core.interception.device.device_state import DEVICE_NAME
+
+    torch.utils.rename_privateuse1_backend(DEVICE_NAME)
+    djinn_native.load()
+
+
+class _Functions:
+    """`torch.ops.djinn` by name, without the frames that PyTorch puts around an op."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch.ops.djinn, name).default._op
+        setattr(self, name, found)
+        return found
+
+
+ops: Final[Any] = _Functions()
+_implementations: Final[list[torch.library.Library]] = []
+
+
+def implement(**functions: Any) -> None:
+    """Implement functions that C++ calls, by name."""
+    if not _implementations:
+        _implementations.append(torch.library.Library("djinn", "IMPL"))
+    for name, function in functions.items():
+        for key in ("CompositeExplicitAutograd",):
+            _implementations[0].impl(name, function, key)
+
+
+def send_upcalls_to(mode: TorchDispatchMode) -> None:
+    """Have C++ call `mode.__torch_dispatch__` with each op that Python handles."""
+    with mode, torch._C._DisableTorchDispatch():
+        ops.set_upcall()
+
+
+@functools.cache
+def dtype_number(dtype: torch.dtype) -> int:
+    """The number of a dtype in C++."""
+    return int(ops.dtype_number(dtype))
+
+
+@functools.cache
+def dtype_of(number: int) -> torch.dtype:
+    """The dtype with a number of C++."""
+    found = next((d for d in vars(torch).values() if isinstance(d, torch.dtype) and dtype_number(d) == number), None)
+    assert found is not None
+    return found

@@ -1,0 +1,250 @@
+"""Recorder of a thread over a program in C++: entries, epoch and limit are the program's own counters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import filterfalse
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from djinn_core.interception.native.entries import (
+    DIFFERENTIATING,
+    ENTRIES,
+    EPOCH,
+    LIMIT,
+    WATCHED,
+    Entries,
+    UnsentEntries,
+)
+from djinn_core.interception.native.library import implement, ops
+from djinn_core.interception.recording.recorder import Recorder, Recorders, SyncRequest, current, recorders
+from djinn_core.interception.runtime_interface import WHOLE, Submission, port
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.module_path import ModuleCall
+
+if TYPE_CHECKING:
+    from djinn_core.interception.native.values import Storage, Value
+
+class _Thread(threading.local):
+    begins = False
+
+
+_thread = _Thread()
+_by_program: Final[dict[int, Recorder]] = {}
+
+
+class NativeRecorder(Recorder):
+    """Records one thread's program, which is in C++.
+
+    Attributes:
+        program: its number. counters: its counters, which are memory of C++.
+    """
+
+    __slots__ = ("_entries", "_module", "_moments", "_watcher", "counters", "program")
+
+    def __init__(self, shared: Recorders, program: int | None = None) -> None:
+        """`program`: number of a thread's program; None: a new one that no thread records yet."""
+        self.program = int(ops.new_program()) if program is None else program
+        self.counters = memoryview(ops.counters(self.program).numpy())
+        self._entries = UnsentEntries(self)
+        self._moments: list[tuple[int, ModuleCall | None]] = []
+        self._module: ModuleCall | None = None
+        self._watcher: Any = None
+        super().__init__(shared)
+        _by_program[self.program] = self
+
+    @classmethod
+    def of_thread(cls, shared: Recorders) -> Recorder:
+        """The recorder of the present thread."""
+        _thread.begins = True
+        try:
+            return cls(shared, int(ops.current_program()))
+        finally:
+            _thread.begins = False
+
+    def begin_on_thread(self) -> None:
+        """The present thread records on this recorder from now on."""
+        ops.switch_program(self.program)
+
+    @property
+    def entries(self) -> UnsentEntries:  # type: ignore[override]
+        """Unsent entries."""
+        return self._entries
+
+    @entries.setter
+    def entries(self, _: Any) -> None:
+        pass
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """Number of cuts so far."""
+        return self.counters[EPOCH]
+
+    @epoch.setter
+    def epoch(self, _: int) -> None:
+        pass
+
+    @property
+    def limit(self) -> int:  # type: ignore[override]
+        """Number of entries at which C++ calls `cut_at_limit`."""
+        return self.counters[LIMIT]
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self.counters[LIMIT] = limit
+
+    @property
+    def differentiating(self) -> bool:  # type: ignore[override]
+        """Whether the thread is in a backward pass."""
+        return bool(self.counters[DIFFERENTIATING])
+
+    @differentiating.setter
+    def differentiating(self, on: bool) -> None:
+        self.counters[DIFFERENTIATING] = on
+
+    @property
+    def watcher(self) -> Any:  # type: ignore[override]
+        """Observer that is called for every op."""
+        return self._watcher
+
+    @watcher.setter
+    def watcher(self, watcher: Any) -> None:
+        self._watcher = watcher
+        self.counters[WATCHED] = watcher is not None
+
+    @property
+    def module(self) -> ModuleCall | None:  # type: ignore[override]
+        """The call of a module that the thread is inside."""
+        return self._module
+
+    @module.setter
+    def module(self, module: ModuleCall | None) -> None:
+        self._module = module
+        count = self.counters[ENTRIES]
+        moments = self._moments
+        if moments and moments[-1][0] == count:
+            moments[-1] = count, module
+        else:
+            moments.append((count, module))
+
+    def order_after(self, storage: Storage) -> None:  # type: ignore[override]
+        """Order the unsent work of other threads on `storage` before the entries that this thread records next."""
+        ops.note_read(storage._tensor)
+
+    def begin_writes(self, targets: Iterable[torch.Tensor]) -> None:  # type: ignore[override]
+        """Send unsent reads of `targets` by other threads, then note the writes."""
+        for target in targets:
+            ops.note_write(target)
+
+    def take_back(self, value: Value, names: Container[str]) -> bool:  # type: ignore[override]
+        """Take back the last instruction where it is one of `names` and made `value`; whether it was."""
+        if self.fixed is not None and len(self.entries) and self.entries[-1].handles == self.fixed.handles:
+            return False
+        return bool(ops.take_back(value._tensor))
+
+    def settle(self, used: Iterable[Any], written: Iterable[Any]) -> None:
+        """C++ has done this."""
+
+    def look(self, first: int) -> Entries:
+        """The unsent entries from `first` on."""
+        columns = ops.look(self.program, first)
+        return Entries(columns, self._modules(columns, first))
+
+    def _modules(self, columns: Sequence[torch.Tensor], first: int = 0) -> list[ModuleCall | None]:
+        """The call of a module, or the autograd node, in which each entry was issued."""
+        nodes: list[int] = columns[5].tolist()
+        count = len(nodes)
+        made: list[ModuleCall | None] = []
+        moments = [(at - first, module) for at, module in self._moments]
+        ends = [at for at, _ in moments[1:]] + [count]
+        begin = moments[0][0] if moments else count
+        made += [None] * max(0, min(begin, count))
+        for (_, module), end in zip(moments, ends, strict=True):
+            made += [module] * (min(end, count) - len(made))
+        made += [None] * (count - len(made))
+        if not nodes or (min(nodes) == -1 and max(nodes) == -1):
+            return made
+        calls = self.forward_calls
+        return [(node, None, calls) if m is None and node != -1 else m for node, m in zip(nodes, made, strict=True)]
+
+    def take(self, ask: SyncRequest, cut: Callable[[Any], int] = len) -> Submission:
+        """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
+        shared = self._shared
+        meta_only = shared.meta_only
+        if meta_only.storages:
+            meta_only.sift(self.entries)
+            meta_only.refuse((*ask.fetch, *ask.describe))
+        dead, shared.waiting = ops.freed(self.program)
+        count = -1 if cut is len else cut(self.entries)
+        columns = ops.take(self.program, count)
+        taken = Entries(columns, self._modules(columns))
+        self._moments = [(max(0, at - len(taken)), module) for at, module in self._moments[-1:]]
+        if (timeline := port.timeline) is not None:
+            timeline.taken(self, len(taken))
+        port.ops_captured += len(taken)
+        if len(taken):
+            if not self._predictor.taken(taken) or (self.limit, port.checkpoint_instructions) != self._usual:
+                self._set_limit()
+            if not ask.fetch:
+                self.fetches.sent(taken)
+        if count >= 0 and len(self.entries):
+            used = set(self.look(0).handles)
+            ops.put_back([handle for handle in dead if handle in used])
+            dead = [handle for handle in dead if handle not in used]
+        self.uploaded = self.uploads = 0
+        for captured in self.captures:
+            captured.entries.extend(taken)
+            captured.fetched.update(ask.fetch)
+        known, at = self._predictor.place if len(taken) else (None, WHOLE)
+        return self._submission(taken, dead, ask, known, at)
+
+    def _submission(self, taken: Entries, dead: list[int], ask: SyncRequest, known: object, at: int) -> Submission:
+        from djinn_core.interception.recording.recorder import NOTHING, freeze
+
+        meta_only = self._shared.meta_only
+        present: Any = taken
+        if meta_only.storages:
+            present, known = meta_only.sift(taken), None  # it may have fewer instructions
+            dead = [handle for handle in dead if storage_of(handle) not in meta_only.storages]
+        handles = [*dead, *self._take_dead()] if self.dead else dead
+        if not len(present):
+            program = NOTHING
+        else:
+            program = present.program(handles) if isinstance(present, Entries) else freeze(present, handles)
+        inside = program.dead
+        free = tuple(filterfalse(inside.__contains__, handles)) if handles and inside != set(handles) else ()
+        return Submission(program, free, ask.fetch, ask.describe, ask.synchronize, known, at)
+
+
+def recorder_of(program: int) -> Recorder | None:
+    """The recorder over a program of C++."""
+    return _by_program.get(program)
+
+
+def _cut(program: int) -> None:
+    if (recorder := recorder_of(program)) is not None:
+        recorder.cut()
+
+
+def _at_limit() -> None:
+    current().cut_at_limit()
+
+
+def _begin_program(_program: int) -> None:
+    if not _thread.begins:
+        current()
+
+
+def _synchronize() -> None:
+    from djinn_core.interception import sync
+
+    sync.synchronize()
+
+
+def register() -> None:
+    """Have C++ call these."""
+    implement(cut=_cut, at_limit=_at_limit, begin_program=_begin_program, synchronize=_synchronize)
+    recorders.kind = NativeRecorder
+    recorders.begin_thread()

@@ -1,0 +1,309 @@
+"""Tensors, values and storages of the native device, as Python sees them.
+
+C++ has the handle, the version and the metadata. Python makes an object when it asks for one. Facts about contents are kept by the number of the
+storage, and hold for one version of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NoReturn
+
+import torch
+
+from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.native.library import dtype_number, ops
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.values import TensorMeta, tensor_meta
+
+_keys: Final = torch._C._dispatch_keys
+_PYTHON: Final = torch._C.DispatchKey.Python
+_is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
+
+
+def is_remote_tensor(tensor: Any) -> bool:
+    """True if `tensor` is a tensor of the device, and no subclass, tracer or transform around one."""
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type not in device_state.names:
+        return False
+    return not _keys(tensor).has(_PYTHON) and not _is_wrapped(tensor) and tensor.layout is torch.strided
+
+
+def meta_of_tensor(tensor: torch.Tensor) -> TensorMeta:
+    """Metadata of a tensor of the device."""
+    return tensor_meta(
+        tuple(tensor.shape),
+        tensor.stride(),
+        int(tensor.storage_offset()),
+        tensor.dtype,
+        tensor.device.index or 0,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def described(meta: TensorMeta) -> tuple[Any, ...]:
+    """Metadata as C++ takes them: sizes, strides, offset, dtype, index, bits."""
+    return meta.shape, meta.stride, meta.offset, meta.dtype, meta.device, meta.conj + 2 * meta.neg
+
+
+class Facts:
+    """What the client knows of the contents of a storage, at `version` of it."""
+
+    __slots__ = ("addresses", "elements", "host", "sharing", "version")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.host: Any = None
+        self.elements: Any = None
+        self.addresses: range | None = None
+        self.sharing: Any = None
+
+
+_facts: Final[dict[int, Facts]] = {}
+_sweep_at = 1024
+
+
+def _sweep() -> None:
+    """Forget storages that are gone."""
+    global _sweep_at
+    for number in [n for n in _facts if ops.storage_version(n) < 0]:
+        _facts.pop(number, None)
+    _sweep_at = max(1024, 2 * len(_facts))
+
+
+class Storage:
+    """Memory on the remote side that one or more values look into."""
+
+    __slots__ = ("_tensor", "id", "new_nbytes")
+
+    def __init__(self, number: int, tensor: torch.Tensor | None, new_nbytes: int = 0) -> None:
+        self.id = number
+        self._tensor = tensor
+        self.new_nbytes = new_nbytes
+
+    @classmethod
+    def begin(cls, nbytes: int, _user: Any) -> Storage:
+        """Memory of `nbytes` bytes that `Value.begin` makes."""
+        return cls(-1, None, nbytes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Storage) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.new_nbytes if self._tensor is None else int(ops.facts(self._tensor)[2])
+
+    @nbytes.setter
+    def nbytes(self, nbytes: int) -> None:
+        """C++ has set it with the metadata."""
+
+    shrunk = None
+
+    @property
+    def version(self) -> int:
+        """Number of writes that were recorded."""
+        assert self._tensor is not None
+        return int(ops.watch_storage(self._tensor))
+
+    @property
+    def written(self) -> Any:
+        """The recorder that wrote last."""
+        from djinn_core.interception.native.recorder import recorder_of
+
+        return recorder_of(ops.writer(self._tensor)[0])
+
+    @property
+    def written_at(self) -> int:
+        """The epoch of that recorder then."""
+        return int(ops.writer(self._tensor)[1])
+
+    user = None
+
+    def _known(self) -> Facts:
+        version = self.version
+        found = _facts.get(self.id)
+        if found is None or found.version != version:
+            if len(_facts) >= _sweep_at:
+                _sweep()
+            made = Facts(version)
+            if found is not None:
+                made.addresses, made.sharing = found.addresses, found.sharing
+            found = _facts[self.id] = made
+        return found
+
+    @property
+    def host(self) -> Any:
+        """Its contents, where the client knows them without fetching; or None."""
+        found = _facts.get(self.id)
+        if found is None or found.host is None:
+            return None
+        return found.host if found.version == self.version else None
+
+    @host.setter
+    def host(self, contents: Any) -> None:
+        self._known().host = contents
+        ops.set_known(self._tensor, contents is not None)
+
+    @property
+    def elements(self) -> Any:
+        """What was fetched of its contents; or None."""
+        found = _facts.get(self.id)
+        if found is None or found.elements is None:
+            return None
+        return found.elements if found.version == self.version else None
+
+    @elements.setter
+    def elements(self, fetched: Any) -> None:
+        self._known().elements = fetched
+
+    @property
+    def addresses(self) -> range | None:
+        """Addresses that it has in common with a lazy clone; or None."""
+        found = _facts.get(self.id)
+        return None if found is None else found.addresses
+
+    @addresses.setter
+    def addresses(self, addresses: range | None) -> None:
+        self._known().addresses = addresses
+
+    @property
+    def sharing(self) -> Any:
+        """As `addresses`."""
+        found = _facts.get(self.id)
+        return None if found is None else found.sharing
+
+    @sharing.setter
+    def sharing(self, shared: Any) -> None:
+        self._known().sharing = shared
+
+
+class Value:
+    """One remote tensor. It keeps the value: the handle is freed when neither this object nor a tensor refers to it."""
+
+    __slots__ = ("_meta", "_tensor", "handle", "storage")
+
+    def __init__(self, tensor: torch.Tensor, handle: int, meta: TensorMeta | None = None) -> None:
+        """`tensor`: a tensor for the value that has no history."""
+        self._tensor = tensor
+        self._meta = meta
+        self.handle = handle
+        self.storage = Storage(storage_of(handle), tensor)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Value:
+        """The value that a tensor of the device stands for."""
+        twin = ops.twin(tensor)
+        return cls(twin, ops.handle(twin))
+
+    @classmethod
+    def begin(cls, storage: Storage, meta: TensorMeta) -> Value:
+        """A new value with memory of its own."""
+        made = ops.new_tensor(*described(meta), storage.nbytes)
+        return cls(made, ops.handle(made), meta)
+
+    @property
+    def meta(self) -> TensorMeta:
+        """Its metadata."""
+        found = self._meta
+        if found is None:
+            found = self._meta = meta_of_tensor(self._tensor)
+        return found
+
+    @meta.setter
+    def meta(self, meta: TensorMeta) -> None:
+        nbytes = meta.extent * meta.dtype.itemsize
+        self._tensor = ops.redescribe(self._tensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes)
+        self._meta = meta
+        self.storage = Storage(storage_of(self.handle), self._tensor)
+
+    def tensor(self) -> torch.Tensor:
+        """Another tensor for it, without history."""
+        made: torch.Tensor = ops.twin(self._tensor)
+        return made
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a remote value cannot be copied: its handle would be freed twice")
+
+
+class BorrowedValue(Value):
+    """A value owned elsewhere: its handle is not freed with this object."""
+
+    __slots__ = ()
+
+
+def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
+    """The value `handle` of a program, without holding it."""
+    made = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize)
+    return BorrowedValue(made, handle, meta)
+
+
+def take_freed() -> list[Value]:
+    """Not used: C++ queues handles that were freed."""
+    raise AssertionError
+
+
+def still_to_free() -> list[int]:
+    """The handles of the values that are gone for good, which stay in the queue."""
+    return list(ops.look_freed())
+
+
+def wrap(value: Value, cls: type[torch.Tensor] | None = None) -> torch.Tensor:
+    """A tensor that stands for `value`."""
+    made = value.tensor()
+    return made if cls is None else torch.Tensor._make_subclass(cls, made)
+
+
+def wrap_view(value: Value, _base: torch.Tensor) -> torch.Tensor:
+    """A tensor for a view of a tensor."""
+    return value.tensor()
+
+
+def fresh(meta: TensorMeta, storage: Storage) -> torch.Tensor:
+    """A tensor for a new value."""
+    return wrap(Value.begin(storage, meta))
+
+
+def adopt(tensor: torch.Tensor, meta: TensorMeta) -> None:
+    """Give `tensor` other metadata, after an op that changed it in place."""
+    nbytes = ops.facts(tensor)[2]
+    if meta.dtype != tensor.dtype or meta.conj != tensor.is_conj() or meta.neg != tensor.is_neg():
+        made = ops.redescribe(tensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes)
+        with torch.no_grad():
+            tensor.data = made
+        return
+    ops.set_meta(tensor, meta.shape, meta.stride, meta.offset, nbytes)
+
+
+def change(tensor: torch.Tensor, meta: TensorMeta) -> None:
+    """Give `tensor` the metadata that an op changed it to. Its storage has grown if they need more bytes."""
+    ops.set_meta(tensor, meta.shape, meta.stride, meta.offset, meta.extent * meta.dtype.itemsize)
+
+
+def look_at(tensor: torch.Tensor, value: Value) -> None:
+    """From now on `tensor` stands for `value`."""
+    ops.stand_for(tensor, value.tensor())
+
+
+class _RemoteTensorMeta(type(torch.Tensor)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: object) -> bool:
+        return is_remote_tensor(instance)
+
+
+class LazyTensor(torch.Tensor, metaclass=_RemoteTensorMeta):
+    """A tensor on `remote_accelerator`: any tensor that PyTorch has there is an instance."""
+
+    __module__ = "torch.remote_accelerator"
+    remote: Value
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
+        """A parameter, because libraries make parameters again as `type(parameter)(data, requires_grad)`."""
+        return torch.nn.Parameter(data, requires_grad)
+
+
+torch.Tensor.remote = property(Value.of)  # type: ignore[attr-defined]

@@ -1,0 +1,440 @@
+// Keys of calls, and the table of known calls: what an op returns for arguments that were seen before.
+#include "remote.h"
+
+#include <ATen/core/List.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cmath>
+#include <cstring>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace djinn {
+namespace {
+
+// ---- calls by number --------------------------------------------------------------------------------------------------
+
+// Numbered in blocks that never move, so that a call is read without a lock.
+constexpr size_t kBlock = 4096, kBlocks = 1 << 14;
+struct Calls {
+  std::mutex mutex;
+  std::atomic<Call*> blocks[kBlocks] = {};
+  int32_t count = 0;
+};
+Calls& calls() {
+  static auto* all = new Calls();
+  return *all;
+}
+
+// Reads the numbers of which a call is made up.
+struct Reader {
+  at::IntArrayRef numbers;
+  size_t at = 0;
+  int64_t next() {
+    TORCH_CHECK(at < numbers.size(), "a description of a call is too short");
+    return numbers[at++];
+  }
+};
+
+Result read_result(Reader& in) {
+  Result r;
+  r.kind = static_cast<Result::Kind>(in.next());
+  if (r.kind == Result::kNone) return r;
+  r.of = static_cast<uint16_t>(in.next());
+  if (r.kind == Result::kSame) return r;
+  r.dtype = static_cast<c10::ScalarType>(in.next());
+  r.device = static_cast<c10::DeviceIndex>(in.next());
+  const int64_t bits = in.next();
+  r.conj = bits & 1;
+  r.neg = bits & 2;
+  r.offset = in.next();
+  r.nbytes = static_cast<size_t>(in.next());
+  const int64_t dims = in.next();
+  for (int64_t i = 0; i < dims; ++i) r.sizes.push_back(in.next());
+  for (int64_t i = 0; i < dims; ++i) r.strides.push_back(in.next());
+  return r;
+}
+
+// ---- calls by key -----------------------------------------------------------------------------------------------------
+
+struct Known {
+  std::vector<uint64_t> words;
+  int32_t call;
+  uint64_t hash;
+  Known* next = nullptr;
+};
+struct Memo {
+  std::shared_mutex mutex;
+  ska::flat_hash_map<uint64_t, Known*> by_hash;
+  std::vector<Known*> by_age;  // oldest first
+  size_t limit = 65536;
+};
+Memo& memo() {
+  static auto* one = new Memo();
+  return *one;
+}
+
+inline uint64_t mix(uint64_t h, uint64_t v) {
+  h ^= v * 0x9e3779b97f4a7c15ull;
+  h = (h << 29 | h >> 35) * 0xbf58476d1ce4e5b9ull;
+  return h ^ h >> 32;
+}
+template <class Words> uint64_t hash_words(const Words& words) {
+  uint64_t h = words.size();
+  for (auto w : words) h = mix(h, w);
+  return h;
+}
+uint64_t hash_text(const std::string& s) {
+  uint64_t h = s.size();
+  for (unsigned char c : s) h = mix(h, c);
+  return h;
+}
+
+template <class Words> int32_t find(const Words& words) {
+  const uint64_t hash = hash_words(words);
+  auto& m = memo();
+  std::shared_lock<std::shared_mutex> guard(m.mutex);
+  auto found = m.by_hash.find(hash);
+  if (found == m.by_hash.end()) return -1;
+  for (auto* k = found->second; k; k = k->next) {
+    if (k->words.size() == words.size() && !std::memcmp(k->words.data(), words.data(), words.size() * sizeof(uint64_t))) return k->call;
+  }
+  return -1;
+}
+
+void unlink(Memo& m, Known* gone) {
+  auto found = m.by_hash.find(gone->hash);
+  auto** link = &found->second;
+  while (*link != gone) link = &(*link)->next;
+  *link = gone->next;
+  if (!found->second) m.by_hash.erase(found);
+}
+
+void insert(const std::vector<uint64_t>& words, int32_t call) {
+  const uint64_t hash = hash_words(words);
+  auto& m = memo();
+  std::unique_lock<std::shared_mutex> guard(m.mutex);
+  auto& first = m.by_hash[hash];
+  for (auto* k = first; k; k = k->next) {
+    if (k->words == words) {
+      k->call = call;
+      return;
+    }
+  }
+  auto* made = new Known{words, call, hash, first};
+  first = made;
+  m.by_age.push_back(made);
+  if (m.by_age.size() <= m.limit) return;
+  const size_t half = m.by_age.size() / 2;
+  for (size_t i = 0; i < half; ++i) {
+    unlink(m, m.by_age[i]);
+    delete m.by_age[i];
+  }
+  m.by_age.erase(m.by_age.begin(), m.by_age.begin() + static_cast<std::ptrdiff_t>(half));
+}
+
+thread_local Pending* pending = nullptr;
+
+// ---- keys -------------------------------------------------------------------------------------------------------------
+
+enum Mark : uint64_t { kTensor = 1, kCpuNumber, kWrapped, kUndefined, kInt, kDouble, kComplex, kTrue, kFalse, kNone, kList, kString, kDevice, kGenerator, kEnumValue, kArgument };
+inline uint64_t mark(Mark m, uint64_t v = 0) { return static_cast<uint64_t>(m) << 56 | (v & ((uint64_t{1} << 56) - 1)); }
+
+inline int64_t bits_of(double d) {
+  // All nans of a sign have the key of one: else a program that passes them would never be known.
+  if (std::isnan(d)) d = std::copysign(std::numeric_limits<double>::quiet_NaN(), d);
+  int64_t i;
+  std::memcpy(&i, &d, sizeof i);
+  return i;
+}
+
+void add_slot(Scratch& s, int64_t value, SlotKind kind) {
+  s.slots.push_back(value);
+  s.kinds.push_back(kind);
+}
+
+void add_number(Scratch& s, const at::Tensor& t) {
+  const auto* impl = t.unsafeGetTensorImpl();
+  s.words.push_back(mark(impl->is_wrapped_number() ? kWrapped : kCpuNumber, static_cast<uint64_t>(t.scalar_type())));
+  const auto value = t.item();  // of the CPU
+  if (value.isComplex()) {
+    const auto c = value.toComplexDouble();
+    add_slot(s, bits_of(c.real()), kFloatSlot);
+    add_slot(s, bits_of(c.imag()), kFloatSlot);
+  } else if (value.isFloatingPoint()) {
+    add_slot(s, bits_of(value.toDouble()), kFloatSlot);
+  } else {
+    add_slot(s, value.toLong(), kIntSlot);
+  }
+}
+
+void add_tensor(Scratch& s, const at::Tensor& t) {
+  if (!t.defined()) {
+    s.words.push_back(mark(kUndefined));
+    return;
+  }
+  auto* impl = t.unsafeGetTensorImpl();
+  if (C10_LIKELY(is_remote(impl))) {
+    const auto operand = operand_of(impl);
+    const auto sizes = impl->sizes(), strides = impl->strides();
+    const auto dtype = static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype()));
+    s.words.push_back(mark(kTensor, dtype | uint64_t(sizes.size()) << 8 | uint64_t(uint8_t(impl->device().index())) << 16 |
+                                        uint64_t(impl->is_conj()) << 24 | uint64_t(impl->is_neg()) << 25));
+    s.words.push_back(static_cast<uint64_t>(impl->storage_offset()));
+    for (auto n : sizes) s.words.push_back(static_cast<uint64_t>(n));
+    for (auto n : strides) s.words.push_back(static_cast<uint64_t>(n));
+    s.operands.push_back(operand);
+    s.known |= operand.record()->known;
+    return;
+  }
+  if (t.dim() > 0 || !t.device().is_cpu() || impl->key_set().has(c10::DispatchKey::Python)) throw PythonDecides();
+  add_number(s, t);
+}
+
+void add_value(Scratch& s, const c10::IValue& v, ArgKind kind) {
+  if (v.isTensor()) return add_tensor(s, v.toTensor());
+  if (v.isNone()) {
+    s.words.push_back(mark(kNone));
+  } else if (v.isInt()) {
+    const int64_t i = v.toInt();
+    s.words.push_back(mark(kind == ArgKind::kEnum ? kEnumValue : kInt));
+    s.words.push_back(static_cast<uint64_t>(i));
+    if (kind != ArgKind::kEnum) add_slot(s, i, kIntSlot);
+  } else if (v.isBool()) {
+    s.words.push_back(mark(v.toBool() ? kTrue : kFalse));
+  } else if (v.isDouble()) {
+    const int64_t bits = bits_of(v.toDouble());
+    s.words.push_back(mark(kDouble));
+    s.float_at.push_back(s.words.size());
+    s.words.push_back(static_cast<uint64_t>(bits));
+    add_slot(s, bits, kFloatSlot);
+  } else if (v.isList()) {
+    const auto items = v.toListRef();
+    s.words.push_back(mark(kList, items.size()));
+    for (const auto& item : items) add_value(s, item, kind);
+  } else if (v.isComplexDouble()) {
+    const auto c = v.toComplexDouble();
+    s.words.push_back(mark(kComplex));
+    for (const double part : {c.real(), c.imag()}) {
+      s.words.push_back(static_cast<uint64_t>(bits_of(part)));
+      add_slot(s, bits_of(part), kFloatSlot);
+    }
+  } else if (v.isDevice()) {
+    const auto d = v.toDevice();
+    const auto index = d.has_index() ? d.index() : d.type() == kRemote ? current_index() : c10::DeviceIndex{0};
+    s.words.push_back(mark(kDevice, uint64_t(d.type()) << 8 | uint64_t(uint8_t(index))));
+  } else if (v.isString()) {
+    s.words.push_back(mark(kString, hash_text(v.toStringRef())));
+    s.words.push_back(hash_text(v.toStringRef()));
+  } else if (v.isGenerator()) {
+    const auto state = state_of(v.toGenerator());
+    s.words.push_back(mark(kGenerator, state.defined()));
+    if (!state.defined()) return;
+    s.kept.push_back(state);
+    s.operands.push_back(operand_of(state));
+  } else {
+    throw PythonDecides();
+  }
+}
+
+// True if the argument has its default value, in which case Python does not get it.
+bool is_default(const c10::Argument& argument, const c10::IValue& v) {
+  const auto& usual = argument.default_value();
+  if (!usual.has_value()) return false;
+  if (usual->isNone() || v.isNone()) return usual->isNone() && v.isNone();
+  if (usual->isInt() && v.isInt()) return usual->toInt() == v.toInt();
+  if (usual->isBool() && v.isBool()) return usual->toBool() == v.toBool();
+  if (usual->isDouble() && v.isDouble()) return usual->toDouble() == v.toDouble();
+  if (v.isTensor() || usual->isTensor()) return false;
+  if (usual->isList() && v.isList()) {
+    if (v.isTensorList() || v.isOptionalTensorList()) return false;
+    const auto a = usual->toListRef(), b = v.toListRef();
+    if (a.size() != b.size()) return false;
+    for (size_t i = 0; i < a.size(); ++i) {
+      if (a[i].isInt() != b[i].isInt() || !(a[i] == b[i])) return false;
+    }
+    return true;
+  }
+  return usual->tagKind() == v.tagKind() && *usual == v;
+}
+
+}  // namespace
+
+int32_t add_call(at::IntArrayRef spec) {
+  auto& all = calls();
+  Reader in{spec};
+  Call made;
+  made.operands = static_cast<int32_t>(in.next());
+  made.slots = static_cast<int32_t>(in.next());
+  const int64_t flags = in.next();
+  made.nothing = flags & 1;
+  made.list = flags & 2;
+  made.bumps = flags & 4;
+  made.no_overlap = flags & 8;
+  made.empty = flags & 16;
+  for (int64_t n = in.next(); n > 0; --n) made.writes.push_back(static_cast<uint16_t>(in.next()));
+  for (int64_t n = in.next(); n > 0; --n) made.results.push_back(read_result(in));
+  std::lock_guard<std::mutex> guard(all.mutex);
+  made.id = all.count;
+  const size_t block = static_cast<size_t>(all.count) / kBlock;
+  TORCH_CHECK(block < kBlocks, "remote_accelerator: more than ", kBlock * kBlocks, " different calls");
+  auto* calls_of_block = all.blocks[block].load(std::memory_order_relaxed);
+  if (!calls_of_block) {
+    calls_of_block = new Call[kBlock];
+    all.blocks[block].store(calls_of_block, std::memory_order_release);
+  }
+  calls_of_block[static_cast<size_t>(all.count) % kBlock] = std::move(made);
+  return all.count++;
+}
+
+const Call& call_of(int32_t id) {
+  return calls().blocks[static_cast<size_t>(id) / kBlock].load(std::memory_order_acquire)[static_cast<size_t>(id) % kBlock];
+}
+
+OpInfo::OpInfo(const c10::OperatorHandle& o) : op(o) {
+  const auto& schema = op.schema();
+  name = schema.name();
+  if (!schema.overload_name().empty()) name += "." + schema.overload_name();
+  id = reinterpret_cast<uint64_t>(this);
+  args = schema.arguments().size();
+  returns = schema.returns().size();
+  for (const auto& a : schema.arguments()) {
+    auto type = a.real_type();
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    const auto kind = type->kind();
+    kinds.push_back(kind == c10::TypeKind::ScalarTypeType || kind == c10::TypeKind::LayoutType || kind == c10::TypeKind::MemoryFormatType
+                        ? ArgKind::kEnum
+                        : ArgKind::kPlain);
+    keyword.push_back(a.kwarg_only());
+  }
+  // Results that are neither tensors nor one list of them are Python's to make.
+  size_t lists = 0;
+  for (const auto& r : schema.returns()) {
+    if (r.type()->kind() == c10::TypeKind::ListType) ++lists;
+    else if (r.type()->kind() != c10::TypeKind::TensorType) flags |= kNeverKnown;
+  }
+  if (lists && returns > 1) flags |= kNeverKnown;
+}
+
+OpInfo& info_of(const c10::OperatorHandle& op) {
+  static std::mutex mutex;
+  static auto* all = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>();
+  std::lock_guard<std::mutex> guard(mutex);
+  auto& one = (*all)[op.operator_name()];
+  if (!one) one = std::make_unique<OpInfo>(op);
+  return *one;
+}
+
+void take_apart(OpInfo& info, const Stack& stack, Scratch& s) {
+  const size_t first = stack.size() - info.args;
+  const auto& arguments = info.op.schema().arguments();
+  s.words.clear();
+  s.float_at.clear();
+  s.operands.clear();
+  s.slots.clear();
+  s.kinds.clear();
+  s.kept.clear();
+  s.known = false;
+  s.words.push_back(info.id);
+  s.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+  // As PyTorch does for Python: positional arguments end before the last ones that have their defaults.
+  size_t positional = 0;
+  for (size_t i = info.args; i-- > 0;) {
+    if (!info.keyword[i] && !is_default(arguments[i], stack[first + i])) {
+      positional = i + 1;
+      break;
+    }
+  }
+  for (size_t i = 0; i < info.args; ++i) {
+    const auto& v = stack[first + i];
+    if (info.keyword[i]) {
+      if (is_default(arguments[i], v)) continue;
+      s.words.push_back(mark(kArgument, i));
+    } else if (i >= positional) {
+      continue;
+    }
+    add_value(s, v, info.kinds[i]);
+  }
+  if (s.operands.empty()) s.words.push_back(static_cast<uint64_t>(current_index()));
+}
+
+// Floats that every floating dtype holds may be left out of the key of some ops.
+static bool without_floats(const Scratch& s, std::vector<uint64_t>& words) {
+  constexpr double kLeastMaximum = 65504;  // of the floating dtypes, as in shape_inference/scalar_ranges.py
+  words.assign(s.words.begin(), s.words.end());
+  bool some = false;
+  for (auto at : s.float_at) {
+    double d;
+    std::memcpy(&d, &words[at], sizeof d);
+    if (!(d >= -kLeastMaximum && d <= kLeastMaximum)) continue;
+    words[at] = ~uint64_t{0};  // a nan that `bits_of` does not make
+    some = true;
+  }
+  return some;
+}
+
+const Call* find_call(const OpInfo& info, Scratch& s) {
+  int32_t found = find(s.words);
+  if (found < 0 && (info.flags & kAnyFloat) && !s.float_at.empty()) {
+    static thread_local std::vector<uint64_t> words;
+    if (without_floats(s, words)) found = find(words);
+  }
+  return found < 0 ? nullptr : &call_of(found);
+}
+
+PendingGuard::PendingGuard(Pending* p) : before(pending) { pending = p; }
+PendingGuard::~PendingGuard() { pending = before; }
+
+Pending key_of(const OpInfo& info, const Scratch& s) {
+  Pending p;
+  p.words.assign(s.words.begin(), s.words.end());
+  p.known_by_key = true;
+  if (!(info.flags & kAnyFloat) || s.float_at.empty() || !without_floats(s, p.without_floats)) p.without_floats.clear();
+  return p;
+}
+
+void remember_call(int32_t id, bool any_float) {
+  if (!pending || !pending->known_by_key) return;
+  insert(pending->words, id);
+  if (any_float && !pending->without_floats.empty()) insert(pending->without_floats, id);
+}
+
+void forget_calls(at::IntArrayRef ids) {
+  auto& m = memo();
+  std::unique_lock<std::shared_mutex> guard(m.mutex);
+  std::vector<Known*> left;
+  const std::unordered_map<int64_t, bool> chosen = [&] {
+    std::unordered_map<int64_t, bool> all;
+    for (auto id : ids) all[id] = true;
+    return all;
+  }();
+  for (auto* k : m.by_age) {
+    if (ids.empty() || chosen.count(k->call)) {
+      unlink(m, k);
+      delete k;
+    } else {
+      left.push_back(k);
+    }
+  }
+  m.by_age.swap(left);
+}
+
+void set_calls_limit(int64_t n) {
+  auto& m = memo();
+  std::unique_lock<std::shared_mutex> guard(m.mutex);
+  m.limit = static_cast<size_t>(n);
+}
+
+TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("add_call(int[] spec) -> int", [](at::IntArrayRef spec) { return static_cast<int64_t>(add_call(spec)); });
+  m.def("remember(int call, bool any_float) -> ()", [](int64_t id, bool any) { remember_call(static_cast<int32_t>(id), any); });
+  m.def("forget_calls(int[] calls) -> ()", [](at::IntArrayRef ids) { forget_calls(ids); });
+  m.def("set_calls_limit(int n) -> ()", &set_calls_limit);
+  m.def("set_op(str name, str overload, int flags) -> ()", [](const std::string& name, const std::string& overload, int64_t flags) {
+    auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+    if (op) info_of(*op).flags |= flags;
+  });
+}
+
+}  // namespace djinn

@@ -1,0 +1,279 @@
+// Registration with the dispatcher: `record` for each op that PyTorch has kernels of, and the few that differ.
+#include "remote.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <set>
+
+namespace djinn {
+namespace {
+
+struct Recording final : c10::OperatorKernel {
+  explicit Recording(OpInfo& i) : info(i) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) { record(info, stack); }
+  OpInfo& info;
+};
+
+void record_any(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { record(info_of(op), stack); }
+
+// ---- ops that PyTorch would decompose ---------------------------------------------------------------------------------
+
+bool is_seen(const at::Tensor& t) {  // by a mode, a subclass or a transform
+  const auto keys = (t.key_set() | c10::impl::tls_local_dispatch_key_set().included_) - c10::impl::tls_local_dispatch_key_set().excluded_;
+  return keys.has_any(c10::python_ks) || keys.has(c10::DispatchKey::FuncTorchBatched) || !t.unsafeGetTensorImpl()->has_storage();
+}
+
+bool stays_whole(const c10::IValue& v, bool grad) {
+  auto plain = [grad](const at::Tensor& t) {
+    return !t.defined() || ((!grad || !t.requires_grad()) && !t._fw_grad(0).defined() && (!is_remote(t) || !is_seen(t)));
+  };
+  if (v.isTensor()) return plain(v.toTensor());
+  if (v.isTensorList()) {
+    for (const at::Tensor& t : v.toTensorVector()) {
+      if (!plain(t)) return false;
+    }
+  }
+  return true;
+}
+
+// Recorded whole unless autograd, a mode or a transform looks at it; otherwise what PyTorch makes of it for any backend.
+struct Whole final : c10::OperatorKernel {
+  Whole(OpInfo& i, int training_, int dropout_)
+      : info(i), apart(i.op.getComputedKernelForDispatchKey(c10::DispatchKey::AutogradHPU)), training(training_), dropout(dropout_) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const size_t first = stack->size() - info.args;
+    const bool grad = c10::GradMode::is_enabled();
+    bool whole = c10::impl::TorchDispatchModeTLS::stack_len() == 0 && !trains(*stack, first);
+    for (size_t i = first; whole && i < stack->size(); ++i) whole = stays_whole((*stack)[i], grad);
+    if (!whole) return apart.callBoxed(op, keys, stack);
+    at::AutoDispatchBelowADInplaceOrView below;
+    record(info, stack);
+  }
+  // Such a call draws random numbers or writes statistics, which the program must show.
+  bool trains(const Stack& stack, size_t first) const {
+    if (training < 0 || !stack[first + static_cast<size_t>(training)].toBool()) return false;
+    return dropout < 0 || stack[first + static_cast<size_t>(dropout)].toDouble() != 0;
+  }
+  OpInfo& info;
+  c10::SafeKernelFunction apart;
+  int training, dropout;
+};
+
+// Attention: whole without gradients; with them Python chooses the kernel that the executor's device would take.
+struct Attention final : c10::OperatorKernel {
+  explicit Attention(OpInfo& i) : info(i) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+    const size_t first = stack->size() - info.args;
+    const bool grad = c10::GradMode::is_enabled();
+    const auto& context = at::globalContext();
+    bool whole = c10::impl::TorchDispatchModeTLS::stack_len() == 0 && (*stack)[first + 4].toDouble() == 0 && context.userEnabledFlashSDP() &&
+                 context.userEnabledMathSDP();
+    for (size_t i = first; whole && i < first + 4; ++i) whole = stays_whole((*stack)[i], grad);
+    if (!whole) {
+      Stack call(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+      call_python("djinn::attention", &call);
+      stack->resize(first);
+      stack->push_back(std::move(call[0]));
+      return;
+    }
+    at::AutoDispatchBelowADInplaceOrView below;
+    record(info, stack);
+  }
+  OpInfo& info;
+};
+
+// ---- copies -----------------------------------------------------------------------------------------------------------
+
+bool is_here(const at::Tensor& t) { return t.defined() && !is_remote(t); }
+
+struct Copy final : c10::OperatorKernel {
+  explicit Copy(OpInfo& i) : info(i) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+    const size_t first = stack->size() - info.args;
+    const auto& target = (*stack)[first].toTensor();
+    const auto& source = (*stack)[first + 1].toTensor();
+    const bool number = is_here(source) && source.dim() == 0 && source.device().is_cpu() && is_remote(target) && target.dim() > 0;
+    if ((is_remote(target) && is_remote(source) && has_value(target) && has_value(source)) || number) {
+      (*stack)[first + 2] = false;  // `non_blocking` changes nothing
+      return record(info, stack);
+    }
+    upcall(op, stack);
+  }
+  OpInfo& info;
+};
+
+struct ToCopy final : c10::OperatorKernel {
+  explicit ToCopy(OpInfo& i) : info(i) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+    const size_t first = stack->size() - info.args;
+    const auto& device = (*stack)[first + 3];
+    if (!is_remote((*stack)[first].toTensor())) return from_elsewhere(stack, first);
+    if (!device.isNone() && device.toDevice().type() != kRemote) return upcall(op, stack);
+    (*stack)[first + 4] = c10::IValue();  // pin_memory
+    (*stack)[first + 5] = false;          // non_blocking
+    record(info, stack);
+  }
+  static void from_elsewhere(Stack* stack, size_t first) {
+    const auto source = (*stack)[first].toTensor();
+    const auto options = source.options().dtype((*stack)[first + 1].toOptional<at::ScalarType>()).device((*stack)[first + 3].toOptional<at::Device>());
+    auto made = at::empty_like(source, options.pinned_memory(std::nullopt), (*stack)[first + 6].toOptional<at::MemoryFormat>());
+    made.copy_(source, (*stack)[first + 5].toBool());
+    stack->resize(first);
+    stack->emplace_back(std::move(made));
+  }
+  OpInfo& info;
+};
+
+void ask_python_always(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { upcall(op, stack); }
+
+// ---- tensors over storages --------------------------------------------------------------------------------------------
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  TORCH_CHECK(source.device_type() == kRemote, "set_: a remote_accelerator tensor cannot look into memory of this machine");
+  c10::DimVector dense;
+  if (stride.empty() && !size.empty()) {
+    dense.resize(size.size());
+    int64_t step = 1;
+    for (size_t i = size.size(); i-- > 0;) {
+      dense[i] = step;
+      step *= std::max<int64_t>(size[i], 1);
+    }
+    stride = dense;
+  }
+  if (typeid(*impl) == typeid(RemoteImpl)) static_cast<RemoteImpl*>(impl)->value.reset();
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_sizes_and_strides(size, stride, offset);
+  const size_t needed = impl->numel() ? static_cast<size_t>(at::detail::computeStorageNbytes(size, stride, self.element_size(), offset)) : 0;
+  const auto& storage = impl->unsafe_storage();
+  if (needed > storage.nbytes()) {
+    Stack stack{storage, static_cast<int64_t>(needed)};
+    call_python("djinn::resize_storage", &stack);
+  }
+  return self;
+}
+at::Tensor& set_whole(at::Tensor& self, at::Storage source) {
+  const auto count = static_cast<int64_t>(source.nbytes() / self.element_size());
+  return set_storage(self, std::move(source), 0, {count}, {1});
+}
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  auto* impl = self.unsafeGetTensorImpl();
+  if (typeid(*impl) == typeid(RemoteImpl) && has_value(source)) {
+    const auto o = operand_of(source);
+    auto value = ValuePtr::reclaim_copy(o.value);
+    static_cast<RemoteImpl*>(impl)->value.reset();
+    impl->set_storage_keep_dtype(c10::Storage(o.impl->unsafe_storage()));
+    impl->set_sizes_and_strides(source.sizes(), source.strides(), source.storage_offset());
+    static_cast<RemoteImpl*>(impl)->value = std::move(value);
+    return self;
+  }
+  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+at::Tensor& set_none(at::Tensor& self) { return set_storage(self, new_storage(0, self.device().index()), 0, {0}, {1}); }
+
+void record_stream(at::Tensor&, at::Stream) {}
+
+// A Parameter takes over what was moved, from and to the CPU, as it does for CUDA: PyTorch's own list of devices lacks PrivateUse1.
+bool takes_over(const at::Tensor&, const at::Tensor&) { return true; }
+
+// ---- registration -----------------------------------------------------------------------------------------------------
+
+struct KeptWhole {
+  const char* name;
+  const char* overload;
+  const char* training;  // argument that makes the op train
+  const char* dropout;   // argument without which training changes nothing
+};
+// Composite ops for which the CPU and CUDA have kernels that round differently than their parts.
+const KeptWhole kWhole[] = {{"aten::linear", "", nullptr, nullptr},          {"aten::matmul", "", nullptr, nullptr},
+                            {"aten::layer_norm", "", nullptr, nullptr},      {"aten::rms_norm", "", nullptr, nullptr},
+                            {"aten::batch_norm", "", "training", nullptr},   {"aten::lstm", "input", "train", "dropout"},
+                            {"aten::gru", "input", "train", "dropout"},      {"aten::rnn_relu", "input", "train", "dropout"},
+                            {"aten::rnn_tanh", "input", "train", "dropout"}};
+// PyTorch decomposes these for backends without a kernel of their own, and the parts round differently.
+const char* const kWithKernels[] = {"aten::silu_backward", "aten::mish_backward", "aten::native_channel_shuffle"};
+const char* const kOwn[] = {"aten::copy_", "aten::_to_copy", "aten::_copy_from", "aten::set_.source_Storage_storage_offset",
+                            "aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::set_", "aten::record_stream",
+                            "aten::is_pinned", "aten::_pin_memory", "aten::_is_pinned", "aten::scaled_dot_product_attention",
+                            "aten::_has_compatible_shallow_copy_type"};
+
+torch::Library& library(c10::DispatchKey key) {
+  static auto* backend = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* autograd = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
+  return key == c10::DispatchKey::PrivateUse1 ? *backend : *autograd;
+}
+
+template <class Kernel, class... Arguments> torch::CppFunction boxed(Arguments&&... arguments) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::forward<Arguments>(arguments)...));
+}
+
+bool has_backend_kernel(const c10::OperatorHandle& op) {
+  return op.hasKernelForAnyDispatchKey(c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::Meta, c10::DispatchKey::CUDA})) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+void register_kept_whole() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& kept : kWhole) {
+    auto op = dispatcher.findSchemaOrThrow(kept.name, kept.overload);
+    const std::string full = *kept.overload ? std::string(kept.name) + "." + kept.overload : kept.name;
+    const auto place = [&](const char* name) { return name ? op.schema().argumentIndexWithName(name).value_or(-1) : -1; };
+    library(c10::DispatchKey::AutogradPrivateUse1).impl(full.c_str(), boxed<Whole>(info_of(op), place(kept.training), place(kept.dropout)));
+    library(c10::DispatchKey::PrivateUse1).impl(full.c_str(), boxed<Whole>(info_of(op), place(kept.training), place(kept.dropout)));
+  }
+  auto attention = dispatcher.findSchemaOrThrow("aten::scaled_dot_product_attention", "");
+  library(c10::DispatchKey::AutogradPrivateUse1).impl("scaled_dot_product_attention", boxed<Attention>(info_of(attention)));
+  library(c10::DispatchKey::PrivateUse1).impl("scaled_dot_product_attention", boxed<Attention>(info_of(attention)));
+}
+
+}  // namespace
+
+// Each op that has a kernel for some backend is recorded whole; those that are made of other ops are left to PyTorch.
+void register_kernels() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto& backend = library(c10::DispatchKey::PrivateUse1);
+  const std::set<std::string> own(std::begin(kOwn), std::end(kOwn));
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema()) continue;
+    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (own.count(full) || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !has_backend_kernel(*op)) continue;
+    backend.impl(full.c_str(), boxed<Recording>(info_of(*op)));
+  }
+  for (const char* name : kWithKernels) {
+    if (auto op = dispatcher.findSchema({name, ""})) backend.impl(name, boxed<Recording>(info_of(*op)));
+  }
+  register_kept_whole();
+  auto copy = dispatcher.findSchemaOrThrow("aten::copy_", ""), to_copy = dispatcher.findSchemaOrThrow("aten::_to_copy", "");
+  backend.impl("copy_", boxed<Copy>(info_of(copy)));
+  backend.impl("_to_copy", boxed<ToCopy>(info_of(to_copy)));
+  backend.impl("_copy_from", torch::CppFunction::makeFromBoxedFunction<&ask_python_always>());
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_any>()); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("set_.source_Storage_storage_offset", &set_storage);
+  m.impl("set_.source_Storage", &set_whole);
+  m.impl("set_.source_Tensor", &set_tensor);
+  m.impl("set_", &set_none);
+  m.impl("record_stream", &record_stream);
+  m.impl("_has_compatible_shallow_copy_type", &takes_over);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shallow_copy_type", &takes_over); }
+
+TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  // Implemented in Python.
+  m.def("attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, bool enable_gqa) -> Tensor");
+}
+
+}  // namespace djinn

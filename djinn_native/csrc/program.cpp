@@ -1,0 +1,283 @@
+// The program that each thread records, and the order between programs of several threads.
+#include "remote.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/from_blob.h>
+
+#include <cstring>
+#include <deque>
+
+namespace djinn {
+namespace {
+
+// Guards the table of programs and the lists of readers. Never held while Python is called.
+std::mutex& sharing_mutex() {
+  static auto* one = new std::mutex();
+  return *one;
+}
+std::vector<Program*>& programs() {  // by number; never destroyed, because storages point to them
+  static auto* all = new std::vector<Program*>();
+  return *all;
+}
+std::vector<Program*>& released() {
+  static auto* all = new std::vector<Program*>();
+  return *all;
+}
+
+// Python sends what another thread's program has recorded so far.
+void cut(Program* other) {
+  Stack stack{other->number};
+  call_python("djinn::cut", &stack);
+}
+
+struct ThreadProgram {
+  Program* program = nullptr;
+  ~ThreadProgram() {
+    if (program && program->counters[kEntries].load() == 0) release_program(program);
+  }
+};
+thread_local ThreadProgram thread_program;
+
+}  // namespace
+
+Program::Program(int64_t n) : number(n) {
+  for (auto& counter : counters) counter.store(0);
+  counters[kLimit].store(int64_t{1} << 40);
+}
+
+Program* new_program() {
+  std::lock_guard<std::mutex> guard(sharing_mutex());
+  if (!released().empty()) {
+    auto* again = released().back();
+    released().pop_back();
+    again->counters[kEpoch].fetch_add(1);
+    return again;
+  }
+  auto* made = new Program(static_cast<int64_t>(programs().size()));
+  programs().push_back(made);
+  return made;
+}
+
+void release_program(Program* p) {
+  std::lock_guard<std::mutex> guard(sharing_mutex());
+  p->counters[kEpoch].fetch_add(1);
+  p->counters[kWatched].store(0);
+  p->counters[kDifferentiating].store(0);
+  p->counters[kLimit].store(int64_t{1} << 40);
+  released().push_back(p);
+}
+
+Program* program_of(int64_t number) {
+  std::lock_guard<std::mutex> guard(sharing_mutex());
+  TORCH_CHECK(number >= 0 && static_cast<size_t>(number) < programs().size(), "no program ", number);
+  return programs()[static_cast<size_t>(number)];
+}
+
+Program& current_program() {
+  auto& mine = thread_program.program;
+  if (C10_UNLIKELY(!mine)) {
+    mine = new_program();
+    Stack stack{mine->number};
+    call_python("djinn::begin_program", &stack);
+  }
+  return *mine;
+}
+
+Program* switch_program(Program* to) {
+  auto* before = &current_program();
+  thread_program.program = to;
+  return before;
+}
+
+// A storage is read: unsent writes of another thread come first.
+void begin_read(Program& mine, StorageRecord* s) {
+  if (C10_UNLIKELY(s->writer.program != &mine && is_live(s->writer))) cut(s->writer.program);
+  const int64_t epoch = mine.epoch();
+  if (C10_UNLIKELY(s->reader.program != &mine && is_live(s->reader))) {
+    std::lock_guard<std::mutex> guard(sharing_mutex());
+    auto& others = s->readers;
+    others.erase(std::remove_if(others.begin(), others.end(), [](const Use& u) { return !is_live(u); }), others.end());
+    others.push_back(s->reader);
+  }
+  s->reader = {&mine, epoch};
+}
+
+// A storage is written: unsent reads and writes of other threads come first.
+void begin_write(Program& mine, StorageRecord* s) {
+  if (C10_UNLIKELY(s->reader.program != &mine && is_live(s->reader))) cut(s->reader.program);
+  if (C10_UNLIKELY(!s->readers.empty())) {
+    std::vector<Use> others;
+    {
+      std::lock_guard<std::mutex> guard(sharing_mutex());
+      others.swap(s->readers);
+    }
+    for (const auto& other : others) {
+      if (other.program != &mine && is_live(other)) cut(other.program);
+    }
+  }
+  ++s->version;
+  s->known = false;
+  claim(mine, s);
+}
+
+// This program has unsent writes or unsent views of the storage.
+void claim(Program& mine, StorageRecord* s) {
+  if (C10_UNLIKELY(s->writer.program != &mine && is_live(s->writer))) cut(s->writer.program);
+  s->writer = {&mine, mine.epoch()};
+}
+
+void restart_after_fork() {
+  // Threads that stayed in the parent may hold locks. Their objects are left as they are, and new ones take their places.
+  new (&sharing_mutex()) std::mutex();
+  for (auto* p : programs()) {
+    new (&p->mutex) std::mutex();
+    p->calls.clear();
+    p->sites.clear();
+    p->nodes.clear();
+    p->handles.clear();
+    p->slots.clear();
+    p->kinds.clear();
+    p->counters[kEntries].store(0);
+    p->counters[kEpoch].fetch_add(1);
+  }
+  drop_freed();
+  forked = true;
+}
+
+// ---- what Python reads -----------------------------------------------------------------------------------------------
+
+namespace {
+
+template <class T> at::Tensor array(const T* first, size_t count, c10::ScalarType type) {
+  auto t = at::detail::empty_cpu({static_cast<int64_t>(count)}, type);
+  if (count) std::memcpy(t.mutable_data_ptr(), first, count * sizeof(T));
+  return t;
+}
+
+using Columns = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// calls, handles, slots, kinds of slots, sites and nodes of the entries [first, last) of a program.
+Columns columns(Program& p, size_t first, size_t last) {
+  size_t handle = 0, slot = 0, handles = 0, slots = 0;
+  for (size_t i = 0; i < last; ++i) {
+    const auto& call = call_of(p.calls[i]);
+    size_t count = static_cast<size_t>(call.operands);
+    for (const auto& r : call.results) count += r.kind == Result::kNew || r.kind == Result::kView;
+    if (i < first) {
+      handle += count;
+      slot += static_cast<size_t>(call.slots);
+    } else {
+      handles += count;
+      slots += static_cast<size_t>(call.slots);
+    }
+  }
+  return {array(p.calls.data() + first, last - first, at::kInt), array(p.handles.data() + handle, handles, at::kLong),
+          array(p.slots.data() + slot, slots, at::kLong),        array(p.kinds.data() + slot, slots, at::kByte),
+          array(p.sites.data() + first, last - first, at::kInt), array(p.nodes.data() + first, last - first, at::kLong)};
+}
+
+template <class T> void drop_first(std::vector<T>& all, size_t count) {
+  if (count == all.size()) all.clear();
+  else all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+// Take the first `count` entries of a program, or all of them and begin a new epoch (-1).
+Columns take(int64_t number, int64_t count) {
+  auto& p = *program_of(number);
+  std::lock_guard<std::mutex> guard(p.mutex);
+  const bool all = count < 0;
+  const size_t taken = all ? p.calls.size() : std::min(static_cast<size_t>(count), p.calls.size());
+  auto made = columns(p, 0, taken);
+  drop_first(p.calls, taken);
+  drop_first(p.sites, taken);
+  drop_first(p.nodes, taken);
+  drop_first(p.handles, static_cast<size_t>(std::get<1>(made).numel()));
+  drop_first(p.slots, static_cast<size_t>(std::get<2>(made).numel()));
+  drop_first(p.kinds, static_cast<size_t>(std::get<2>(made).numel()));
+  p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
+  if (all) p.counters[kEpoch].fetch_add(1, std::memory_order_acq_rel);
+  return made;
+}
+
+// The entries from `first` on, which stay in the program.
+Columns look(int64_t number, int64_t first) {
+  auto& p = *program_of(number);
+  std::lock_guard<std::mutex> guard(p.mutex);
+  return columns(p, std::min(static_cast<size_t>(first), p.calls.size()), p.calls.size());
+}
+
+// Take back the last entry where it made the memory of `t` and nothing else; whether it did.
+bool take_back(const at::Tensor& t) {
+  auto operand = operand_of(t);
+  auto& p = current_program();
+  std::lock_guard<std::mutex> guard(p.mutex);
+  if (p.calls.empty() || p.handles.empty()) return false;
+  const auto& call = call_of(p.calls.back());
+  if (!call.empty || call.operands || p.handles.back() != operand.value->handle) return false;
+  p.calls.pop_back();
+  p.sites.pop_back();
+  p.nodes.pop_back();
+  p.handles.pop_back();
+  p.slots.resize(p.slots.size() - static_cast<size_t>(call.slots));
+  p.kinds.resize(p.slots.size());
+  p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
+  operand.record()->writer = {};
+  return true;
+}
+
+// Counters of a program, in its own memory: Python reads and writes them without a call.
+at::Tensor counters_of(int64_t number) {
+  static_assert(sizeof(std::atomic<int64_t>) == sizeof(int64_t), "counters are read as plain integers");
+  return at::from_blob(program_of(number)->counters, {kCounters}, at::TensorOptions().dtype(at::kLong));
+}
+
+// Append entries that were made outside of the dispatcher, with handles that exist.
+void append_entries(const at::Tensor& calls, const at::Tensor& handles, const at::Tensor& slots, const at::Tensor& kinds, int64_t site) {
+  auto& p = current_program();
+  std::lock_guard<std::mutex> guard(p.mutex);
+  auto add = [](auto& to, const at::Tensor& from) {
+    using T = typename std::decay_t<decltype(to)>::value_type;
+    const auto* data = static_cast<const T*>(from.const_data_ptr());
+    to.insert(to.end(), data, data + from.numel());
+  };
+  add(p.calls, calls);
+  add(p.handles, handles);
+  add(p.slots, slots);
+  add(p.kinds, kinds);
+  p.sites.resize(p.calls.size(), static_cast<int32_t>(site));
+  p.nodes.resize(p.calls.size(), -1);
+  p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
+}
+
+std::tuple<std::vector<int64_t>, int64_t> freed(int64_t number) {
+  int64_t waiting = 0;
+  auto taken = take_freed(number < 0 ? nullptr : program_of(number), &waiting);
+  return {std::move(taken), waiting};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("current_program() -> int", [] { return current_program().number; });
+  m.def("new_program() -> int", [] { return new_program()->number; });
+  m.def("switch_program(int program) -> int", [](int64_t n) { return switch_program(program_of(n))->number; });
+  m.def("release_program(int program) -> ()", [](int64_t n) { release_program(program_of(n)); });
+  m.def("counters(int program) -> Tensor", &counters_of);
+  m.def("take(int program, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &take);
+  m.def("look(int program, int first) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &look);
+  m.def("take_back(Tensor t) -> bool", &take_back);
+  m.def("append_entries(Tensor calls, Tensor handles, Tensor slots, Tensor kinds, int site) -> ()", &append_entries);
+  m.def("freed(int program) -> (int[], int)", &freed);
+  m.def("look_freed() -> int[]", &look_freed);
+  m.def("drop_freed() -> ()", &drop_freed);
+  m.def("set_forked(bool on) -> ()", [](bool on) { forked = on; });
+  m.def("put_back(int[] handles) -> ()", &put_back);
+  m.def("begin_program(int program) -> ()");
+  m.def("cut(int program) -> ()");  // these are implemented in Python
+  m.def("at_limit() -> ()");
+  m.def("synchronize() -> ()");
+  m.def("generator(str what, int number, int value, Tensor? given) -> Tensor?");
+  m.def("resize_storage(Storage storage, int nbytes) -> ()");
+}
+
+}  // namespace djinn

@@ -1,0 +1,217 @@
+// The hot path: a call becomes a key, the key finds what the call returns, and an entry is appended. Python is asked about new calls only.
+#include "remote.h"
+
+#include <ATen/core/List.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/node.h>
+
+namespace djinn {
+
+Counters counters;
+std::atomic<bool> all_watched{false};
+
+namespace {
+
+Scratch& scratch() {
+  static thread_local Scratch one;
+  return one;
+}
+
+bool overlaps(const Call& call, at::ArrayRef<Operand> operands) {
+  for (auto w : call.writes) {
+    for (size_t i = 0; i < operands.size(); ++i) {
+      if (i != w && operands[i].record() == operands[w].record()) return true;
+    }
+  }
+  return false;
+}
+
+void increment_versions(const Call& call, at::ArrayRef<Operand> operands) {
+  auto* target = operands[call.writes[0]].impl;
+  TORCH_CHECK(!target->is_inference() || c10::InferenceMode::is_enabled(),
+              "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a normal tensor before doing "
+              "inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details.");
+  for (auto w : call.writes) {
+    if (!operands[w].impl->is_inference()) operands[w].impl->bump_version();
+  }
+}
+
+int64_t autograd_node(Program& p) {
+  if (!p.counters[kDifferentiating].load(std::memory_order_relaxed)) return -1;
+  const auto node = torch::autograd::get_current_node();
+  return node ? static_cast<int64_t>(node->sequence_nr()) : -2;
+}
+
+// Appends an entry and adds its results to `made`: new tensors, operands for results that are these, undefined ones for nothing.
+void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds,
+               c10::SmallVectorImpl<at::Tensor>& made) {
+  for (const auto& operand : operands) begin_read(p, operand.record());
+  if (call.bumps && !call.writes.empty()) increment_versions(call, operands);
+  for (auto w : call.writes) begin_write(p, operands[w].record());
+  const int32_t site = user_site();  // takes the interpreter's lock, so it comes before the program's
+  const int64_t node = autograd_node(p);
+  for (const auto& r : call.results) {
+    switch (r.kind) {
+      case Result::kNew: made.push_back(make_result(r, nullptr)); break;
+      case Result::kView: made.push_back(make_result(r, operands[r.of].impl)); break;
+      case Result::kSame: made.push_back(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(operands[r.of].impl))); break;
+      case Result::kNone: made.emplace_back(); break;
+    }
+  }
+  std::lock_guard<std::mutex> guard(p.mutex);
+  const Use use{&p, p.epoch()};  // another thread may have cut the program since `begin_read`
+  for (const auto& operand : operands) {
+    auto* record = operand.record();
+    if (record->reader.program == &p) record->reader = use;
+  }
+  for (auto w : call.writes) {
+    auto* record = operands[w].record();
+    if (record->writer.program == &p) record->writer = use;
+  }
+  p.calls.push_back(call.id);
+  p.sites.push_back(site);
+  p.nodes.push_back(node);
+  for (const auto& operand : operands) p.handles.push_back(operand.value->handle);
+  for (size_t i = 0; i < call.results.size(); ++i) {
+    const auto kind = call.results[i].kind;
+    if (kind != Result::kNew && kind != Result::kView) continue;
+    auto* value = static_cast<RemoteImpl*>(made[i].unsafeGetTensorImpl())->value.get();
+    p.handles.push_back(value->handle);
+    value->record->writer = use;  // a view counts: a thread that uses it needs this program first
+  }
+  p.slots.insert(p.slots.end(), slots.begin(), slots.end());
+  p.kinds.insert(p.kinds.end(), kinds.begin(), kinds.end());
+  p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
+  counters.ops.fetch_add(1, std::memory_order_relaxed);
+}
+
+void check_limit(Program& p) {
+  if (C10_LIKELY(p.counters[kEntries].load(std::memory_order_relaxed) < p.counters[kLimit].load(std::memory_order_relaxed))) return;
+  Stack stack;
+  call_python("djinn::at_limit", &stack);
+}
+
+// Replaces the arguments on the stack by the results. An operand may be kept alive by the stack alone, so it dies only now.
+void give(const Call& call, c10::SmallVectorImpl<at::Tensor>& made, Stack* stack, size_t args) {
+  const size_t first = stack->size() - args;
+  if (call.list) {
+    c10::List<at::Tensor> items;
+    items.reserve(made.size());
+    for (auto& t : made) items.push_back(std::move(t));
+    stack->resize(first);
+    stack->emplace_back(std::move(items));
+    return;
+  }
+  if (made.size() == 1 && args) {
+    (*stack)[first] = std::move(made[0]);
+    stack->resize(first + 1);
+    return;
+  }
+  stack->resize(first);
+  for (auto& t : made) stack->emplace_back(std::move(t));
+}
+
+void ask_python(OpInfo& info, Stack* stack, Pending* pending) {
+  counters.asked.fetch_add(1, std::memory_order_relaxed);
+  PendingGuard guard(pending);
+  upcall(info.op, stack);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> append(const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds) {
+  auto& p = current_program();
+  c10::SmallVector<at::Tensor, 4> made;
+  append_to(p, call, operands, slots, kinds, made);
+  check_limit(p);
+  std::vector<at::Tensor> fresh;
+  for (size_t i = 0; i < made.size(); ++i) {
+    const auto kind = call.results[i].kind;
+    if (kind == Result::kNew || kind == Result::kView) fresh.push_back(std::move(made[i]));
+  }
+  return fresh;
+}
+
+void record(OpInfo& info, Stack* stack) {
+  if (C10_UNLIKELY((info.flags & kHandled) || forked.load(std::memory_order_relaxed) || all_watched.load(std::memory_order_relaxed)))
+    return ask_python(info, stack, nullptr);
+  auto& p = current_program();
+  if (C10_UNLIKELY(p.counters[kWatched].load(std::memory_order_relaxed))) return ask_python(info, stack, nullptr);
+  Scratch& s = scratch();
+  try {
+    take_apart(info, *stack, s);
+  } catch (const NotOurs&) {
+    // A fake tensor: what PyTorch does for any backend.
+    return info.op.getComputedKernelForDispatchKey(c10::DispatchKey::HPU)
+        .callBoxed(info.op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+  } catch (const PythonDecides&) {
+    return ask_python(info, stack, nullptr);
+  }
+  if (C10_UNLIKELY(s.known && (info.flags & kFolds))) return ask_python(info, stack, nullptr);
+  const Call* call = find_call(info, s);
+  if (C10_UNLIKELY(!call || (call->no_overlap && overlaps(*call, s.operands)))) {
+    counters.missed.fetch_add(1, std::memory_order_relaxed);
+    if (info.flags & kNeverKnown) return ask_python(info, stack, nullptr);
+    auto pending = key_of(info, s);
+    return ask_python(info, stack, &pending);
+  }
+  if (call->nothing) {
+    auto again = twin_of(s.operands[0]);
+    const size_t first = stack->size() - info.args;
+    (*stack)[first] = std::move(again);
+    stack->resize(first + 1);
+    return;
+  }
+  c10::SmallVector<at::Tensor, 4> made;
+  append_to(p, *call, s.operands, s.slots, s.kinds, made);
+  give(*call, made, stack, info.args);
+  check_limit(p);
+}
+
+namespace {
+
+std::vector<at::Tensor> append_call(int64_t call, const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& slots, const std::vector<int64_t>& kinds) {
+  c10::SmallVector<Operand, 16> operands;
+  for (const auto& t : tensors) operands.push_back(operand_of(t));
+  c10::SmallVector<uint8_t, 32> small;
+  for (auto k : kinds) small.push_back(static_cast<uint8_t>(k));
+  return append(call_of(static_cast<int32_t>(call)), operands, slots, small);
+}
+
+// As `append` for a call without operands that makes one tensor, in the memory of `storage`.
+at::Tensor append_into(int64_t call, const c10::Storage& storage, const std::vector<int64_t>& slots, const std::vector<int64_t>& kinds) {
+  const auto& known = call_of(static_cast<int32_t>(call));
+  auto& p = current_program();
+  auto made = make_result(known.results.at(0), nullptr, storage.unsafeGetStorageImpl());
+  auto* value = static_cast<RemoteImpl*>(made.unsafeGetTensorImpl())->value.get();
+  const int32_t site = user_site();
+  std::lock_guard<std::mutex> guard(p.mutex);
+  value->record->writer = {&p, p.epoch()};
+  p.calls.push_back(known.id);
+  p.sites.push_back(site);
+  p.nodes.push_back(-1);
+  p.handles.push_back(value->handle);
+  p.slots.insert(p.slots.end(), slots.begin(), slots.end());
+  p.kinds.insert(p.kinds.end(), kinds.begin(), kinds.end());
+  p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
+  return made;
+}
+
+std::vector<int64_t> count() { return {counters.ops.load(), counters.missed.load(), counters.asked.load()}; }
+
+}  // namespace
+
+TORCH_LIBRARY(djinn, m) {
+  m.def("append(int call, Tensor[] operands, int[] slots, int[] kinds) -> Tensor[]", &append_call);
+  m.def("append_into(int call, Storage storage, int[] slots, int[] kinds) -> Tensor", &append_into);
+  m.def("count() -> int[]", &count);
+  m.def("watch_all(bool on) -> ()", [](bool on) { all_watched = on; });
+  m.def("set_upcall() -> ()", &set_upcall);
+  m.def("register_kernels() -> ()", &register_kernels);
+  m.def("install_device() -> ()", &install_device);
+  m.def("set_device_count(int n) -> ()", [](int64_t n) { device_count = n; });
+  m.def("current_index() -> int", [] { return static_cast<int64_t>(current_index()); });
+  m.def("set_current_index(int index) -> ()", [](int64_t i) { set_current_index(static_cast<c10::DeviceIndex>(i)); });
+}
+
+}  // namespace djinn

@@ -1,0 +1,269 @@
+// Types that the source files share: storages, values, tensors, known calls and the programs of threads.
+#pragma once
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace djinn {
+
+constexpr auto kRemote = c10::DeviceType::PrivateUse1;
+using Stack = torch::jit::Stack;
+using Handle = int64_t;  // as in djinn_core/ir/handles.py: storage * (2^32 + 1) + view
+
+struct Program;
+struct StorageRecord;
+
+// The last use of a storage by a program. It is over when the program has another epoch.
+struct Use {
+  Program* program = nullptr;
+  int64_t epoch = -1;
+};
+
+// Metadata of a strided tensor, as one list of numbers: sizes, then strides.
+struct Layout {
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  bool conj = false, neg = false;
+  int64_t offset = 0;
+  c10::SmallVector<int64_t, 8> dims;
+  bool operator==(const Layout& o) const {
+    return dtype == o.dtype && conj == o.conj && neg == o.neg && offset == o.offset && dims == o.dims;
+  }
+};
+Layout layout_of(const c10::TensorImpl* t);
+
+// One value of an executor. Tensors that stand for the same value (`detach`) share it. Its handle is freed with it.
+struct Value final : c10::intrusive_ptr_target {
+  Value(Handle h, StorageRecord* r, bool o, Layout l);
+  ~Value() override;
+  const Handle handle;
+  StorageRecord* const record;
+  const bool owned;
+  Layout layout;
+};
+using ValuePtr = c10::intrusive_ptr<Value>;
+
+// Context of a storage's DataPtr. It lives as long as the storage.
+struct StorageRecord {
+  int64_t number = 0;
+  int64_t views = 0;           // views whose handles were given out
+  uint32_t slot = 0;           // of its address
+  bool owned = true;           // false: its values belong to another record
+  bool known = false;          // the client knows its contents: `version` is the one at which it does
+  bool watched = false;        // Python keeps facts about it
+  int64_t version = 0;         // number of recorded writes
+  c10::SmallVector<Value*, 2> values;  // that exist
+  size_t held = 0;             // bytes that the executor's memory has at least
+  c10::StorageImpl* storage = nullptr;
+  Use writer;                  // unsent writes, or unsent views
+  Use reader;                  // unsent reads
+  std::vector<Use> readers;    // further threads with unsent reads; guarded by `sharing_mutex`
+  std::vector<ValuePtr> kept;  // of views that PyTorch made without an op, as `param.data = x` does
+  ValuePtr anchor;             // the last value, while only the storage itself is referenced
+};
+
+Handle first_handle(int64_t storage);
+inline Handle next_handle(StorageRecord* r) { return first_handle(r->number) + ++r->views; }
+
+struct RemoteImpl final : c10::TensorImpl {
+  RemoteImpl(c10::Storage&& s, caffe2::TypeMeta type, ValuePtr v)
+      : TensorImpl(std::move(s), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type), value(std::move(v)) {}
+  RemoteImpl(ImplType kind, c10::Storage&& s, c10::DispatchKeySet keys, caffe2::TypeMeta type, ValuePtr v)
+      : TensorImpl(kind, std::move(s), keys, type), value(std::move(v)) {}
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&, bool) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&, bool) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>&) override;
+  void release_resources() override;
+  ValuePtr value;
+};
+
+inline bool is_remote(const c10::TensorImpl* t) { return t->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit); }
+inline bool is_remote(const at::Tensor& t) { return t.defined() && is_remote(t.unsafeGetTensorImpl()); }
+
+// A tensor as an operand: its metadata and its value.
+struct Operand {
+  c10::TensorImpl* impl;
+  Value* value;
+  StorageRecord* record() const { return value->record; }
+};
+// Throws NotOurs for a tensor that claims to be on the device and has no storage there, such as a fake one.
+Operand operand_of(c10::TensorImpl* t);
+inline Operand operand_of(const at::Tensor& t) { return operand_of(t.unsafeGetTensorImpl()); }
+bool has_value(const at::Tensor& t);
+
+// ---- storages (storage.cpp) ------------------------------------------------------------------------------------------
+
+c10::Allocator* allocator();
+c10::Storage new_storage(size_t nbytes, c10::DeviceIndex index);
+c10::Storage borrowed_storage(int64_t number, size_t nbytes, c10::DeviceIndex index);
+StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before = nullptr);
+void queue_freed(const Value& v);
+// Handles that were freed and that no unsent program but `program` uses. `waiting` gets the number of the others.
+std::vector<int64_t> take_freed(Program* program, int64_t* waiting);
+std::vector<int64_t> look_freed();
+void put_back(at::IntArrayRef handles);
+void drop_freed();
+int64_t reserve_storages(int64_t count);
+void set_watched(StorageRecord* r);
+int64_t version_of(int64_t number);
+
+// ---- device (device.cpp) ---------------------------------------------------------------------------------------------
+
+c10::DeviceIndex current_index();
+void set_current_index(c10::DeviceIndex i);
+extern std::atomic<int64_t> device_count;
+void install_device();
+extern std::atomic<bool> forked;  // this process is a forked child of one that used the device
+
+// ---- upcalls (upcall.cpp) --------------------------------------------------------------------------------------------
+
+void set_upcall();
+// Have Python handle a call: pops the arguments of `op` from the stack and pushes its results.
+void upcall(const c10::OperatorHandle& op, Stack* stack);
+// Calls an op of Djinn's that Python implements.
+void call_python(const char* op, Stack* stack);
+
+// ---- programs (program.cpp) ------------------------------------------------------------------------------------------
+
+enum SlotKind : uint8_t { kIntSlot, kFloatSlot, kUnsignedSlot };
+enum Counter : uint8_t { kEntries, kEpoch, kLimit, kDifferentiating, kWatched, kCounters };
+
+struct Program {
+  explicit Program(int64_t n);
+  const int64_t number;
+  std::mutex mutex;
+  std::atomic<int64_t> counters[kCounters];
+  std::vector<int32_t> calls;      // one for each entry
+  std::vector<int32_t> sites;      // one for each entry
+  std::vector<int64_t> nodes;      // of the autograd graph, one for each entry; -1 outside of a backward pass
+  std::vector<int64_t> handles;    // of each entry its operands, then its new results
+  std::vector<int64_t> slots;      // of each entry its scalars; floats bit by bit
+  std::vector<uint8_t> kinds;      // SlotKind of each slot
+  int64_t epoch() const { return counters[kEpoch].load(std::memory_order_acquire); }
+};
+
+Program& current_program();
+Program* switch_program(Program* to);  // returns the former one
+Program* program_of(int64_t number);
+Program* new_program();
+void release_program(Program* p);
+inline bool is_live(const Use& u) { return u.program && u.program->epoch() == u.epoch; }
+void begin_read(Program& mine, StorageRecord* s);
+void begin_write(Program& mine, StorageRecord* s);
+void claim(Program& mine, StorageRecord* s);
+void restart_after_fork();
+
+// ---- calls (calls.cpp) -----------------------------------------------------------------------------------------------
+
+struct Result {
+  enum Kind : uint8_t { kNew, kView, kSame, kNone } kind = kNone;
+  uint16_t of = 0;  // operand
+  bool conj = false, neg = false;
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  c10::DeviceIndex device = 0;
+  c10::SmallVector<int64_t, 5> sizes, strides;
+  int64_t offset = 0;
+  size_t nbytes = 0;
+};
+
+// A call as Python inferred it: everything that follows from the op, metadata and scalars.
+struct Call {
+  int32_t id = 0;
+  int32_t operands = 0, slots = 0;
+  bool nothing = false;      // returns its operand once more; nothing is recorded
+  bool list = false;         // its results are one list
+  bool bumps = false;        // increments the versions of what it writes
+  bool no_overlap = false;   // kernels refuse operands that overlap what is written
+  bool empty = false;        // makes memory, and writes nothing
+  std::vector<Result> results;
+  std::vector<uint16_t> writes;
+};
+
+int32_t add_call(at::IntArrayRef spec);
+const Call& call_of(int32_t id);
+
+enum OpFlag : int64_t { kHandled = 1, kFolds = 2, kAnyFloat = 4, kNeverKnown = 8 };
+
+enum class ArgKind : uint8_t { kPlain, kEnum };
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& op);
+  c10::OperatorHandle op;
+  std::string name;
+  uint64_t id;
+  std::vector<ArgKind> kinds;
+  std::vector<bool> keyword;
+  int64_t flags = 0;
+  size_t args, returns;
+};
+OpInfo& info_of(const c10::OperatorHandle& op);
+
+struct NotOurs {};       // a tensor that claims to be on the device, and has no storage there
+struct PythonDecides {}; // an argument that no key describes
+
+// A call taken apart: its key, operands and scalars.
+struct Scratch {
+  c10::SmallVector<uint64_t, 128> words;
+  c10::SmallVector<uint64_t, 8> float_at;  // places of floats in `words`
+  c10::SmallVector<Operand, 16> operands;
+  c10::SmallVector<int64_t, 32> slots;
+  c10::SmallVector<uint8_t, 32> kinds;
+  c10::SmallVector<at::Tensor, 1> kept;    // states of generators
+  bool known = false;                      // the client knows the contents of an operand
+};
+void take_apart(OpInfo& info, const Stack& stack, Scratch& s);
+const Call* find_call(const OpInfo& info, Scratch& s);
+struct Pending;
+Pending key_of(const OpInfo& info, const Scratch& s);
+void remember_call(int32_t id, bool any_float);
+void forget_calls(at::IntArrayRef ids);
+void set_calls_limit(int64_t n);
+// The key of the call that Python is asked about.
+struct Pending {
+  std::vector<uint64_t> words, without_floats;
+  bool known_by_key = false;  // false: no key describes the call
+};
+struct PendingGuard {
+  explicit PendingGuard(Pending* p);
+  ~PendingGuard();
+  Pending* before;
+};
+
+// ---- recording (record.cpp) ------------------------------------------------------------------------------------------
+
+struct Counters {
+  std::atomic<int64_t> ops{0}, missed{0}, asked{0};
+};
+extern Counters counters;
+extern std::atomic<bool> all_watched;
+
+void record(OpInfo& info, Stack* stack);
+std::vector<at::Tensor> append(const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds);
+at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl* into = nullptr);
+at::Tensor twin_of(const Operand& o);
+at::Tensor tensor_of(Value* v);
+void register_kernels();
+
+// ---- generators (generator.cpp) --------------------------------------------------------------------------------------
+
+const at::Generator& default_generator(c10::DeviceIndex index);
+at::Generator new_generator(c10::DeviceIndex index);
+// The value that holds its state; undefined for the state that the executor's session has.
+at::Tensor state_of(const at::Generator& g);
+
+// ---- sites (sites.cpp) -----------------------------------------------------------------------------------------------
+
+int32_t user_site();
+void set_own_folders(std::vector<std::string> folders);
+std::vector<int64_t> sites_from(int64_t first);
+
+}  // namespace djinn

@@ -1,0 +1,147 @@
+// The user's line that issued an op: CPython's C API, whose functions are found by name, so no header of Python's is needed.
+#include "remote.h"
+
+#ifdef _WIN32
+#include <windows.h>
+#else
+#include <dlfcn.h>
+#endif
+
+#include <unordered_map>
+
+namespace djinn {
+namespace {
+
+using Object = void;
+
+template <class F> void look_up(F& function, const char* name) {
+#ifdef _WIN32
+  for (const char* library : {"python3.dll", "python311.dll", "python312.dll", "python313.dll", "python314.dll"}) {
+    if (auto* module = GetModuleHandleA(library)) {
+      if (auto* found = GetProcAddress(module, name)) {
+        function = reinterpret_cast<F>(found);
+        return;
+      }
+    }
+  }
+  function = nullptr;
+#else
+  function = reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
+#endif
+}
+
+struct Python {
+  int (*ensure)();
+  void (*release)(int);
+  Object* (*frame)();
+  Object* (*back)(Object*);
+  Object* (*code)(Object*);
+  int (*lasti)(Object*);
+  Object* (*attribute)(Object*, const char*);
+  const char* (*text)(Object*);
+  void (*incref)(Object*);
+  void (*decref)(Object*);
+  int (*initialized)();
+  Python() {
+    look_up(ensure, "PyGILState_Ensure");
+    look_up(release, "PyGILState_Release");
+    look_up(frame, "PyEval_GetFrame");
+    look_up(back, "PyFrame_GetBack");
+    look_up(code, "PyFrame_GetCode");
+    look_up(lasti, "PyFrame_GetLasti");
+    look_up(attribute, "PyObject_GetAttrString");
+    look_up(text, "PyUnicode_AsUTF8");
+    look_up(incref, "Py_IncRef");
+    look_up(decref, "Py_DecRef");
+    look_up(initialized, "Py_IsInitialized");
+  }
+  bool usable() const { return ensure && release && frame && back && code && lasti && attribute && text && incref && decref; }
+};
+
+// All of this is guarded by the interpreter's lock, or by the mutex where an interpreter has none.
+struct Sites {
+  std::mutex mutex;
+  std::vector<std::string> own;                       // folders of PyTorch and Djinn
+  std::unordered_map<Object*, bool> users;            // code objects, which are kept: whether they are the user's
+  std::unordered_map<uint64_t, int32_t> numbers;      // by code object and offset
+  std::vector<std::pair<int64_t, int64_t>> places;    // code object and offset of each site
+};
+Sites& sites() {
+  static auto* one = new Sites();
+  return *one;
+}
+
+bool is_users(const Python& py, Object* code) {
+  auto& all = sites();
+  auto known = all.users.find(code);
+  if (known != all.users.end()) return known->second;
+  Object* name = py.attribute(code, "co_filename");
+  const char* text = name ? py.text(name) : nullptr;
+  bool users = text != nullptr;
+  for (const auto& folder : all.own) users = users && std::string(text).rfind(folder, 0) != 0;
+  if (name) py.decref(name);
+  py.incref(code);
+  all.users.emplace(code, users);
+  return users;
+}
+
+int32_t number_of(Object* code, int offset) {
+  auto& all = sites();
+  const uint64_t key = reinterpret_cast<uint64_t>(code) * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(offset);
+  auto found = all.numbers.find(key);
+  if (found != all.numbers.end()) return found->second;
+  const auto number = static_cast<int32_t>(all.places.size());
+  all.places.emplace_back(reinterpret_cast<int64_t>(code), offset);
+  all.numbers.emplace(key, number);
+  return number;
+}
+
+thread_local int32_t fixed_site = -1;
+
+}  // namespace
+
+// The number of the innermost frame outside of PyTorch and Djinn; of the outermost one if all are inside; -1 without frames.
+int32_t user_site() {
+  static const Python py;
+  if (fixed_site >= 0) return fixed_site;
+  if (!py.usable()) return -1;
+  const int state = py.ensure();
+  int32_t site = -1;
+  {
+    std::lock_guard<std::mutex> guard(sites().mutex);
+    Object* frame = py.frame();
+    if (frame) py.incref(frame);
+    while (frame) {
+      Object* code = py.code(frame);
+      Object* outer = is_users(py, code) ? nullptr : py.back(frame);
+      if (!outer) site = number_of(code, py.lasti(frame));
+      py.decref(code);
+      py.decref(frame);
+      frame = outer;
+    }
+  }
+  py.release(state);
+  return site;
+}
+
+void set_own_folders(std::vector<std::string> folders) { sites().own = std::move(folders); }
+
+std::vector<int64_t> sites_from(int64_t first) {
+  auto& all = sites();
+  std::lock_guard<std::mutex> guard(all.mutex);
+  std::vector<int64_t> flat;
+  for (size_t i = static_cast<size_t>(first); i < all.places.size(); ++i) {
+    flat.push_back(all.places[i].first);
+    flat.push_back(all.places[i].second);
+  }
+  return flat;
+}
+
+TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("set_own_folders(str[] folders) -> ()", &set_own_folders);
+  m.def("sites_from(int first) -> int[]", &sites_from);
+  m.def("user_site() -> int", [] { return static_cast<int64_t>(user_site()); });
+  m.def("fix_site(int site) -> ()", [](int64_t site) { fixed_site = static_cast<int32_t>(site); });
+}
+
+}  // namespace djinn

@@ -1,0 +1,222 @@
+// Storages: a number, a version and no memory. And the queue of values that were freed.
+#include "remote.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace djinn {
+namespace {
+
+constexpr int64_t kStep = (int64_t{1} << 32) + 1;
+std::atomic<int64_t> next_storage{1};
+
+// No processor maps these addresses, so a read of one is a fault at once. An address tells its storage: PyTorch makes tensors from
+// addresses in a few places (`from_blob`, in torch.save).
+constexpr int kOffsetBits = 40;
+constexpr uint64_t kBase = uint64_t{1} << 62, kSlots = uint64_t{1} << 21, kFirstByte = 512;
+
+struct SpinLock {
+  std::atomic_flag busy = ATOMIC_FLAG_INIT;
+  void lock() {
+    while (busy.test_and_set(std::memory_order_acquire)) {
+    }
+  }
+  void unlock() { busy.clear(std::memory_order_release); }
+};
+
+struct Freed {
+  int64_t handle;
+  Use writer, reader;
+  bool shared;  // more threads read it
+};
+
+// Never destroyed: storages die until the very end of the process.
+struct Shared {
+  SpinLock lock;
+  std::vector<Freed> freed;
+  std::vector<StorageRecord*> records;  // by slot
+  std::vector<uint32_t> unused;
+  std::unordered_map<int64_t, StorageRecord*> watched;
+};
+Shared& shared() {
+  static auto* one = new Shared();
+  return *one;
+}
+
+void reserve(StorageRecord* record) {
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  if (all.unused.empty()) {
+    TORCH_CHECK(all.records.size() < kSlots, "remote_accelerator: more than ", kSlots, " storages");
+    record->slot = static_cast<uint32_t>(all.records.size());
+    all.records.push_back(record);
+  } else {
+    record->slot = all.unused.back();
+    all.unused.pop_back();
+    all.records[record->slot] = record;
+  }
+}
+
+void delete_record(void* context) {
+  auto* record = static_cast<StorageRecord*>(context);
+  record->storage = nullptr;
+  record->kept.clear();
+  record->anchor.reset();
+  {
+    auto& all = shared();
+    std::lock_guard<SpinLock> guard(all.lock);
+    all.records[record->slot] = nullptr;
+    all.unused.push_back(record->slot);
+    if (record->watched) all.watched.erase(record->number);
+  }
+  delete record;
+}
+
+c10::DataPtr data_of(StorageRecord* record, c10::DeviceIndex index) {
+  reserve(record);
+  auto* address = reinterpret_cast<void*>(kBase + (static_cast<uint64_t>(record->slot) << kOffsetBits) + kFirstByte);
+  return {address, record, &delete_record, c10::Device(kRemote, index)};
+}
+
+struct RemoteAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t nbytes) override {
+    auto* record = new StorageRecord();
+    record->number = next_storage.fetch_add(1, std::memory_order_relaxed);
+    record->held = nbytes;
+    return data_of(record, current_index());
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, size_t) const override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "storages of remote_accelerator are copied by ops, not by the allocator");
+  }
+};
+RemoteAllocator the_allocator;
+
+c10::Storage storage_over(StorageRecord* record, size_t nbytes, c10::DeviceIndex index) {
+  c10::Storage made(c10::Storage::use_byte_size_t(), nbytes, data_of(record, index), &the_allocator, /*resizable=*/true);
+  record->storage = made.unsafeGetStorageImpl();
+  return made;
+}
+
+}  // namespace
+
+Handle first_handle(int64_t storage) { return storage * kStep; }
+
+c10::Allocator* allocator() { return &the_allocator; }
+
+c10::Storage new_storage(size_t nbytes, c10::DeviceIndex index) {
+  auto* record = new StorageRecord();
+  record->number = next_storage.fetch_add(1, std::memory_order_relaxed);
+  record->held = nbytes;
+  return storage_over(record, nbytes, index);
+}
+
+c10::Storage borrowed_storage(int64_t number, size_t nbytes, c10::DeviceIndex index) {
+  auto* record = new StorageRecord();
+  record->number = number;
+  record->owned = false;
+  record->views = int64_t{1} << 30;  // views of a borrowed storage have handles that its owner does not give out
+  record->held = nbytes;
+  return storage_over(record, nbytes, index);
+}
+
+int64_t reserve_storages(int64_t count) { return next_storage.fetch_add(count, std::memory_order_relaxed); }
+
+StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before) {
+  const auto& ptr = s->_mutable_data_ptr_no_checks();
+  if (C10_LIKELY(ptr.get_deleter() == &delete_record)) {
+    auto* record = static_cast<StorageRecord*>(ptr.get_context());
+    if (C10_UNLIKELY(!record->storage)) record->storage = s;
+    return record;
+  }
+  const auto address = reinterpret_cast<uint64_t>(ptr.get()) - kBase;
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  const uint64_t slot = address >> kOffsetBits;
+  TORCH_CHECK(slot < all.records.size() && all.records[slot], "remote_accelerator: a tensor over an address that no storage has");
+  if (bytes_before) *bytes_before = static_cast<int64_t>(address & ((uint64_t{1} << kOffsetBits) - 1)) - static_cast<int64_t>(kFirstByte);
+  return all.records[slot];
+}
+
+Value::Value(Handle h, StorageRecord* r, bool o, Layout l) : handle(h), record(r), owned(o), layout(std::move(l)) { r->values.push_back(this); }
+
+Value::~Value() {
+  auto* r = record;
+  auto& all = r->values;
+  all.erase(std::find(all.begin(), all.end(), this));
+  if (!owned) return;
+  // The storage object outlives its tensors where Python holds it, and a tensor may be made over it again.
+  if (all.empty() && r->storage && c10::raw::intrusive_ptr::use_count(r->storage) > 1) {
+    r->anchor = c10::make_intrusive<Value>(handle, r, true, layout);
+    return;
+  }
+  queue_freed(*this);
+}
+
+void queue_freed(const Value& v) {
+  const auto* r = v.record;
+  Freed freed{v.handle, r->writer, r->reader, !r->readers.empty()};
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  all.freed.push_back(freed);
+}
+
+std::vector<int64_t> take_freed(Program* program, int64_t* waiting) {
+  auto& all = shared();
+  std::vector<Freed> taken;
+  {
+    std::lock_guard<SpinLock> guard(all.lock);
+    taken.swap(all.freed);
+  }
+  auto elsewhere = [&](const Use& u) { return u.program && u.program != program && is_live(u); };
+  std::vector<int64_t> free;
+  std::vector<Freed> left;
+  for (const auto& f : taken) {
+    if (elsewhere(f.writer) || elsewhere(f.reader)) left.push_back(f);
+    else free.push_back(f.handle);
+  }
+  *waiting = static_cast<int64_t>(left.size());
+  if (!left.empty()) {
+    std::lock_guard<SpinLock> guard(all.lock);
+    all.freed.insert(all.freed.begin(), left.begin(), left.end());
+  }
+  return free;
+}
+
+// The handles that were freed, which stay in the queue.
+std::vector<int64_t> look_freed() {
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  std::vector<int64_t> handles;
+  for (const auto& f : all.freed) handles.push_back(f.handle);
+  return handles;
+}
+
+// Queue handles again that an unsent entry mentions.
+void put_back(at::IntArrayRef handles) {
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  for (auto h : handles) all.freed.push_back({h, {}, {}, false});
+}
+
+void drop_freed() {
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  all.freed.clear();
+}
+
+void set_watched(StorageRecord* r) {
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  r->watched = true;
+  all.watched[r->number] = r;
+}
+
+int64_t version_of(int64_t number) {
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  auto found = all.watched.find(number);
+  return found == all.watched.end() ? -1 : found->second->version;
+}
+
+}  // namespace djinn

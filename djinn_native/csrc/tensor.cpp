@@ -1,0 +1,287 @@
+// Tensors of the device: ordinary ones, and those that PyTorch makes over our storages by itself.
+#include "remote.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
+
+#include <typeinfo>
+
+namespace djinn {
+
+c10::intrusive_ptr<c10::TensorImpl> RemoteImpl::shallow_copy_and_detach(const c10::VariableVersion& v, bool change) const {
+  auto copy = c10::make_intrusive<RemoteImpl>(TensorImpl::VIEW, c10::Storage(storage()), key_set(), dtype(), value);
+  copy_tensor_metadata(this, copy.get(), v, change);
+  return copy;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> RemoteImpl::shallow_copy_and_detach(c10::VariableVersion&& v, bool change) const {
+  auto copy = c10::make_intrusive<RemoteImpl>(TensorImpl::VIEW, c10::Storage(storage()), key_set(), dtype(), value);
+  copy_tensor_metadata(this, copy.get(), std::move(v), change);
+  return copy;
+}
+
+void RemoteImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) {
+  auto taken = typeid(*other) == typeid(RemoteImpl) ? static_cast<RemoteImpl*>(other.get())->value : ValuePtr();
+  value.reset();  // while its storage is still there
+  TensorImpl::shallow_copy_from(other);
+  value = std::move(taken);
+}
+
+Layout layout_of(const c10::TensorImpl* t) {
+  Layout l;
+  l.dtype = c10::typeMetaToScalarType(t->dtype());
+  l.conj = t->is_conj();
+  l.neg = t->is_neg();
+  l.offset = t->storage_offset();
+  l.dims.append(t->sizes().begin(), t->sizes().end());
+  l.dims.append(t->strides().begin(), t->strides().end());
+  return l;
+}
+
+void RemoteImpl::release_resources() {
+  value.reset();  // while its storage is still there
+  TensorImpl::release_resources();
+}
+
+namespace {
+
+// A tensor that PyTorch made by itself over a storage of ours stands for the value with its layout, or for a new view that Python records.
+Operand operand_of_foreign(c10::TensorImpl* t) {
+  int64_t before = 0;
+  auto* record = record_of(t->unsafe_storage().unsafeGetStorageImpl(), &before);
+  auto layout = layout_of(t);
+  layout.offset += before / static_cast<int64_t>(t->itemsize());
+  Value* found = nullptr;
+  for (auto* value : record->values) {
+    if (value->layout == layout) found = value;
+  }
+  if (!found) {
+    const auto sizes = at::IntArrayRef(layout.dims).slice(0, layout.dims.size() / 2), strides = at::IntArrayRef(layout.dims).slice(sizes.size());
+    Stack stack{c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(record->storage)), sizes.vec(), strides.vec(), layout.offset,
+                static_cast<int64_t>(layout.dtype), static_cast<int64_t>(layout.conj) + 2 * static_cast<int64_t>(layout.neg)};
+    call_python("djinn::view_of_storage", &stack);
+    const auto view = stack[0].toTensor();
+    auto value = ValuePtr::reclaim_copy(operand_of(view).value);
+    found = value.get();
+    if (typeid(*t) == typeid(RemoteImpl)) static_cast<RemoteImpl*>(t)->value = std::move(value);
+    else record->kept.push_back(std::move(value));
+  } else if (typeid(*t) == typeid(RemoteImpl)) {
+    static_cast<RemoteImpl*>(t)->value = ValuePtr::reclaim_copy(found);
+  }
+  return {t, found};
+}
+
+}  // namespace
+
+Operand operand_of(c10::TensorImpl* t) {
+  TORCH_CHECK(is_remote(t), "expected a tensor of remote_accelerator");
+  if (C10_LIKELY(typeid(*t) == typeid(RemoteImpl))) {
+    auto* r = static_cast<RemoteImpl*>(t);
+    if (C10_LIKELY(r->value.defined())) return {t, r->value.get()};
+  }
+  if (!t->has_storage() || t->unsafe_storage().device_type() != kRemote) throw NotOurs();
+  return operand_of_foreign(t);
+}
+
+bool has_value(const at::Tensor& t) {
+  if (!is_remote(t)) return false;
+  auto* impl = t.unsafeGetTensorImpl();
+  if (typeid(*impl) == typeid(RemoteImpl)) return true;
+  return impl->has_storage() && impl->unsafe_storage().device_type() == kRemote && impl->unsafe_storage().data() != nullptr;
+}
+
+static Layout layout_of(const Result& r) {
+  Layout l;
+  l.dtype = r.dtype;
+  l.conj = r.conj;
+  l.neg = r.neg;
+  l.offset = r.offset;
+  l.dims.append(r.sizes.begin(), r.sizes.end());
+  l.dims.append(r.strides.begin(), r.strides.end());
+  return l;
+}
+
+// A tensor for a new value: a view of `base`, or one with memory of its own, which is `into` where that is given.
+at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl* into) {
+  const auto type = c10::scalarTypeToTypeMeta(r.dtype);
+  c10::intrusive_ptr<RemoteImpl> made;
+  if (base) {
+    auto* record = operand_of(base).record();
+    auto value = c10::make_intrusive<Value>(next_handle(record), record, record->owned, layout_of(r));
+    // A view of an inference tensor is one, a view of another tensor is not.
+    const auto keys = base->key_set().remove(c10::DispatchKey::Python).remove(c10::DispatchKey::PythonTLSSnapshot).remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
+    made = c10::make_intrusive<RemoteImpl>(c10::TensorImpl::VIEW, c10::Storage(base->unsafe_storage()), keys, type, std::move(value));
+  } else {
+    auto storage = into ? c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(into)) : new_storage(r.nbytes, r.device);
+    auto* record = record_of(storage.unsafeGetStorageImpl());
+    auto value = c10::make_intrusive<Value>(next_handle(record), record, true, layout_of(r));
+    made = c10::make_intrusive<RemoteImpl>(std::move(storage), type, std::move(value));
+  }
+  made->set_sizes_and_strides(r.sizes, r.strides, r.offset);
+  at::Tensor t(std::move(made));
+  if (r.conj) t._set_conj(true);
+  if (r.neg) t._set_neg(true);
+  return t;
+}
+
+// A tensor for a value that exists.
+at::Tensor tensor_of(Value* v) {
+  const auto& l = v->layout;
+  auto made = c10::make_intrusive<RemoteImpl>(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(v->record->storage)),
+                                              c10::scalarTypeToTypeMeta(l.dtype), ValuePtr::reclaim_copy(v));
+  const at::IntArrayRef dims(l.dims);
+  made->set_sizes_and_strides(dims.slice(0, dims.size() / 2), dims.slice(dims.size() / 2), l.offset);
+  at::Tensor t(std::move(made));
+  if (l.conj) t._set_conj(true);
+  if (l.neg) t._set_neg(true);
+  return t;
+}
+
+// Another tensor for the same value, without history.
+at::Tensor twin_of(const Operand& o) {
+  auto* t = o.impl;
+  auto keys = t->key_set();
+  keys = keys.remove(c10::DispatchKey::Python).remove(c10::DispatchKey::PythonTLSSnapshot);
+  auto copy = c10::make_intrusive<RemoteImpl>(c10::TensorImpl::VIEW, c10::Storage(t->unsafe_storage()), keys, t->dtype(),
+                                              ValuePtr::reclaim_copy(o.value));
+  copy->set_sizes_and_strides(t->sizes(), t->strides(), t->storage_offset());
+  return at::Tensor(std::move(copy));
+}
+
+// ---- what Python asks and tells --------------------------------------------------------------------------------------
+
+namespace {
+
+Result described(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits, int64_t nbytes) {
+  Result r;
+  r.kind = Result::kNew;
+  r.dtype = dtype;
+  r.device = static_cast<c10::DeviceIndex>(index);
+  r.sizes.append(sizes.begin(), sizes.end());
+  r.strides.append(strides.begin(), strides.end());
+  r.offset = offset;
+  r.conj = bits & 1;
+  r.neg = bits & 2;
+  r.nbytes = static_cast<size_t>(nbytes);
+  return r;
+}
+
+// A tensor with memory of its own for which nothing is recorded: the caller has the executor make its value.
+at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits, int64_t nbytes) {
+  return make_result(described(sizes, strides, offset, dtype, index, bits, nbytes), nullptr);
+}
+
+// A tensor for a value of another owner, which frees it.
+at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
+                  int64_t nbytes) {
+  auto storage = borrowed_storage(handle >> 32, static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
+  auto* record = record_of(storage.unsafeGetStorageImpl());
+  auto made = c10::make_intrusive<RemoteImpl>(std::move(storage), c10::scalarTypeToTypeMeta(dtype),
+                                              c10::make_intrusive<Value>(handle, record, false, Layout()));
+  made->set_sizes_and_strides(sizes, strides, offset);
+  made->value->layout = layout_of(made.get());
+  at::Tensor t(std::move(made));
+  if (bits & 1) t._set_conj(true);
+  if (bits & 2) t._set_neg(true);
+  return t;
+}
+
+// Give a tensor other metadata, after an op that changed these in place.
+void set_meta(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, int64_t nbytes) {
+  auto* impl = t.unsafeGetTensorImpl();
+  auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (static_cast<size_t>(nbytes) > storage->nbytes()) storage->set_nbytes(static_cast<size_t>(nbytes));
+  auto* record = record_of(storage);
+  record->held = std::max(record->held, storage->nbytes());
+  impl->set_sizes_and_strides(sizes, strides, offset);
+  operand_of(impl).value->layout = layout_of(impl);
+}
+
+// A tensor for the same value as `t`, whose metadata the executor described.
+at::Tensor redescribe(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t bits, int64_t nbytes) {
+  const auto o = operand_of(t);
+  auto& storage = o.impl->unsafe_storage();
+  storage.unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(nbytes));
+  o.record()->held = static_cast<size_t>(nbytes);
+  auto made = c10::make_intrusive<RemoteImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), o.impl->key_set(), c10::scalarTypeToTypeMeta(dtype),
+                                              ValuePtr::reclaim_copy(o.value));
+  made->set_sizes_and_strides(sizes, strides, offset);
+  at::Tensor result(std::move(made));
+  if (bits & 1) result._set_conj(true);
+  if (bits & 2) result._set_neg(true);
+  o.value->layout = layout_of(result.unsafeGetTensorImpl());
+  return result;
+}
+
+// `t` stands for the value, the memory and the metadata of `other` from now on.
+void stand_for(const at::Tensor& t, const at::Tensor& other) {
+  auto* mine = static_cast<RemoteImpl*>(t.unsafeGetTensorImpl());
+  TORCH_CHECK(typeid(*mine) == typeid(RemoteImpl), "only a tensor of remote_accelerator can stand for another value");
+  const auto o = operand_of(other);
+  auto value = ValuePtr::reclaim_copy(o.value);
+  mine->value.reset();
+  mine->set_storage_keep_dtype(c10::Storage(o.impl->unsafe_storage()));
+  mine->set_sizes_and_strides(o.impl->sizes(), o.impl->strides(), o.impl->storage_offset());
+  mine->value = std::move(value);
+}
+
+int64_t handle_of(const at::Tensor& t) { return operand_of(t).value->handle; }
+
+// handle, number of its storage, bytes of the storage, tensors that stand for the value
+std::vector<int64_t> facts(const at::Tensor& t) {
+  const auto o = operand_of(t);
+  return {o.value->handle, o.record()->number, static_cast<int64_t>(o.impl->unsafe_storage().nbytes()), static_cast<int64_t>(c10::raw::intrusive_ptr::use_count(o.value))};
+}
+
+void set_known(const at::Tensor& t, bool known) { operand_of(t).record()->known = known; }
+
+// Note that the present program writes to the memory of `t` without an op of its own.
+void note_write(const at::Tensor& t) { begin_write(current_program(), operand_of(t).record()); }
+void note_read(const at::Tensor& t) { begin_read(current_program(), operand_of(t).record()); }
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("dtype_number(ScalarType dtype) -> int", [](at::ScalarType dtype) { return static_cast<int64_t>(dtype); });
+  m.def("has_value(Tensor t) -> bool", &has_value);
+  m.def("handle(Tensor t) -> int", &handle_of);
+  m.def("facts(Tensor t) -> int[]", &facts);
+  m.def("twin(Tensor t) -> Tensor", [](const at::Tensor& t) { return twin_of(operand_of(t)); });
+  m.def("new_tensor(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes) -> Tensor", &new_tensor);
+  m.def("borrow(int handle, int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes) -> Tensor", &borrow);
+  m.def("set_meta(Tensor t, int[] size, int[] stride, int offset, int nbytes) -> ()", &set_meta);
+  m.def("redescribe(Tensor t, int[] size, int[] stride, int offset, ScalarType dtype, int bits, int nbytes) -> Tensor", &redescribe);
+  m.def("stand_for(Tensor t, Tensor other) -> ()", &stand_for);
+  m.def("set_known(Tensor t, bool known) -> ()", &set_known);
+  m.def("watch_storage(Tensor t) -> int", [](const at::Tensor& t) {
+    auto* r = operand_of(t).record();
+    set_watched(r);
+    return r->version;
+  });
+  m.def("storage_version(int number) -> int", &version_of);
+  m.def("note_write(Tensor t) -> ()", &note_write);
+  m.def("note_read(Tensor t) -> ()", &note_read);
+  m.def("reserve_storages(int count) -> int", &reserve_storages);
+  // A tensor over the storage, for a value that exists; none where it has none.
+  m.def("any_view(Storage storage) -> Tensor?", [](const c10::Storage& s) -> std::optional<at::Tensor> {
+    auto* record = record_of(s.unsafeGetStorageImpl());
+    if (record->values.empty()) return std::nullopt;
+    return tensor_of(record->values.front());
+  });
+  // Set the size in bytes that PyTorch sees; the bytes that the executor's memory has.
+  m.def("set_storage_size(Storage storage, int nbytes) -> int", [](const c10::Storage& s, int64_t nbytes) {
+    auto* record = record_of(s.unsafeGetStorageImpl());
+    const auto held = static_cast<int64_t>(record->held);
+    if (nbytes <= held) s.unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(nbytes));
+    return held;
+  });
+  // The program that wrote last, and its epoch then.
+  m.def("writer(Tensor t) -> (int, int)", [](const at::Tensor& t) -> std::tuple<int64_t, int64_t> {
+    const auto& writer = operand_of(t).record()->writer;
+    return {writer.program ? writer.program->number : -1, writer.epoch};
+  });
+  m.def("storage_number(Storage storage) -> int", [](const c10::Storage& s) { return record_of(s.unsafeGetStorageImpl())->number; });
+  m.def("view_of_storage(Storage storage, int[] size, int[] stride, int offset, int dtype, int bits) -> Tensor");  // implemented in Python
+}
+
+}  // namespace djinn
