@@ -2,7 +2,8 @@
 #
 #   make demo                            show Djinn at work, no GPU needed
 #   make test                            lint, then the whole default test suite
-#   make TORCH="torch==2.11.0" test      with another build of PyTorch (see README, "Another build of PyTorch")
+#   make TORCH="torch==2.13.0+cpu" test  with another build of PyTorch (see README, "Another build of PyTorch")
+#   make SERVER_ONLY=1 venv              without the client's device in C++: needs no compiler, and any PyTorch from 2.11
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -90,9 +91,10 @@ $(VENV)/tidy.stamp: $(READY)
 	touch $@
 
 lint-native: $(VENV)/tidy.stamp ## clang-tidy on the C++ of djinn_native; installs it; ARGS="djinn_native/csrc/self_test.cpp"
-	$(BIN)/clang-tidy --quiet $(or $(ARGS),$(filter %.cpp,$(NATIVE_SOURCES))) -- $$($(BIN)/python djinn_native/building/compiler_flags.py)
+	$(BIN)/python djinn_native/building/compiler_flags.py > djinn_native/build/compile_flags.txt
+	printf '%s\n' $(or $(ARGS),$(filter %.cpp,$(NATIVE_SOURCES))) | xargs -n 1 -P 2 $(BIN)/clang-tidy --quiet -p djinn_native/build
 
-# A copy of the package with a library of its own. -P keeps the checkout's package from being found first; libstdc++ lets libasan catch exceptions.
+# A copy of the package with a library of its own. PYTHONSAFEPATH keeps the checkout's package from being found first; libstdc++ lets libasan catch exceptions.
 SANITIZED := build/sanitized
 test-native-sanitizers: $(READY) ## tests with the C++ of djinn_native under address and undefined-behaviour sanitizers; gcc; ARGS="tests/native"
 	cd djinn_native && DJINN_NATIVE_SANITIZE=address,undefined MAX_JOBS=$${MAX_JOBS:-2} $(abspath $(BIN))/python setup.py --quiet build --build-lib ../$(SANITIZED)
@@ -272,7 +274,8 @@ lock: ## write the newest versions that pip finds for development into requireme
 	mv $(LOCK).new $(LOCK)
 	rm -rf $(VENV)-lock
 
-clean: ## remove the virtual environments and caches
+clean: ## remove the virtual environments, caches and built libraries
+	rm -rf djinn_native/lib djinn_native/build
 	rm -rf $(VENV) $(VENV)-ray $(VENV)-ucx $(VENV)-libraries $(VENV)-release $(VENV)-lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # --- the environment, step by step ----------------------------------------------------------------------------
@@ -291,7 +294,7 @@ $(BIN)/python:
 
 # PyTorch first, alone; the constraints file then keeps that build, whatever else asks for. Before gigabytes are fetched: is there a compiler?
 $(KEEP): $(VENV)/torch.wanted | $(BIN)/python
-	@$(BIN)/python djinn_native/building/compiler_here.py
+	$(if $(SERVER_ONLY),,@$(BIN)/python djinn_native/building/compiler_here.py)
 	$(PIP) install $(PINS) $(foreach requirement,$(TORCH),'$(requirement)')
 	$(PIP) list --format=freeze | grep -E '^(torch|torchvision|torchaudio|triton)==' > $@.new
 	mv $@.new $@
@@ -305,7 +308,7 @@ $(NATIVE): $(KEEP) $(NATIVE_SOURCES)
 
 # Djinn, all plugins and what the demo needs. hatchling first and no build isolation: one build backend for all packages instead of a fresh one
 # for each.
-$(USABLE): $(KEEP) $(MANIFESTS) | $(NATIVE)
+$(USABLE): $(KEEP) $(MANIFESTS) | $(if $(SERVER_ONLY),,$(NATIVE))
 	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[server]' -e './plugins/commands/demo[models]' \
 		$(addprefix -e ./,$(filter-out plugins/commands/demo,$(PLUGINS)))

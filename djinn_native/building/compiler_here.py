@@ -45,4 +45,4 @@ def _output(*command: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(missing_compiler())
+    sys.exit(missing_compiler() or 0)

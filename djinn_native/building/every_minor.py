@@ -1,6 +1,7 @@
 """Build a library for each supported PyTorch into `lib/`. The wheel that is built afterwards has all of them.
 
-cibuildwheel runs this before each wheel, in an environment of its own: it replaces the PyTorch of the environment.
+cibuildwheel runs this before each wheel, in an environment of its own: it replaces the PyTorch of the environment. `TORCH_INDEX` is the index of
+CPU builds that PyTorch's installation page names. Without it, Linux gets CUDA builds: the same headers, and gigabytes.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ import tomllib
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
-# CUDA builds have the same headers and are gigabytes. Other platforms have CPU builds on the default index.
-CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
 
 def main() -> None:
     """Build all libraries, one after the other."""
     table = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     pip = [sys.executable, "-m", "pip", "install"]
-    index = os.environ.get("TORCH_INDEX", CPU_BUILDS if sys.platform == "linux" else "")
+    index = os.environ.get("TORCH_INDEX", "")
     subprocess.run([*pip, *table["build-system"]["requires"]], check=True)
     for minor in table["tool"]["djinn-native"]["torch-minors"]:
         subprocess.run([*pip, *(["--index-url", index] if index else []), f"torch=={minor}.*"], check=True)

@@ -1,4 +1,4 @@
-"""Load the installed library, which runs its self-test. cibuildwheel runs this with each wheel."""
+"""Load the installed library, which runs its self-test. For a wheel that was built elsewhere, in an environment with PyTorch."""
 
 from __future__ import annotations
 

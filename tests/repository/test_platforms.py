@@ -32,7 +32,6 @@ KNOWN = {
     ("djinn_native/__init__.py", "ctypes.CDLL"): "its own library, by its path",
     ("djinn_native/setup.py", "sys.platform"): "flags of compilers, before Djinn is installed",
     ("djinn_native/building/compiler_here.py", "sys.platform"): "the same",
-    ("djinn_native/building/every_minor.py", "sys.platform"): "the same",
     ("djinn_core/interception/tensors/printed_lists.py", "ctypes.PyDLL"): "the interpreter, which is there",
     ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
     ("djinn_core/torch_private.py", "ctypes.PyDLL"): "the interpreter, which is there",
