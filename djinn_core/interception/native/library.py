@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # The device in C++ replaces the one in Python when both pass the same tests.
-ON: Final = os.environ.get("DJINN_NATIVE", "") == "1"
+ON: Final = os.environ.get("NATIVE_DEVICE", "") == "1"
 
 if ON:
     import djinn_native
