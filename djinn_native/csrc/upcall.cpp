@@ -35,7 +35,10 @@ void set_upcall() {
 void upcall(const c10::OperatorHandle& op, Stack* stack) {
   const auto& mode = handler();
   TORCH_CHECK(mode, "remote_accelerator is not installed in this process");
-  c10::impl::ExcludeDispatchKeyGuard below(kAbovePython);
+  // PyTorch keeps Python out in some places, as where it makes tensors of lists. Upcalls are no business of these.
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet python({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+  c10::impl::ForceDispatchKeyGuard below(keys.included_, (keys.excluded_ | kAbovePython) - python);
   ModeGuard guard(mode);
   mode->pyinterpreter()->dispatch(op, stack);
 }
