@@ -4,7 +4,10 @@
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <map>
 
 #ifndef _WIN32
 #include <pthread.h>
@@ -65,6 +68,41 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, RemoteGuard);
 
+// Memory that counts as pinned: ordinary memory, because bytes that travel over a network gain nothing from pinning.
+struct PinnedAllocator final : c10::Allocator {
+  struct Blocks {
+    std::mutex mutex;
+    std::map<uintptr_t, size_t> bytes;  // by address
+  };
+  static Blocks& blocks() {
+    static auto* all = new Blocks();  // never destroyed: tensors die until the very end of the process
+    return *all;
+  }
+  c10::DataPtr allocate(size_t nbytes) override {
+    void* memory = c10::alloc_cpu(nbytes ? nbytes : 1);  // an empty tensor is pinned as well
+    std::lock_guard<std::mutex> guard(blocks().mutex);
+    blocks().bytes[reinterpret_cast<uintptr_t>(memory)] = nbytes ? nbytes : 1;
+    return {memory, memory, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t count) const override { default_copy_data(to, from, count); }
+  static void release(void* memory) {
+    {
+      std::lock_guard<std::mutex> guard(blocks().mutex);
+      blocks().bytes.erase(reinterpret_cast<uintptr_t>(memory));
+    }
+    c10::free_cpu(memory);
+  }
+  static bool has(const void* data) {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    std::lock_guard<std::mutex> guard(blocks().mutex);
+    auto next = blocks().bytes.upper_bound(address);
+    if (next == blocks().bytes.begin()) return false;
+    --next;
+    return address < next->first + next->second;
+  }
+};
+
 struct RemoteHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return device_count.load() > 0; }
@@ -79,8 +117,11 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
   const at::Generator& getDefaultGenerator(c10::DeviceIndex i) const override { return default_generator(i); }
   at::Generator getNewGenerator(c10::DeviceIndex i) const override { return new_generator(i); }
   at::Device getDeviceFromPtr(void*) const override { return {kRemote, thread_index}; }
-  bool isPinnedPtr(const void*) const override { return false; }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void* data) const override { return PinnedAllocator::has(data); }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    static PinnedAllocator pinned;
+    return &pinned;
+  }
   void resizePrivateUse1Bytes(const c10::Storage& s, size_t n) const override {
     Stack stack{s, static_cast<int64_t>(n)};
     call_python("djinn::resize_storage", &stack);

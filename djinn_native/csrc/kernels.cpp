@@ -180,6 +180,15 @@ at::Tensor& set_none(at::Tensor& self) { return set_storage(self, new_storage(0,
 
 void record_stream(at::Tensor&, at::Stream) {}
 
+// Another tensor for the same value; nothing is recorded. A result of Python already has an object, of which no Parameter can be made.
+at::Tensor detach(const at::Tensor& self) {
+  if (has_value(self)) return twin_of(operand_of(self));
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "");
+  Stack stack{self};
+  record(info_of(op), &stack);
+  return stack[0].toTensor();
+}
+
 // A Parameter takes over what was moved, from and to the CPU, as it does for CUDA: PyTorch's own list of devices lacks PrivateUse1.
 bool takes_over(const at::Tensor&, const at::Tensor&) { return true; }
 
@@ -202,7 +211,7 @@ const char* const kWithKernels[] = {"aten::silu_backward", "aten::mish_backward"
 const char* const kOwn[] = {"aten::copy_", "aten::_to_copy", "aten::_copy_from", "aten::set_.source_Storage_storage_offset",
                             "aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::set_", "aten::record_stream",
                             "aten::is_pinned", "aten::_pin_memory", "aten::_is_pinned", "aten::scaled_dot_product_attention",
-                            "aten::_has_compatible_shallow_copy_type"};
+                            "aten::_has_compatible_shallow_copy_type", "aten::detach"};
 
 torch::Library& library(c10::DispatchKey key) {
   static auto* backend = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
@@ -267,6 +276,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("set_", &set_none);
   m.impl("record_stream", &record_stream);
+  m.impl("detach", &detach);
   m.impl("_has_compatible_shallow_copy_type", &takes_over);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shallow_copy_type", &takes_over); }
