@@ -206,6 +206,12 @@ Columns look(int64_t number, int64_t first) {
   return columns(p, std::min(static_cast<size_t>(first), p.calls.size()), p.calls.size());
 }
 
+std::vector<int64_t> look_calls(int64_t number) {
+  auto& p = *program_of(number);
+  std::lock_guard<std::mutex> guard(p.mutex);
+  return {p.calls.begin(), p.calls.end()};
+}
+
 // Take back the last entry where it made the memory of `t` and nothing else; whether it did.
 bool take_back(const at::Tensor& t) {
   auto operand = operand_of(t);
@@ -265,6 +271,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("counters(int program) -> Tensor", &counters_of);
   m.def("take(int program, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &take);
   m.def("look(int program, int first) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &look);
+  m.def("look_calls(int program) -> int[]", &look_calls);
   m.def("take_back(Tensor t) -> bool", &take_back);
   m.def("append_entries(Tensor calls, Tensor handles, Tensor slots, Tensor kinds, int site) -> ()", &append_entries);
   m.def("freed(int program) -> (int[], int)", &freed);

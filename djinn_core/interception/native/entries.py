@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, overload
 
@@ -118,9 +118,17 @@ class UnsentEntries(Sequence[Entry]):
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
             found = self.look(first)
-            return found if step == 1 and last - first >= len(found) else found[: last - first : step]
+            return found if step == 1 and last - first >= len(found) else found[: max(0, last - first) : step]
         at = index + len(self) if index < 0 else index
         return self.look(at)[0]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.look())
+
+    @property
+    def signatures(self) -> tuple[int, ...]:
+        """Identities of the signatures, one per entry."""
+        return tuple([signature_ids[n] for n in ops.look_calls(self._recorder.program)])
 
     def __add__(self, others: Sequence[Entry]) -> list[Entry]:
         return [*self, *others]
