@@ -12,10 +12,21 @@ std::atomic<bool> all_watched{false};
 
 namespace {
 
-Scratch& scratch() {
-  static thread_local Scratch one;
-  return one;
-}
+// The scratch of one call. Python records further ops in the middle of a call, when a view has to be made or a program is cut.
+struct OwnScratch {
+  OwnScratch() {
+    if (C10_UNLIKELY(depth == all.size())) all.push_back(std::make_unique<Scratch>());
+    one = all[depth++].get();
+  }
+  ~OwnScratch() { --depth; }
+  OwnScratch(const OwnScratch&) = delete;
+  OwnScratch& operator=(const OwnScratch&) = delete;
+  Scratch* one;
+  static thread_local size_t depth;
+  static thread_local std::vector<std::unique_ptr<Scratch>> all;
+};
+thread_local size_t OwnScratch::depth = 0;
+thread_local std::vector<std::unique_ptr<Scratch>> OwnScratch::all;
 
 bool overlaps(const Call& call, at::ArrayRef<Operand> operands) {
   for (auto w : call.writes) {
@@ -137,7 +148,8 @@ void record(OpInfo& info, Stack* stack) {
     return ask_python(info, stack, nullptr);
   auto& p = current_program();
   if (C10_UNLIKELY(p.counters[kWatched].load(std::memory_order_relaxed))) return ask_python(info, stack, nullptr);
-  Scratch& s = scratch();
+  const OwnScratch own;
+  Scratch& s = *own.one;
   try {
     take_apart(info, *stack, s);
   } catch (const NotOurs&) {
