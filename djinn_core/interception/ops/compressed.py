@@ -239,6 +239,15 @@ def unsafe(*args: Any, **kwargs: Any) -> Any:
         return _of_parts(func, args, kwargs)
 
 
+def _below_autograd(func: Any) -> Callable[..., Any]:
+    """Kernel of an op that makes such tensors of their parts: PyTorch's own makes an object in C++."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _of_parts(func, args, kwargs)
+
+    return kernel
+
+
 @handles(aten.sparse_compressed_tensor.comp_plain_value)
 def _of_parts_alone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same where the size is to be found from the indices."""
@@ -299,5 +308,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "zeros": _empty,
         "_sparse_compressed_tensor_with_dims": _with_dims,
         "_to_copy": _moved_here,
+        "sparse_compressed_tensor.comp_plain_value_size": _below_autograd(aten.sparse_compressed_tensor.comp_plain_value_size),
+        "_sparse_compressed_tensor_unsafe": _below_autograd(aten._sparse_compressed_tensor_unsafe.default),
     }
 )
