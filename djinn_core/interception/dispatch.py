@@ -129,10 +129,14 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
     except CpuOperand:
         return _with_cpu_operands(func, args, kwargs)
     call = inference_cache.calls.get(tuple(key), _NEW)
+    any_float = False
     if call is _NEW and float in key and infers_for_any_float(func):
         call = inference_cache.calls.get(without_floats(key), _NEW)
+        any_float = call is not _NEW
     if call is _NEW:
         return _record_unknown(func, args, kwargs, key, operands)
+    if native.ON and (call is not None or not inference_cache.drawing):
+        remember_in_native(func, call, any_float)
     if call is None:
         drawing = inference_cache.drawing.get(tuple(key)) if inference_cache.drawing else None
         return _again(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))

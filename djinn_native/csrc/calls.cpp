@@ -21,6 +21,7 @@ struct Calls {
   std::mutex mutex;
   std::atomic<Call*> blocks[kBlocks] = {};
   int32_t count = 0;
+  std::vector<int32_t> released;  // numbers that are used again
 };
 Calls& calls() {
   static auto* all = new Calls();
@@ -276,6 +277,13 @@ int32_t add_call(at::IntArrayRef spec) {
   for (int64_t n = in.next(); n > 0; --n) made.writes.push_back(static_cast<uint16_t>(in.next()));
   for (int64_t n = in.next(); n > 0; --n) made.results.push_back(read_result(in));
   std::lock_guard<std::mutex> guard(all.mutex);
+  if (!all.released.empty()) {
+    made.id = all.released.back();
+    all.released.pop_back();
+    auto& again = all.blocks[static_cast<size_t>(made.id) / kBlock].load(std::memory_order_relaxed)[static_cast<size_t>(made.id) % kBlock];
+    again = std::move(made);
+    return again.id;
+  }
   made.id = all.count;
   const size_t block = static_cast<size_t>(all.count) / kBlock;
   TORCH_CHECK(block < kBlocks, "remote_accelerator: more than ", kBlock * kBlocks, " different calls");
@@ -420,6 +428,34 @@ void forget_calls(at::IntArrayRef ids) {
   m.by_age.swap(left);
 }
 
+// Numbers of calls that no key has and no unsent entry mentions.
+std::vector<int64_t> unused_calls() {
+  std::vector<bool> used;
+  {
+    std::lock_guard<std::mutex> guard(calls().mutex);
+    used.resize(static_cast<size_t>(calls().count));
+    for (auto id : calls().released) used[static_cast<size_t>(id)] = true;
+  }
+  auto mark_used = [&used](int32_t id) {
+    if (static_cast<size_t>(id) < used.size()) used[static_cast<size_t>(id)] = true;
+  };
+  {
+    std::shared_lock<std::shared_mutex> guard(memo().mutex);
+    for (const auto* k : memo().by_age) mark_used(k->call);
+  }
+  for_unsent_calls(mark_used);
+  std::vector<int64_t> unused;
+  for (size_t id = 0; id < used.size(); ++id) {
+    if (!used[id]) unused.push_back(static_cast<int64_t>(id));
+  }
+  return unused;
+}
+
+void release_calls(at::IntArrayRef ids) {
+  std::lock_guard<std::mutex> guard(calls().mutex);
+  for (auto id : ids) calls().released.push_back(static_cast<int32_t>(id));
+}
+
 void set_calls_limit(int64_t n) {
   auto& m = memo();
   std::unique_lock<std::shared_mutex> guard(m.mutex);
@@ -430,6 +466,8 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("add_call(int[] spec) -> int", [](at::IntArrayRef spec) { return static_cast<int64_t>(add_call(spec)); });
   m.def("remember(int call, bool any_float) -> ()", [](int64_t id, bool any) { remember_call(static_cast<int32_t>(id), any); });
   m.def("forget_calls(int[] calls) -> ()", [](at::IntArrayRef ids) { forget_calls(ids); });
+  m.def("unused_calls() -> int[]", &unused_calls);
+  m.def("release_calls(int[] calls) -> ()", [](at::IntArrayRef ids) { release_calls(ids); });
   m.def("set_calls_limit(int n) -> ()", &set_calls_limit);
   m.def("set_op(str name, str overload, int flags) -> ()", [](const std::string& name, const std::string& overload, int64_t flags) {
     auto op = c10::Dispatcher::singleton().findSchema({name, overload});

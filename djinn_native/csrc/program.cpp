@@ -126,6 +126,18 @@ void claim(Program& mine, StorageRecord* s) {
   s->writer = {&mine, mine.epoch()};
 }
 
+void for_unsent_calls(const std::function<void(int32_t)>& visit) {
+  std::vector<Program*> all;
+  {
+    std::lock_guard<std::mutex> guard(sharing_mutex());
+    all = programs();
+  }
+  for (auto* p : all) {
+    std::lock_guard<std::mutex> guard(p->mutex);
+    for (auto id : p->calls) visit(id);
+  }
+}
+
 void restart_after_fork() {
   // Threads that stayed in the parent may hold locks. Their objects are left as they are, and new ones take their places.
   new (&sharing_mutex()) std::mutex();

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -162,6 +163,7 @@ void begin_read(Program& mine, StorageRecord* s);
 void begin_write(Program& mine, StorageRecord* s);
 void claim(Program& mine, StorageRecord* s);
 void restart_after_fork();
+void for_unsent_calls(const std::function<void(int32_t)>& visit);
 
 // ---- calls (calls.cpp) -----------------------------------------------------------------------------------------------
 

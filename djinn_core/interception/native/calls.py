@@ -44,11 +44,46 @@ def nothing() -> int:
 
 
 def _add(call: Call | None, description: Sequence[int]) -> int:
+    global _released
+    if len(calls) - _released > _sweep_at:
+        _sweep()
     number = int(ops.add_call(description))
-    assert number == len(calls)
-    calls.append(call)
-    signature_ids.append(0 if call is None else call.signature.id)
+    if number == len(calls):
+        calls.append(call)
+        signature_ids.append(0)
+    else:
+        _released -= 1
+    calls[number] = call
+    signature_ids[number] = 0 if call is None else call.signature.id
     return number
+
+
+_FEWEST: Final = 16384  # calls before the first sweep
+_sweep_at = _FEWEST
+_released = 0  # numbers that C++ uses again
+_doomed: set[int] = set()  # not used at the last sweep
+
+
+def _sweep() -> None:
+    """Forget calls that nothing uses: programs of ever new sizes make more and more.
+
+    A thread may be about to append a call that is found unused. So its number goes to another call only if a second sweep finds it
+    unused as well; Python appends it under a new number meanwhile.
+    """
+    global _sweep_at, _released
+    unused = set(ops.unused_calls()) - {_nothing}
+    gone = [number for number in _doomed if number in unused]
+    for number in gone:
+        calls[number] = None
+    ops.release_calls(gone)
+    _released += len(gone)
+    _doomed.clear()
+    _doomed.update(unused.difference(gone))
+    for number in _doomed:
+        call = calls[number]
+        if call is not None and _numbers.get(id(call)) == number:
+            del _numbers[id(call)]
+    _sweep_at = max(_FEWEST, 2 * (len(calls) - _released))
 
 
 def _description(call: Call) -> list[int]:
