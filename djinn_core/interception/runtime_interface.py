@@ -290,6 +290,11 @@ def no_session() -> bool:
     return False
 
 
+def no_ops() -> int:
+    """Zero: `Port.ops_unsent` of a device that counts each op in `Port.ops_captured` at once."""
+    return 0
+
+
 class Port(RuntimeFunctions, eq=False):
     """The one object of a process that interception and the runtime meet at: what each sets for the other, and counters.
 
@@ -324,6 +329,7 @@ class Port(RuntimeFunctions, eq=False):
         0  # unseen by recorders: schedules that were executed by hand, sessions that were lost or ended
     )
     ops_captured: int = 0
+    ops_unsent: Callable[[], int] = no_ops  # captured by the native device, and not yet in `ops_captured`
     ops_inferred: int = 0  # ops for which a meta kernel was run
     fallback: Fallback | None = None
     numeric_settings: NumericSettings = msgspec.field(default_factory=NumericSettings)

@@ -107,7 +107,7 @@ class ClientContext(msgspec.Struct, eq=False):
         sent, received = self.closed
         for one in self.opened:
             sent, received = sent + one.connection.bytes_sent, received + one.connection.bytes_received
-        return port.ops_captured, sent, received, port.ops_inferred
+        return port.ops_captured + port.ops_unsent(), sent, received, port.ops_inferred
 
     def reset_counters(self) -> None:
         """Start counting from zero."""

@@ -223,6 +223,11 @@ def recorder_of(program: int) -> Recorder | None:
     return _by_program.get(program)
 
 
+def _unsent_ops() -> int:
+    """Entries of all threads that were not taken yet."""
+    return sum(recorder.counters[ENTRIES] for recorder in list(_by_program.values()))
+
+
 def _cut(program: int) -> None:
     if (recorder := recorder_of(program)) is not None:
         recorder.cut()
@@ -247,4 +252,5 @@ def register() -> None:
     """Have C++ call these."""
     implement(cut=_cut, at_limit=_at_limit, begin_program=_begin_program, synchronize=_synchronize)
     recorders.kind = NativeRecorder
+    port.ops_unsent = _unsent_ops
     recorders.begin_thread()
