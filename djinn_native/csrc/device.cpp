@@ -20,6 +20,7 @@ std::atomic<bool> forked{false};
 
 namespace {
 
+std::atomic<int64_t> highest_index{0};  // of devices that exist, as far as this process has asked
 thread_local c10::DeviceIndex thread_index = 0;
 thread_local std::vector<int64_t> thread_streams;  // the current stream of each index
 
@@ -37,7 +38,14 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     return {kRemote, before};
   }
   c10::Device getDevice() const override { return {kRemote, thread_index}; }
-  void setDevice(c10::Device d) const override { uncheckedSetDevice(d); }
+  void setDevice(c10::Device d) const override {
+    if (d.index() > 0 && d.index() != thread_index && d.index() > highest_index.load(std::memory_order_relaxed)) {
+      Stack stack{static_cast<int64_t>(d.index())};
+      call_python("djinn::check_index", &stack);  // throws for an index without a device
+      highest_index = d.index();
+    }
+    uncheckedSetDevice(d);
+  }
   void uncheckedSetDevice(c10::Device d) const noexcept override {
     if (d.index() >= 0) thread_index = d.index();
   }

@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_ops.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -87,6 +88,27 @@ struct Attention final : c10::OperatorKernel {
     record(info, stack);
   }
   OpInfo& info;
+};
+
+// Gradients of the fused kernel for the CPU. They have gradients of their own, which PyTorch's kernel lacks, so Python makes those.
+struct AttentionBackward final : c10::OperatorKernel {
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const size_t args = op.schema().arguments().size(), first = stack->size() - args;
+    if (!(*stack)[first].toTensor().defined()) {  // nothing depends on the result
+      stack->resize(first);
+      for (int i = 0; i < 3; ++i) stack->emplace_back(at::Tensor());
+      return;
+    }
+    bool differentiated = false;
+    for (size_t i = first; i < stack->size(); ++i) {
+      const auto& v = (*stack)[i];
+      if (!v.isTensor() || !v.toTensor().defined()) continue;
+      differentiated |= (c10::GradMode::is_enabled() && v.toTensor().requires_grad()) || v.toTensor()._fw_grad(0).defined();
+    }
+    if (differentiated) return call_python("djinn::attention_backward", stack);
+    at::AutoDispatchBelowADInplaceOrView below;
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  }
 };
 
 // ---- copies -----------------------------------------------------------------------------------------------------------
@@ -189,6 +211,15 @@ at::Tensor detach(const at::Tensor& self) {
   return stack[0].toTensor();
 }
 
+// What autograd takes for tangents that are not given. Infinity times such a zero is zero.
+at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                       std::optional<at::Device> device, std::optional<bool> pinned) {
+  const auto zeros = at::_ops::zeros::redispatch(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), size, dtype, layout, device, pinned);
+  auto made = twin_of(operand_of(zeros));
+  static_cast<RemoteImpl*>(made.unsafeGetTensorImpl())->mark_zero();
+  return made;
+}
+
 // A Parameter takes over what was moved, from and to the CPU, as it does for CUDA: PyTorch's own list of devices lacks PrivateUse1.
 bool takes_over(const at::Tensor&, const at::Tensor&) { return true; }
 
@@ -211,7 +242,8 @@ const char* const kWithKernels[] = {"aten::silu_backward", "aten::mish_backward"
 const char* const kOwn[] = {"aten::copy_", "aten::_to_copy", "aten::_copy_from", "aten::set_.source_Storage_storage_offset",
                             "aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::set_", "aten::record_stream",
                             "aten::is_pinned", "aten::_pin_memory", "aten::_is_pinned", "aten::scaled_dot_product_attention",
-                            "aten::_has_compatible_shallow_copy_type", "aten::detach"};
+                            "aten::_has_compatible_shallow_copy_type", "aten::detach",
+                            "aten::_efficientzerotensor"};
 
 torch::Library& library(c10::DispatchKey key) {
   static auto* backend = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
@@ -241,6 +273,7 @@ void register_kept_whole() {
   auto attention = dispatcher.findSchemaOrThrow("aten::scaled_dot_product_attention", "");
   library(c10::DispatchKey::AutogradPrivateUse1).impl("scaled_dot_product_attention", boxed<Attention>(info_of(attention)));
   library(c10::DispatchKey::PrivateUse1).impl("scaled_dot_product_attention", boxed<Attention>(info_of(attention)));
+  library(c10::DispatchKey::AutogradPrivateUse1).impl("_scaled_dot_product_flash_attention_for_cpu_backward", boxed<AttentionBackward>());
 }
 
 }  // namespace
@@ -281,6 +314,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_", &set_none);
   m.impl("record_stream", &record_stream);
   m.impl("detach", &detach);
+  m.impl("_efficientzerotensor", &zero_tensor);
   m.impl("_has_compatible_shallow_copy_type", &takes_over);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shallow_copy_type", &takes_over); }
@@ -288,6 +322,9 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shall
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
   // Implemented in Python.
   m.def("attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, bool enable_gqa) -> Tensor");
+  m.def(
+      "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, *, "
+      "Tensor? attn_mask=None, float? scale=None) -> (Tensor, Tensor, Tensor)");
 }
 
 }  // namespace djinn

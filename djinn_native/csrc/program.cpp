@@ -295,6 +295,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("cut(int program) -> ()");  // these are implemented in Python
   m.def("at_limit() -> ()");
   m.def("synchronize() -> ()");
+  m.def("check_index(int index) -> ()");
   m.def("generator(str what, int number, int value, Tensor? given) -> Tensor?");
   m.def("resize_storage(Storage storage, int nbytes) -> ()");
 }

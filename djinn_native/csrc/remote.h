@@ -85,6 +85,7 @@ struct RemoteImpl final : c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&, bool) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>&) override;
   void release_resources() override;
+  void mark_zero() { key_set_ = key_set_.add(c10::DispatchKey::ZeroTensor); }  // autograd knows that it is zero
   ValuePtr value;
 };
 

@@ -9,17 +9,20 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core import torch_objects
 from djinn_core.interception import sync
 from djinn_core.interception.native import generators, recorder, storages
 from djinn_core.interception.native.append import asked
-from djinn_core.interception.native.library import implement, ops, send_upcalls_to
+from djinn_core.interception.native.library import implement, implement_differentiable, ops, send_upcalls_to
 from djinn_core.interception.native.values import is_remote_tensor
+from djinn_core.interception.ops.attention import attention, backward_on_cpu
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.float_arg_cache import _PACKETS
+from djinn_core.interception.tensors.lazy_tensor import logical_device
 from djinn_core.torch_private import never_compiled
-from djinn_core.tracebacks import shorten
+from djinn_core.tracebacks import for_users, shorten
 
 HANDLED, FOLDS, ANY_FLOAT = 1, 2, 4  # flags of ops
 _HERE: Final = Path(__file__).resolve().parents[2]
@@ -83,9 +86,12 @@ def _set_flags() -> None:
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool, scale: float | None, gqa: bool
 ) -> torch.Tensor:
-    from djinn_core.interception.ops.attention import attention
-
     return attention(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=gqa)  # type: ignore[no-any-return]
+
+
+@for_users
+def _check_index(index: int) -> None:
+    existing_index(logical_device(index))
 
 
 def own_folders() -> Sequence[str]:
@@ -99,7 +105,8 @@ def install_device() -> None:
     recorder.register()
     generators.register()
     storages.register()
-    implement(attention=_attention)
+    implement(check_index=_check_index)
+    implement_differentiable(attention=_attention, attention_backward=backward_on_cpu)
     send_upcalls_to(Upcalls())
     ops.set_own_folders(own_folders())
     _set_flags()

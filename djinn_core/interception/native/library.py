@@ -39,8 +39,14 @@ def implement(**functions: Any) -> None:
     if not _implementations:
         _implementations.append(torch.library.Library("djinn", "IMPL"))
     for name, function in functions.items():
-        for key in ("CompositeExplicitAutograd",):
-            _implementations[0].impl(name, function, key)
+        _implementations[0].impl(name, function, "CompositeExplicitAutograd")
+
+
+def implement_differentiable(**functions: Any) -> None:
+    """As `implement`: gradients are those of the ops that the functions call."""
+    implement()
+    for name, function in functions.items():
+        _implementations[0].impl(name, function, "CompositeImplicitAutograd")
 
 
 def send_upcalls_to(mode: TorchDispatchMode) -> None:

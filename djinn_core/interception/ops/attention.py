@@ -173,7 +173,7 @@ def _stand_in(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @never_compiled
-def _backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
+def backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
     """The fused kernel's gradients. They have gradients of their own, which PyTorch's kernel lacks."""
     if args[0] is None:  # nothing depends on the result
         return None, None, None
@@ -212,7 +212,7 @@ class _Gradients(torch.autograd.Function):
 def register() -> torch.library.Library:
     """Have these called where autograd looks; in force as long as the returned object lives."""
     library = torch.library.Library("aten", "IMPL")
-    kernels: tuple[tuple[Any, Callable[..., Any]], ...] = ((_WHOLE, attention), (_BACKWARD_ON_CPU, _backward_on_cpu))
+    kernels: tuple[tuple[Any, Callable[..., Any]], ...] = ((_WHOLE, attention), (_BACKWARD_ON_CPU, backward_on_cpu))
     for func, kernel in kernels:
         library.impl(func, kernel, "AutogradPrivateUse1")
     return library

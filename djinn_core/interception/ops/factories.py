@@ -9,6 +9,7 @@ import torch
 
 from djinn_core.interception.device.current_device import current_device, existing_index
 from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.native import library as native
 from djinn_core.interception.ops.constant_folding import record_factory
 from djinn_core.interception.sync import copy, fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device
@@ -83,6 +84,8 @@ def _filled(func: Any) -> Callable[..., torch.Tensor]:
 
 def zero_tensor(size: Sequence[int], **options: Any) -> torch.Tensor:
     """`aten::_efficientzerotensor`: what autograd takes for tangents that are not given. Infinity times such a zero is zero."""
+    if native.ON:
+        return torch._efficientzerotensor(size, **options)
     zeros: LazyTensor = _filled(aten.zeros.default)(size, **options)  # type: ignore[assignment]
     tensor: LazyTensor = make_zero_wrapper(LazyTensor, zeros.shape, zeros.stride(), zeros.dtype, zeros.device)
     tensor.remote = zeros.remote
@@ -166,7 +169,7 @@ KNOWN_FACTORIES = tuple(name for name in _KERNELS if not name.startswith(("empty
 def handle_native() -> None:
     """Have these handle the ops that the native device calls Python with."""
     for name, kernel in _KERNELS.items():
-        if name.startswith(("set_", "record_stream", "_local_scalar")):
+        if name.startswith(("set_", "record_stream", "_local_scalar", "_efficientzerotensor")):
             continue
         packet, _, overload = name.partition(".")
         handles(getattr(getattr(aten, packet), overload or "default"))(_handler(kernel))
