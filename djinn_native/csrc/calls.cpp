@@ -69,6 +69,8 @@ struct Memo {
   std::shared_mutex mutex;
   ska::flat_hash_map<uint64_t, Known*> by_hash;
   std::vector<Known*> by_age;  // oldest first
+  std::vector<Known*> dropped;  // at the last time
+  std::atomic<uint64_t> generation{1};
   size_t limit = 65536;
 };
 Memo& memo() {
@@ -92,14 +94,33 @@ uint64_t hash_text(const std::string& s) {
   return h;
 }
 
+// What this thread looked up last, by hash. It holds while no key was dropped or changed.
+struct Recent {
+  uint64_t hash = 0, generation = 0;
+  const Known* known = nullptr;
+};
+constexpr size_t kRecent = 1024;
+thread_local std::unique_ptr<Recent[]> recent_calls;
+
+template <class Words> bool same_words(const Known* k, const Words& words) {
+  return k->words.size() == words.size() && !std::memcmp(k->words.data(), words.data(), words.size() * sizeof(uint64_t));
+}
+
 template <class Words> int32_t find(const Words& words) {
   const uint64_t hash = hash_words(words);
   auto& m = memo();
+  if (C10_UNLIKELY(!recent_calls)) recent_calls = std::make_unique<Recent[]>(kRecent);
+  auto& recent = recent_calls[hash % kRecent];
+  // A key that another thread drops just now lives until the next drop: `dropped` keeps it.
+  if (recent.hash == hash && recent.generation == m.generation.load(std::memory_order_acquire) && same_words(recent.known, words))
+    return recent.known->call;
   std::shared_lock<std::shared_mutex> guard(m.mutex);
   auto found = m.by_hash.find(hash);
   if (found == m.by_hash.end()) return -1;
   for (auto* k = found->second; k; k = k->next) {
-    if (k->words.size() == words.size() && !std::memcmp(k->words.data(), words.data(), words.size() * sizeof(uint64_t))) return k->call;
+    if (!same_words(k, words)) continue;
+    recent = {hash, m.generation.load(std::memory_order_relaxed), k};
+    return k->call;
   }
   return -1;
 }
@@ -110,6 +131,14 @@ void unlink(Memo& m, Known* gone) {
   while (*link != gone) link = &(*link)->next;
   *link = gone->next;
   if (!found->second) m.by_hash.erase(found);
+}
+
+// Drops keys. Those of the time before are destroyed: no thread looks at them any more.
+void drop(Memo& m, std::vector<Known*> gone) {
+  for (auto* k : gone) unlink(m, k);
+  for (auto* k : m.dropped) delete k;
+  m.dropped = std::move(gone);
+  m.generation.fetch_add(1, std::memory_order_release);
 }
 
 void insert(const std::vector<uint64_t>& words, int32_t call) {
@@ -128,10 +157,7 @@ void insert(const std::vector<uint64_t>& words, int32_t call) {
   m.by_age.push_back(made);
   if (m.by_age.size() <= m.limit) return;
   const size_t half = m.by_age.size() / 2;
-  for (size_t i = 0; i < half; ++i) {
-    unlink(m, m.by_age[i]);
-    delete m.by_age[i];
-  }
+  drop(m, {m.by_age.begin(), m.by_age.begin() + static_cast<std::ptrdiff_t>(half)});
   m.by_age.erase(m.by_age.begin(), m.by_age.begin() + static_cast<std::ptrdiff_t>(half));
 }
 
@@ -411,7 +437,7 @@ void remember_call(int32_t id, bool any_float) {
 void forget_calls(at::IntArrayRef ids) {
   auto& m = memo();
   std::unique_lock<std::shared_mutex> guard(m.mutex);
-  std::vector<Known*> left;
+  std::vector<Known*> left, gone;
   const std::unordered_map<int64_t, bool> chosen = [&] {
     std::unordered_map<int64_t, bool> all;
     for (auto id : ids) all[id] = true;
@@ -419,13 +445,13 @@ void forget_calls(at::IntArrayRef ids) {
   }();
   for (auto* k : m.by_age) {
     if (ids.empty() || chosen.count(k->call)) {
-      unlink(m, k);
-      delete k;
+      gone.push_back(k);
     } else {
       left.push_back(k);
     }
   }
   m.by_age.swap(left);
+  drop(m, std::move(gone));
 }
 
 // Numbers of calls that no key has and no unsent entry mentions.

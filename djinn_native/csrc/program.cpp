@@ -133,7 +133,7 @@ void for_unsent_calls(const std::function<void(int32_t)>& visit) {
     all = programs();
   }
   for (auto* p : all) {
-    std::lock_guard<std::mutex> guard(p->mutex);
+    std::lock_guard<SpinLock> guard(p->mutex);
     for (auto id : p->calls) visit(id);
   }
 }
@@ -142,7 +142,7 @@ void restart_after_fork() {
   // Threads that stayed in the parent may hold locks. Their objects are left as they are, and new ones take their places.
   new (&sharing_mutex()) std::mutex();
   for (auto* p : programs()) {
-    new (&p->mutex) std::mutex();
+    new (&p->mutex) SpinLock();
     p->calls.clear();
     p->sites.clear();
     p->nodes.clear();
@@ -196,10 +196,11 @@ template <class T> void drop_first(std::vector<T>& all, size_t count) {
 // Take the first `count` entries of a program, or all of them and begin a new epoch (-1).
 Columns take(int64_t number, int64_t count) {
   auto& p = *program_of(number);
-  std::lock_guard<std::mutex> guard(p.mutex);
+  std::lock_guard<SpinLock> guard(p.mutex);
   const bool all = count < 0;
   const size_t taken = all ? p.calls.size() : std::min(static_cast<size_t>(count), p.calls.size());
   auto made = columns(p, 0, taken);
+  counters.ops.fetch_add(static_cast<int64_t>(taken), std::memory_order_relaxed);
   drop_first(p.calls, taken);
   drop_first(p.sites, taken);
   drop_first(p.nodes, taken);
@@ -214,13 +215,13 @@ Columns take(int64_t number, int64_t count) {
 // The entries from `first` on, which stay in the program.
 Columns look(int64_t number, int64_t first) {
   auto& p = *program_of(number);
-  std::lock_guard<std::mutex> guard(p.mutex);
+  std::lock_guard<SpinLock> guard(p.mutex);
   return columns(p, std::min(static_cast<size_t>(first), p.calls.size()), p.calls.size());
 }
 
 std::vector<int64_t> look_calls(int64_t number) {
   auto& p = *program_of(number);
-  std::lock_guard<std::mutex> guard(p.mutex);
+  std::lock_guard<SpinLock> guard(p.mutex);
   return {p.calls.begin(), p.calls.end()};
 }
 
@@ -228,7 +229,7 @@ std::vector<int64_t> look_calls(int64_t number) {
 bool take_back(const at::Tensor& t) {
   auto operand = operand_of(t);
   auto& p = current_program();
-  std::lock_guard<std::mutex> guard(p.mutex);
+  std::lock_guard<SpinLock> guard(p.mutex);
   if (p.calls.empty() || p.handles.empty()) return false;
   const auto& call = call_of(p.calls.back());
   if (!call.empty || call.operands || p.handles.back() != operand.value->handle) return false;
@@ -252,7 +253,7 @@ at::Tensor counters_of(int64_t number) {
 // Append entries that were made outside of the dispatcher, with handles that exist.
 void append_entries(const at::Tensor& calls, const at::Tensor& handles, const at::Tensor& slots, const at::Tensor& kinds, int64_t site) {
   auto& p = current_program();
-  std::lock_guard<std::mutex> guard(p.mutex);
+  std::lock_guard<SpinLock> guard(p.mutex);
   auto add = [](auto& to, const at::Tensor& from) {
     using T = typename std::decay_t<decltype(to)>::value_type;
     const auto* data = static_cast<const T*>(from.const_data_ptr());

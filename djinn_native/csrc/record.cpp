@@ -69,7 +69,7 @@ void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at:
       case Result::kNone: made.emplace_back(); break;
     }
   }
-  std::lock_guard<std::mutex> guard(p.mutex);
+  std::lock_guard<SpinLock> guard(p.mutex);
   const Use use{&p, p.epoch()};  // another thread may have cut the program since `begin_read`
   for (const auto& operand : operands) {
     auto* record = operand.record();
@@ -93,7 +93,6 @@ void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at:
   p.slots.insert(p.slots.end(), slots.begin(), slots.end());
   p.kinds.insert(p.kinds.end(), kinds.begin(), kinds.end());
   p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
-  counters.ops.fetch_add(1, std::memory_order_relaxed);
 }
 
 void check_limit(Program& p) {
@@ -197,7 +196,7 @@ at::Tensor append_into(int64_t call, const c10::Storage& storage, const std::vec
   auto made = make_result(known.results.at(0), nullptr, storage.unsafeGetStorageImpl());
   auto* value = static_cast<RemoteImpl*>(made.unsafeGetTensorImpl())->value.get();
   const int32_t site = user_site();
-  std::lock_guard<std::mutex> guard(p.mutex);
+  std::lock_guard<SpinLock> guard(p.mutex);
   value->record->writer = {&p, p.epoch()};
   p.calls.push_back(known.id);
   p.sites.push_back(site);

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace djinn {
@@ -24,6 +25,17 @@ using Handle = int64_t;  // as in djinn_core/ir/handles.py: storage * (2^32 + 1)
 
 struct Program;
 struct StorageRecord;
+
+// A lock for a few instructions, which takes half as long as a mutex where nobody else holds it.
+struct SpinLock {
+  std::atomic_flag busy = ATOMIC_FLAG_INIT;
+  void lock() {
+    for (int turns = 0; busy.test_and_set(std::memory_order_acquire); ++turns) {
+      if (turns > 64) std::this_thread::yield();
+    }
+  }
+  void unlock() { busy.clear(std::memory_order_release); }
+};
 
 // The last use of a storage by a program. It is over when the program has another epoch.
 struct Use {
@@ -143,7 +155,7 @@ enum Counter : uint8_t { kEntries, kEpoch, kLimit, kDifferentiating, kWatched, k
 struct Program {
   explicit Program(int64_t n);
   const int64_t number;
-  std::mutex mutex;
+  SpinLock mutex;
   std::atomic<int64_t> counters[kCounters];
   std::vector<int32_t> calls;      // one for each entry
   std::vector<int32_t> sites;      // one for each entry

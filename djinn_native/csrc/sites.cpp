@@ -98,6 +98,25 @@ int32_t number_of(Object* code, int offset) {
 
 thread_local int32_t fixed_site = -1;
 
+// Sites that this thread found before, by code object and offset: most ops come from few places.
+struct RecentSite {
+  Object* code = nullptr;
+  int offset = -1;
+  int32_t site = -1;  // of a frame of the user's; -2: the frame is PyTorch's or Djinn's
+};
+constexpr size_t kRecent = 256;
+thread_local RecentSite recent_sites[kRecent];
+
+// Number of the site if the frame is the user's, otherwise -2.
+int32_t site_of_frame(const Python& py, Object* code, Object* frame) {
+  const int offset = py.lasti(frame);
+  auto& recent = recent_sites[(reinterpret_cast<uintptr_t>(code) / 32 + static_cast<uintptr_t>(offset)) % kRecent];
+  if (recent.code == code && recent.offset == offset) return recent.site;
+  std::lock_guard<std::mutex> guard(sites().mutex);
+  recent = {code, offset, is_users(py, code) ? number_of(code, offset) : -2};
+  return recent.site;
+}
+
 }  // namespace
 
 // The number of the innermost frame outside of PyTorch and Djinn; of the outermost one if all are inside; -1 without frames.
@@ -107,18 +126,19 @@ int32_t user_site() {
   if (!py.usable()) return -1;
   const int state = py.ensure();
   int32_t site = -1;
-  {
-    std::lock_guard<std::mutex> guard(sites().mutex);
-    Object* frame = py.frame();
-    if (frame) py.incref(frame);
-    while (frame) {
-      Object* code = py.code(frame);
-      Object* outer = is_users(py, code) ? nullptr : py.back(frame);
-      if (!outer) site = number_of(code, py.lasti(frame));
-      py.decref(code);
-      py.decref(frame);
-      frame = outer;
+  Object* frame = py.frame();
+  if (frame) py.incref(frame);
+  while (frame) {
+    Object* code = py.code(frame);
+    site = site_of_frame(py, code, frame);
+    Object* outer = site >= 0 ? nullptr : py.back(frame);
+    if (!outer && site < 0) {
+      std::lock_guard<std::mutex> guard(sites().mutex);
+      site = number_of(code, py.lasti(frame));
     }
+    py.decref(code);
+    py.decref(frame);
+    frame = outer;
   }
   py.release(state);
   return site;

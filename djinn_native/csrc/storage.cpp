@@ -15,15 +15,6 @@ std::atomic<int64_t> next_storage{1};
 constexpr int kOffsetBits = 40;
 constexpr uint64_t kBase = uint64_t{1} << 62, kSlots = uint64_t{1} << 21, kFirstByte = 512;
 
-struct SpinLock {
-  std::atomic_flag busy = ATOMIC_FLAG_INIT;
-  void lock() {
-    while (busy.test_and_set(std::memory_order_acquire)) {
-    }
-  }
-  void unlock() { busy.clear(std::memory_order_release); }
-};
-
 struct Freed {
   int64_t handle;
   Use writer, reader;
