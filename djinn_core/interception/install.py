@@ -44,7 +44,7 @@ from djinn_core.interception.tensors import (
     storage_methods,
     subclasses,
 )
-from djinn_core.interception.tensors.modules import keep_parameters, swap_in_conversions
+from djinn_core.interception.tensors.modules import fetch_modules_together, keep_parameters, swap_in_conversions
 from djinn_core.torch_objects import wrap_set_default_dtype, wrap_swap_tensors
 from djinn_core.torch_private import (
     register_backend,
@@ -84,7 +84,10 @@ def install_native(libraries: list[torch.library.Library]) -> None:
     install_device()
     higher_order.register()
     collectives.register()
+    lazy_clones.register()
+    lazy_tensor.run_python_functions_here()
     batched_fetch.fetch_saved_together()
+    wrap_module_apply(fetch_modules_together)
     processes.share_nothing()
     random_forks.install()
     numeric_settings.install()

@@ -69,6 +69,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override { synchronize(); }
   static void synchronize() {
     Stack stack;
     call_python("djinn::synchronize", &stack);

@@ -203,13 +203,15 @@ at::Tensor& set_none(at::Tensor& self) { return set_storage(self, new_storage(0,
 void record_stream(at::Tensor&, at::Stream) {}
 
 // Another tensor for the same value; nothing is recorded. A result of Python already has an object, of which no Parameter can be made.
-at::Tensor detach(const at::Tensor& self) {
-  if (has_value(self)) return twin_of(operand_of(self));
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "");
-  Stack stack{self};
-  record(info_of(op), &stack);
-  return stack[0].toTensor();
-}
+struct SameValue final : c10::OperatorKernel {
+  explicit SameValue(OpInfo& i) : info(i) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+    auto& top = stack->back();
+    if (!has_value(top.toTensor())) return record(info, stack);
+    top = twin_of(operand_of(top.toTensor()));
+  }
+  OpInfo& info;
+};
 
 // What autograd takes for tangents that are not given. Infinity times such a zero is zero.
 at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
@@ -221,7 +223,10 @@ at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> d
 }
 
 // A Parameter takes over what was moved, from and to the CPU, as it does for CUDA: PyTorch's own list of devices lacks PrivateUse1.
-bool takes_over(const at::Tensor&, const at::Tensor&) { return true; }
+bool takes_over(const at::Tensor& self, const at::Tensor& from) {
+  const auto is_dense = [](const at::Tensor& t) { return t.layout() == at::kStrided && t.key_set().has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)); };
+  return self.key_set() == from.key_set() || (is_dense(self) && is_dense(from));
+}
 
 // ---- registration -----------------------------------------------------------------------------------------------------
 
@@ -242,7 +247,7 @@ const char* const kWithKernels[] = {"aten::silu_backward", "aten::mish_backward"
 const char* const kOwn[] = {"aten::copy_", "aten::_to_copy", "aten::_copy_from", "aten::set_.source_Storage_storage_offset",
                             "aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::set_", "aten::record_stream",
                             "aten::is_pinned", "aten::_pin_memory", "aten::_is_pinned", "aten::scaled_dot_product_attention",
-                            "aten::_has_compatible_shallow_copy_type", "aten::detach",
+                            "aten::_has_compatible_shallow_copy_type", "aten::detach", "aten::alias",
                             "aten::_efficientzerotensor"};
 
 torch::Library& library(c10::DispatchKey key) {
@@ -298,6 +303,9 @@ void register_kernels() {
   auto copy = dispatcher.findSchemaOrThrow("aten::copy_", ""), to_copy = dispatcher.findSchemaOrThrow("aten::_to_copy", "");
   backend.impl("copy_", boxed<Copy>(info_of(copy)));
   backend.impl("_to_copy", boxed<ToCopy>(info_of(to_copy)));
+  for (const char* name : {"aten::detach", "aten::alias"}) {
+    backend.impl(name, boxed<SameValue>(info_of(dispatcher.findSchemaOrThrow(name, ""))));
+  }
   backend.impl("_copy_from", torch::CppFunction::makeFromBoxedFunction<&ask_python_always>());
 }
 
@@ -313,7 +321,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("set_", &set_none);
   m.impl("record_stream", &record_stream);
-  m.impl("detach", &detach);
   m.impl("_efficientzerotensor", &zero_tensor);
   m.impl("_has_compatible_shallow_copy_type", &takes_over);
 }

@@ -66,11 +66,13 @@ struct Value final : c10::intrusive_ptr_target {
 };
 using ValuePtr = c10::intrusive_ptr<Value>;
 
+constexpr uint32_t kNoSlot = 0xffffffff;  // storages without bytes have no address
+
 // Context of a storage's DataPtr. It lives as long as the storage.
 struct StorageRecord {
   int64_t number = 0;
   int64_t views = 0;           // views whose handles were given out
-  uint32_t slot = 0;           // of its address
+  uint32_t slot = kNoSlot;     // of its address
   bool owned = true;           // false: its values belong to another record
   bool known = false;          // the client knows its contents: `version` is the one at which it does
   bool watched = false;        // Python keeps facts about it
@@ -121,6 +123,9 @@ c10::Allocator* allocator();
 c10::Storage new_storage(size_t nbytes, c10::DeviceIndex index);
 c10::Storage borrowed_storage(int64_t number, size_t nbytes, c10::DeviceIndex index);
 StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before = nullptr);
+// Set the size that PyTorch sees. The storage gets an address with its first byte.
+void set_bytes(StorageRecord* record, size_t nbytes);
+bool has_record(const c10::StorageImpl* s);
 void queue_freed(const Value& v);
 // Handles that were freed and that no unsent program but `program` uses. `waiting` gets the number of the others.
 std::vector<int64_t> take_freed(Program* program, int64_t* waiting);

@@ -56,14 +56,17 @@ void delete_record(void* context) {
   {
     auto& all = shared();
     std::lock_guard<SpinLock> guard(all.lock);
-    all.records[record->slot] = nullptr;
-    all.unused.push_back(record->slot);
+    if (record->slot != kNoSlot) {
+      all.records[record->slot] = nullptr;
+      all.unused.push_back(record->slot);
+    }
     if (record->watched) all.watched.erase(record->number);
   }
   delete record;
 }
 
-c10::DataPtr data_of(StorageRecord* record, c10::DeviceIndex index) {
+c10::DataPtr data_of(StorageRecord* record, size_t nbytes, c10::DeviceIndex index) {
+  if (!nbytes) return {nullptr, record, &delete_record, c10::Device(kRemote, index)};
   reserve(record);
   auto* address = reinterpret_cast<void*>(kBase + (static_cast<uint64_t>(record->slot) << kOffsetBits) + kFirstByte);
   return {address, record, &delete_record, c10::Device(kRemote, index)};
@@ -74,7 +77,7 @@ struct RemoteAllocator final : c10::Allocator {
     auto* record = new StorageRecord();
     record->number = next_storage.fetch_add(1, std::memory_order_relaxed);
     record->held = nbytes;
-    return data_of(record, current_index());
+    return data_of(record, nbytes, current_index());
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void*, const void*, size_t) const override {
@@ -84,7 +87,7 @@ struct RemoteAllocator final : c10::Allocator {
 RemoteAllocator the_allocator;
 
 c10::Storage storage_over(StorageRecord* record, size_t nbytes, c10::DeviceIndex index) {
-  c10::Storage made(c10::Storage::use_byte_size_t(), nbytes, data_of(record, index), &the_allocator, /*resizable=*/true);
+  c10::Storage made(c10::Storage::use_byte_size_t(), nbytes, data_of(record, nbytes, index), &the_allocator, /*resizable=*/true);
   record->storage = made.unsafeGetStorageImpl();
   return made;
 }
@@ -112,6 +115,20 @@ c10::Storage borrowed_storage(int64_t number, size_t nbytes, c10::DeviceIndex in
 }
 
 int64_t reserve_storages(int64_t count) { return next_storage.fetch_add(count, std::memory_order_relaxed); }
+
+void set_bytes(StorageRecord* record, size_t nbytes) {
+  record->storage->set_nbytes(nbytes);
+  if (C10_LIKELY(!nbytes || record->slot != kNoSlot)) return;
+  auto& ptr = record->storage->_mutable_data_ptr_no_checks();
+  const auto index = ptr.device().index();
+  ptr.release_context();
+  ptr = data_of(record, nbytes, index);
+}
+
+bool has_record(const c10::StorageImpl* s) {
+  const auto& ptr = const_cast<c10::StorageImpl*>(s)->_mutable_data_ptr_no_checks();
+  return ptr.get_deleter() == &delete_record || ptr.get() != nullptr;
+}
 
 StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before) {
   const auto& ptr = s->_mutable_data_ptr_no_checks();

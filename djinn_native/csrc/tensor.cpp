@@ -87,7 +87,7 @@ bool has_value(const at::Tensor& t) {
   if (!is_remote(t)) return false;
   auto* impl = t.unsafeGetTensorImpl();
   if (typeid(*impl) == typeid(RemoteImpl)) return true;
-  return impl->has_storage() && impl->unsafe_storage().device_type() == kRemote && impl->unsafe_storage().data() != nullptr;
+  return impl->has_storage() && impl->unsafe_storage().device_type() == kRemote && has_record(impl->unsafe_storage().unsafeGetStorageImpl());
 }
 
 static Layout layout_of(const Result& r) {
@@ -190,8 +190,8 @@ at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides
 void set_meta(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, int64_t nbytes) {
   auto* impl = t.unsafeGetTensorImpl();
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  if (static_cast<size_t>(nbytes) > storage->nbytes()) storage->set_nbytes(static_cast<size_t>(nbytes));
   auto* record = record_of(storage);
+  if (static_cast<size_t>(nbytes) > storage->nbytes()) set_bytes(record, static_cast<size_t>(nbytes));
   record->held = std::max(record->held, storage->nbytes());
   impl->set_sizes_and_strides(sizes, strides, offset);
   operand_of(impl).value->layout = layout_of(impl);
@@ -201,7 +201,7 @@ void set_meta(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef stride
 at::Tensor redescribe(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t bits, int64_t nbytes) {
   const auto o = operand_of(t);
   auto& storage = o.impl->unsafe_storage();
-  storage.unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(nbytes));
+  set_bytes(o.record(), static_cast<size_t>(nbytes));
   o.record()->held = static_cast<size_t>(nbytes);
   auto made = c10::make_intrusive<RemoteImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), o.impl->key_set(), c10::scalarTypeToTypeMeta(dtype),
                                               ValuePtr::reclaim_copy(o.value));
@@ -272,7 +272,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("set_storage_size(Storage storage, int nbytes) -> int", [](const c10::Storage& s, int64_t nbytes) {
     auto* record = record_of(s.unsafeGetStorageImpl());
     const auto held = static_cast<int64_t>(record->held);
-    if (nbytes <= held) s.unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(nbytes));
+    if (nbytes <= held) set_bytes(record, static_cast<size_t>(nbytes));
     return held;
   });
   // The program that wrote last, and its epoch then.

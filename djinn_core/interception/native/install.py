@@ -13,6 +13,7 @@ from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core import torch_objects
 from djinn_core.interception import sync
+from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.native import generators, recorder, storages
 from djinn_core.interception.native.append import asked
 from djinn_core.interception.native.library import implement, implement_differentiable, ops, send_upcalls_to
@@ -36,6 +37,8 @@ _recorded: set[int] = set()
 class Upcalls(TorchDispatchMode):
     """What C++ calls with each op that it does not know."""
 
+    _default_dtype = torch.get_default_dtype()
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # `never_compiled` says it without importing the compiler
@@ -43,6 +46,9 @@ class Upcalls(TorchDispatchMode):
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
+            if torch.get_default_dtype() is not self._default_dtype:
+                self._default_dtype = torch.get_default_dtype()
+                forget_calls()  # C++ has the default dtype in its keys
             handler = device_state.handlers.get(id(func))
             asked.func = func if handler is None or id(func) in _folds or id(func) in _recorded else None
             around = port.around
@@ -116,7 +122,10 @@ def install_device() -> None:
 
 
 def _print_fetched(tensor: torch.Tensor, indent: int) -> str | None:
-    return sync.elements_in_words(tensor) if is_remote_tensor(tensor) else None
+    if not is_remote_tensor(tensor):
+        return None
+    words = sync.elements_in_words(tensor)
+    return f"{words}, size={tuple(tensor.shape)}" if words == "..." else words
 
 
 def register_device_module(module: Any) -> None:

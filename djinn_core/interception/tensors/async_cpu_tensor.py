@@ -19,7 +19,6 @@ from djinn_core.interception.async_fetch import Pending, fetch_later
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interception.tensors.pinning import is_pinned
 from djinn_core.torch_private import no_torch_functions, without_modes
 from djinn_core.tracebacks import for_users, shorten_through
 
@@ -127,7 +126,7 @@ def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.
 @without_modes
 def copy_into_later(target: torch.Tensor, source: LazyTensor) -> bool:
     """Have pinned memory filled with `source`; whether it will be. Other memory is filled before CUDA returns, too."""
-    if device_state.thread.converts_module or not is_pinned(target):
+    if device_state.thread.converts_module or not _is_pinned(target):
         return False
     arrival = _Arrival(fetch_later([source]), target, _copy)
     arrival.kept = target
@@ -137,6 +136,11 @@ def copy_into_later(target: torch.Tensor, source: LazyTensor) -> bool:
     else:
         _expect(None, arrival)
     return True
+
+
+def _is_pinned(target: torch.Tensor) -> bool:
+    with no_torch_functions():  # which would wait for an earlier copy
+        return target.is_pinned()
 
 
 def _copy(target: torch.Tensor, fetched: torch.Tensor) -> None:

@@ -18,11 +18,13 @@ import torch
 from djinn_core.errors import RemoteError
 from djinn_core.interception.async_fetch import Pending, fetch_later
 from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.native import library as native
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.wire.limits import BUFFERS
 
+_PRIORITY: Final = 15  # of `_see`: before the rule by which PyTorch names such devices
 GROUP_BYTES: Final = 32 << 20  # what travels in one reply; a larger tensor is fetched by itself
 
 
@@ -104,6 +106,24 @@ class SavedStorages(BatchedFetch):
             self._seen[storage.key] = storage
 
 
+class SavedNativeStorages(BatchedFetch):
+    """As `SavedStorages`, of the native device: PyTorch reads all bytes of a storage as one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(self._octets)
+        self._seen: dict[int, torch.UntypedStorage] = {}
+
+    def saw(self, storage: Any) -> None:
+        """As `ExpectedFetches.saw`."""
+        if storage.nbytes():
+            self._seen[storage._cdata] = storage  # noqa: SLF001 - the storage itself, of which there may be several objects
+
+    def _octets(self) -> dict[int, Value]:
+        from djinn_core.interception.native.storages import octets_of
+
+        return by_handle(octets_of(storage) for storage in self._seen.values())
+
+
 def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
     group: list[tuple[int, Value]] = []
     size = 0
@@ -154,13 +174,22 @@ def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
     return {t.remote.handle: t.remote for t in tensors if isinstance(t, LazyTensor)}
 
 
+def _see(storage: Any) -> None:
+    """Note a storage that is being saved. PyTorch asks this for the name of its device, which it knows by itself."""
+    expected = device_state.thread.expected
+    if expected is not None and is_remote(storage.device):
+        expected.saw(storage)
+
+
 def fetch_saved_together() -> None:
     """Have `torch.save`, which writes one storage after the other, fetch all of them together."""
     save = torch.serialization.save
+    if native.ON:
+        torch.serialization.register_package(_PRIORITY, _see, lambda _storage, _location: None)
 
     @functools.wraps(save)
     def saved(*args: Any, **kwargs: Any) -> Any:
-        with expecting(SavedStorages()):
+        with expecting(SavedNativeStorages() if native.ON else SavedStorages()):
             return save(*args, **kwargs)
 
     torch.save = torch.serialization.save = saved

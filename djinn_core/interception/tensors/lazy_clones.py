@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.native import library as native
 from djinn_core.interception.tensors.element_copies import ElementCopy
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.remote_storage import address_of, reserve_addresses
@@ -28,7 +29,9 @@ class SharedAddresses:
         addresses: of all of them. holders: storages that have them; those that are gone are counted as well.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, address: int) -> None:
+        if native.ON and storage.addresses is None:
+            storage.addresses = range(address, address + storage.nbytes)
         address_of(storage)
         self.addresses = storage.addresses or range(0)
         self.holders = 1
@@ -42,7 +45,7 @@ def lazy_clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _settle(source)
     known = _known(source)
     if known.shared is None:
-        known.shared = SharedAddresses(source)
+        known.shared = SharedAddresses(source, args[0].untyped_storage().data_ptr())
     known.shared.holders += 1
     _known(copy).shared = known.shared
     copy.addresses, copy.sharing = known.shared.addresses, known.shared
@@ -77,7 +80,8 @@ def _settle(storage: Storage) -> None:
 
 def _address(tensor: LazyTensor) -> int:
     _settle(tensor.remote.storage)
-    return tensor.data_ptr()
+    shared = tensor.remote.storage.addresses
+    return shared.start if native.ON and shared is not None else tensor.data_ptr()
 
 
 def _number(tensor: LazyTensor) -> int:
@@ -96,8 +100,6 @@ def _for_remote(answer: Callable[[LazyTensor], Any]) -> Callable[[Callable[..., 
 
 def register() -> None:
     """Have PyTorch's functions about memory answer for remote tensors."""
-    wrap_memory_questions(
-        _is_cow_tensor=_for_remote(is_shared),
-        _data_address=_for_remote(_address),
-        _storage_address=_for_remote(_number),
-    )
+    wrap_memory_questions(_is_cow_tensor=_for_remote(is_shared), _data_address=_for_remote(_address))
+    if not native.ON:
+        wrap_memory_questions(_storage_address=_for_remote(_number))

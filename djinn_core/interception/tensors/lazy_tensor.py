@@ -51,6 +51,21 @@ def _on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return for_users(method)
 
 
+def run_python_functions_here() -> None:
+    """Have `apply_`, `map_` and `map2_` work for the native device, whose tensors are of PyTorch's class."""
+    for name in ("apply_", "map_", "map2_"):
+        plain = getattr(torch.Tensor, name)
+        setattr(torch.Tensor, name, _where_it_is(plain, _on_fetched(plain)))
+
+
+def _where_it_is(plain: Callable[..., Any], there: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def method(self: torch.Tensor, *arguments: Any) -> Any:
+        return (there if isinstance(self, LazyTensor) else plain)(self, *arguments)
+
+    return method
+
+
 def _on_own_index(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """Wrap the method `plain` so that its result is on the tensor's device index unless the call names a device.
 
