@@ -327,7 +327,8 @@ def test_numpy_as_on_every_accelerator(embedded):
     x = numbers(embedded, 3)
     for refused in (x.numpy, x.__array__, lambda: np.array(x), lambda: np.asarray(x), lambda: x + np.ones(3)):
         with pytest.raises(
-            TypeError, match=r"can't convert (a )?remote_accelerator:0 (device type )?tensor to numpy. Use Tensor.cpu\(\)"
+            TypeError,
+            match=r"can't convert (a )?remote_accelerator:0 (device type )?tensor to numpy. Use Tensor.cpu\(\)",
         ):
             refused()
     assert x.numpy(force=True).tolist() == x.requires_grad_().numpy(force=True).tolist() == [0.0, 1.0, 2.0]
@@ -363,7 +364,7 @@ def test_dlpack_shares_memory_on_the_device(embedded):
     part.zero_()
     del x
     assert part.tolist() == [0.0, 0.0]
-    with pytest.raises((BufferError, RuntimeError), match="[Dd]evice"):
+    with pytest.raises((BufferError, RuntimeError), match=r"[Dd]evice"):
         np.from_dlpack(numbers(embedded, 3))
 
 

@@ -75,7 +75,10 @@ def fetch_modules_together(apply: ModuleApply) -> ModuleApply:
 def _converted(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     """The result of a conversion. Graphs that were recorded with a converted parameter cannot be used any more."""
     made = fn(tensor)
-    if (isinstance(tensor, LazyTensor) or isinstance(made, LazyTensor)) and (made.device, made.dtype) != (tensor.device, tensor.dtype):
+    if (isinstance(tensor, LazyTensor) or isinstance(made, LazyTensor)) and (made.device, made.dtype) != (
+        tensor.device,
+        tensor.dtype,
+    ):
         torch_objects.poison_gradient_node(tensor, _moved)
     return made
 
