@@ -19,6 +19,7 @@ from djinn_core.interception.native.append import asked
 from djinn_core.interception.native.library import implement, implement_differentiable, ops, send_upcalls_to
 from djinn_core.interception.native.values import is_remote_tensor
 from djinn_core.interception.ops.attention import attention, backward_on_cpu
+from djinn_core.interception.ops.default_dtype import with_default_dtype
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.float_arg_cache import _PACKETS
 from djinn_core.interception.tensors.lazy_tensor import logical_device
@@ -51,10 +52,11 @@ class Upcalls(TorchDispatchMode):
                 forget_calls()  # C++ has the default dtype in its keys
             handler = device_state.handlers.get(id(func))
             asked.func = func if handler is None or id(func) in _folds or id(func) in _recorded else None
+            kwargs = kwargs or {}
+            if handler is None:
+                handler, kwargs = port.record, with_default_dtype(func, args, kwargs)
             around = port.around
-            if around is None:
-                return (handler or port.record)(func, args, kwargs or {})
-            return around(handler or port.record, func, args, kwargs or {})
+            return handler(func, args, kwargs) if around is None else around(handler, func, args, kwargs)
         except BaseException as error:
             shorten(error)
             raise

@@ -6,6 +6,7 @@ converts them first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.program import Call
+from djinn_core.torch_private import schema_of
 
 EXECUTORS_HAVE = torch.float32
 
@@ -44,6 +46,24 @@ def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] |
     if not any(m is not None and m.dtype in {default, default.to_complex()} for m in call.results):
         return None
     return tuple(_converted(a, default) if index or "where" not in func.name() else a for index, a in enumerate(args))
+
+
+def with_default_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a factory op with the dtype that it has by default here."""
+    default = torch.get_default_dtype()
+    if default == EXECUTORS_HAVE or kwargs.get("dtype") is not None or not _is_factory(func):
+        return kwargs
+    filling = args[1] if func is torch.ops.aten.full.default else 0.0
+    return {**kwargs, "dtype": torch.tensor(filling, device="cpu").dtype}
+
+
+@functools.cache
+def _is_factory(func: Any) -> bool:
+    """True if `func` makes a tensor of numbers alone, whose dtype depends on the default dtype."""
+    arguments = {a.name: a for a in schema_of(func).arguments}
+    if not {"dtype", "device"} <= set(arguments) or arguments["dtype"].default_value is not None:
+        return False
+    return not any("Tensor" in str(a.type) for a in arguments.values())
 
 
 def _converted(argument: Any, dtype: torch.dtype) -> Any:

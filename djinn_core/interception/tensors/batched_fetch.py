@@ -119,9 +119,9 @@ class SavedNativeStorages(BatchedFetch):
             self._seen[storage._cdata] = storage  # noqa: SLF001 - the storage itself, of which there may be several objects
 
     def _octets(self) -> dict[int, Value]:
-        from djinn_core.interception.native.storages import octets_of
-
-        return by_handle(octets_of(storage) for storage in self._seen.values())
+        return by_handle(
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage) for storage in self._seen.values()
+        )
 
 
 def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
