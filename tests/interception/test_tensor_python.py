@@ -366,7 +366,7 @@ def test_dlpack_shares_memory_on_the_device(embedded):
     part.mul_(2)
     assert shared.tolist() == [1.0, 4.0, 6.0]
     for door in (torch.from_dlpack, np.from_dlpack):
-        with pytest.raises(ValueError, match="Unknown device type remote_accelerator"):
+        with pytest.raises((ValueError, RuntimeError), match=r"Unknown device type|Unsupported device"):
             door(numbers(embedded, 3))
 
 
