@@ -182,9 +182,13 @@ void add_slot(Scratch& s, int64_t value, SlotKind kind) {
 }
 
 void add_number(Scratch& s, const at::Tensor& t) {
-  const auto* impl = t.unsafeGetTensorImpl();
-  s.words.push_back(mark(impl->is_wrapped_number() ? kWrapped : kCpuNumber, static_cast<uint64_t>(t.scalar_type())));
+  const bool wrapped = t.unsafeGetTensorImpl()->is_wrapped_number();
   const auto value = t.item();  // of the CPU
+  if (wrapped && value.isBoolean()) {  // Python gets `True` or `False`, which are no scalars of a program
+    s.words.push_back(mark(kWrapped, value.toBool() ? kTrue << 8 : kFalse << 8));
+    return;
+  }
+  s.words.push_back(mark(wrapped ? kWrapped : kCpuNumber, static_cast<uint64_t>(t.scalar_type())));
   if (value.isComplex()) {
     const auto c = value.toComplexDouble();
     add_slot(s, bits_of(c.real()), kFloatSlot);

@@ -56,6 +56,8 @@ int64_t autograd_node(Program& p) {
 // Appends an entry and adds its results to `made`: new tensors, operands for results that are these, undefined ones for nothing.
 void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds,
                c10::SmallVectorImpl<at::Tensor>& made) {
+  TORCH_INTERNAL_ASSERT(operands.size() == static_cast<size_t>(call.operands) && slots.size() == static_cast<size_t>(call.slots),
+                        "a call takes ", call.operands, " operands and ", call.slots, " scalars, and got ", operands.size(), " and ", slots.size());
   for (const auto& operand : operands) begin_read(p, operand.record());
   if (call.bumps && !call.writes.empty()) increment_versions(call, operands);
   for (auto w : call.writes) begin_write(p, operands[w].record());

@@ -128,3 +128,14 @@ def test_compiled_graph_distinguishes_equal_numbers(embedded):
     there = x.to(embedded)
     for number in (2.0, 0.0, -0.0, math.nan, 1, True, 1.0, -0.0, 0.0):
         assert repr(compiled(there, number).tolist()) == repr(divide(x, number).tolist()), number
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_ops_of_one_program_keep_their_own_scalars(embedded, op):
+    """A call with one scalar too many or too few would give its scalars to the ops that follow in the program."""
+    here, there = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]).to(embedded)
+
+    def results(x):
+        return [(OPS[op](x, n), x.sum(-1, keepdim=True) + 3)[1] for n in (True, 2, 0.5, False) for _ in range(3)]
+
+    assert [made.tolist() for made in results(there)] == [made.tolist() for made in results(here)]
