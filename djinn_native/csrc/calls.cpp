@@ -54,6 +54,7 @@ Result read_result(Reader& in) {
   const int64_t dims = in.next();
   for (int64_t i = 0; i < dims; ++i) r.sizes.push_back(in.next());
   for (int64_t i = 0; i < dims; ++i) r.strides.push_back(in.next());
+  share_layout(r);
   return r;
 }
 

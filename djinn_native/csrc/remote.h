@@ -53,16 +53,17 @@ struct Layout {
     return dtype == o.dtype && conj == o.conj && neg == o.neg && offset == o.offset && dims == o.dims;
   }
 };
+using LayoutPtr = std::shared_ptr<const Layout>;  // never null; values of one call share it
 Layout layout_of(const c10::TensorImpl* t);
 
 // One value of an executor. Tensors that stand for the same value (`detach`) share it. Its handle is freed with it.
 struct Value final : c10::intrusive_ptr_target {
-  Value(Handle h, StorageRecord* r, bool o, Layout l);
+  Value(Handle h, StorageRecord* r, bool o, LayoutPtr l);
   ~Value() override;
   const Handle handle;
   StorageRecord* const record;
   const bool owned;
-  Layout layout;
+  LayoutPtr layout;
 };
 using ValuePtr = c10::intrusive_ptr<Value>;
 
@@ -194,7 +195,9 @@ struct Result {
   c10::SmallVector<int64_t, 5> sizes, strides;
   int64_t offset = 0;
   size_t nbytes = 0;
+  LayoutPtr layout;  // all of the above; set by `share_layout`
 };
+void share_layout(Result& r);
 
 // A call as Python inferred it: everything that follows from the op, metadata and scalars.
 struct Call {

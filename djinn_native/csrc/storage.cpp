@@ -146,7 +146,7 @@ StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before) {
   return all.records[slot];
 }
 
-Value::Value(Handle h, StorageRecord* r, bool o, Layout l) : handle(h), record(r), owned(o), layout(std::move(l)) { r->values.push_back(this); }
+Value::Value(Handle h, StorageRecord* r, bool o, LayoutPtr l) : handle(h), record(r), owned(o), layout(std::move(l)) { r->values.push_back(this); }
 
 Value::~Value() {
   auto* r = record;

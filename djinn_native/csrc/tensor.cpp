@@ -53,7 +53,7 @@ Operand operand_of_foreign(c10::TensorImpl* t) {
   layout.offset += before / static_cast<int64_t>(t->itemsize());
   Value* found = nullptr;
   for (auto* value : record->values) {
-    if (value->layout == layout) found = value;
+    if (*value->layout == layout) found = value;
   }
   if (!found) {
     const auto sizes = at::IntArrayRef(layout.dims).slice(0, layout.dims.size() / 2), strides = at::IntArrayRef(layout.dims).slice(sizes.size());
@@ -90,7 +90,7 @@ bool has_value(const at::Tensor& t) {
   return impl->has_storage() && impl->unsafe_storage().device_type() == kRemote && has_record(impl->unsafe_storage().unsafeGetStorageImpl());
 }
 
-static Layout layout_of(const Result& r) {
+void share_layout(Result& r) {
   Layout l;
   l.dtype = r.dtype;
   l.conj = r.conj;
@@ -98,7 +98,7 @@ static Layout layout_of(const Result& r) {
   l.offset = r.offset;
   l.dims.append(r.sizes.begin(), r.sizes.end());
   l.dims.append(r.strides.begin(), r.strides.end());
-  return l;
+  r.layout = std::make_shared<const Layout>(std::move(l));
 }
 
 // A tensor for a new value: a view of `base`, or one with memory of its own, which is `into` where that is given.
@@ -107,14 +107,14 @@ at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl*
   c10::intrusive_ptr<RemoteImpl> made;
   if (base) {
     auto* record = operand_of(base).record();
-    auto value = c10::make_intrusive<Value>(next_handle(record), record, record->owned, layout_of(r));
+    auto value = c10::make_intrusive<Value>(next_handle(record), record, record->owned, r.layout);
     // A view of an inference tensor is one, a view of another tensor is not.
     const auto keys = base->key_set().remove(c10::DispatchKey::Python).remove(c10::DispatchKey::PythonTLSSnapshot).remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
     made = c10::make_intrusive<RemoteImpl>(c10::TensorImpl::VIEW, c10::Storage(base->unsafe_storage()), keys, type, std::move(value));
   } else {
     auto storage = into ? c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(into)) : new_storage(r.nbytes, r.device);
     auto* record = record_of(storage.unsafeGetStorageImpl());
-    auto value = c10::make_intrusive<Value>(next_handle(record), record, true, layout_of(r));
+    auto value = c10::make_intrusive<Value>(next_handle(record), record, true, r.layout);
     made = c10::make_intrusive<RemoteImpl>(std::move(storage), type, std::move(value));
   }
   made->set_sizes_and_strides(r.sizes, r.strides, r.offset);
@@ -126,7 +126,7 @@ at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl*
 
 // A tensor for a value that exists.
 at::Tensor tensor_of(Value* v) {
-  const auto& l = v->layout;
+  const auto& l = *v->layout;
   auto made = c10::make_intrusive<RemoteImpl>(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(v->record->storage)),
                                               c10::scalarTypeToTypeMeta(l.dtype), ValuePtr::reclaim_copy(v));
   const at::IntArrayRef dims(l.dims);
@@ -163,6 +163,7 @@ Result described(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset,
   r.conj = bits & 1;
   r.neg = bits & 2;
   r.nbytes = static_cast<size_t>(nbytes);
+  share_layout(r);
   return r;
 }
 
@@ -177,9 +178,9 @@ at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides
   auto storage = borrowed_storage(handle >> 32, static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
   auto* record = record_of(storage.unsafeGetStorageImpl());
   auto made = c10::make_intrusive<RemoteImpl>(std::move(storage), c10::scalarTypeToTypeMeta(dtype),
-                                              c10::make_intrusive<Value>(handle, record, false, Layout()));
+                                              c10::make_intrusive<Value>(handle, record, false, nullptr));
   made->set_sizes_and_strides(sizes, strides, offset);
-  made->value->layout = layout_of(made.get());
+  made->value->layout = std::make_shared<const Layout>(layout_of(made.get()));
   at::Tensor t(std::move(made));
   if (bits & 1) t._set_conj(true);
   if (bits & 2) t._set_neg(true);
@@ -194,7 +195,7 @@ void set_meta(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef stride
   if (static_cast<size_t>(nbytes) > storage->nbytes()) set_bytes(record, static_cast<size_t>(nbytes));
   record->held = std::max(record->held, storage->nbytes());
   impl->set_sizes_and_strides(sizes, strides, offset);
-  operand_of(impl).value->layout = layout_of(impl);
+  operand_of(impl).value->layout = std::make_shared<const Layout>(layout_of(impl));
 }
 
 // A tensor for the same value as `t`, whose metadata the executor described.
@@ -209,7 +210,7 @@ at::Tensor redescribe(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRe
   at::Tensor result(std::move(made));
   if (bits & 1) result._set_conj(true);
   if (bits & 2) result._set_neg(true);
-  o.value->layout = layout_of(result.unsafeGetTensorImpl());
+  o.value->layout = std::make_shared<const Layout>(layout_of(result.unsafeGetTensorImpl()));
   return result;
 }
 
