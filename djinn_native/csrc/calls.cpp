@@ -365,9 +365,7 @@ OpInfo& info_of(const c10::OperatorHandle& op) {
   return *one;
 }
 
-void take_apart(OpInfo& info, const Stack& stack, Scratch& s) {
-  const size_t first = stack.size() - info.args;
-  const auto& arguments = info.op.schema().arguments();
+static void begin_key(const OpInfo& info, Scratch& s) {
   s.words.clear();
   s.float_at.clear();
   s.operands.clear();
@@ -377,6 +375,23 @@ void take_apart(OpInfo& info, const Stack& stack, Scratch& s) {
   s.known = false;
   s.words.push_back(info.id);
   s.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+}
+
+void take_apart(OpInfo& info, const at::Tensor& self, at::IntArrayRef sizes, Scratch& s) {
+  begin_key(info, s);
+  add_tensor(s, self);
+  s.words.push_back(mark(kList, sizes.size()));
+  for (const int64_t n : sizes) {
+    s.words.push_back(mark(kInt));
+    s.words.push_back(static_cast<uint64_t>(n));
+    add_slot(s, n, kIntSlot);
+  }
+}
+
+void take_apart(OpInfo& info, const Stack& stack, Scratch& s) {
+  const size_t first = stack.size() - info.args;
+  const auto& arguments = info.op.schema().arguments();
+  begin_key(info, s);
   // As PyTorch does for Python: positional arguments end before the last ones that have their defaults.
   size_t positional = 0;
   for (size_t i = info.args; i-- > 0;) {

@@ -200,6 +200,11 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
 }
 at::Tensor& set_none(at::Tensor& self) { return set_storage(self, new_storage(0, self.device().index()), 0, {0}, {1}); }
 
+at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
+  static auto& info = info_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::view", ""));
+  return record_view(info, self, size);
+}
+
 void record_stream(at::Tensor&, at::Stream) {}
 
 // Another tensor for the same value; nothing is recorded. A result of Python already has an object, of which no Parameter can be made.
@@ -244,7 +249,7 @@ const KeptWhole kWhole[] = {{"aten::linear", "", nullptr, nullptr},          {"a
                             {"aten::rnn_tanh", "input", "train", "dropout"}};
 // PyTorch decomposes these for backends without a kernel of their own, and the parts round differently.
 const char* const kWithKernels[] = {"aten::silu_backward", "aten::mish_backward", "aten::native_channel_shuffle"};
-const char* const kOwn[] = {"aten::copy_", "aten::_to_copy", "aten::_copy_from", "aten::set_.source_Storage_storage_offset",
+const char* const kOwn[] = {"aten::copy_", "aten::view", "aten::_to_copy", "aten::_copy_from", "aten::set_.source_Storage_storage_offset",
                             "aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::set_", "aten::record_stream",
                             "aten::is_pinned", "aten::_pin_memory", "aten::_is_pinned", "aten::scaled_dot_product_attention",
                             "aten::_has_compatible_shallow_copy_type", "aten::detach", "aten::alias",
@@ -321,6 +326,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("set_", &set_none);
   m.impl("record_stream", &record_stream);
+  m.impl("view", &view);
   m.impl("_efficientzerotensor", &zero_tensor);
   m.impl("_has_compatible_shallow_copy_type", &takes_over);
 }

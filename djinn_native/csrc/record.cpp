@@ -144,11 +144,35 @@ std::vector<at::Tensor> append(const Call& call, at::ArrayRef<Operand> operands,
   return fresh;
 }
 
+static bool python_sees(const OpInfo& info) {
+  return (info.flags & kHandled) || forked.load(std::memory_order_relaxed) || all_watched.load(std::memory_order_relaxed) ||
+         current_program().counters[kWatched].load(std::memory_order_relaxed);
+}
+
+// A view with other sizes. Half of the ops of a model are views, and boxing the sizes takes longer than all the rest.
+at::Tensor record_view(OpInfo& info, const at::Tensor& self, c10::SymIntArrayRef size) {
+  const auto sizes = c10::asIntArrayRefSlowOpt(size);
+  if (C10_LIKELY(sizes.has_value() && has_value(self) && !python_sees(info))) {
+    const OwnScratch own;
+    Scratch& s = *own.one;
+    take_apart(info, self, *sizes, s);
+    const Call* call = find_call(info, s);
+    if (C10_LIKELY(call && !call->nothing && call->results.size() == 1)) {
+      auto& p = current_program();
+      c10::SmallVector<at::Tensor, 4> made;
+      append_to(p, *call, s.operands, s.slots, s.kinds, made);
+      check_limit(p);
+      return std::move(made[0]);
+    }
+  }
+  Stack stack{self, size};
+  record(info, &stack);
+  return std::move(stack[0]).toTensor();
+}
+
 void record(OpInfo& info, Stack* stack) {
-  if (C10_UNLIKELY((info.flags & kHandled) || forked.load(std::memory_order_relaxed) || all_watched.load(std::memory_order_relaxed)))
-    return ask_python(info, stack, nullptr);
+  if (C10_UNLIKELY(python_sees(info))) return ask_python(info, stack, nullptr);
   auto& p = current_program();
-  if (C10_UNLIKELY(p.counters[kWatched].load(std::memory_order_relaxed))) return ask_python(info, stack, nullptr);
   const OwnScratch own;
   Scratch& s = *own.one;
   try {

@@ -244,6 +244,8 @@ struct Scratch {
   bool known = false;                      // the client knows the contents of an operand
 };
 void take_apart(OpInfo& info, const Stack& stack, Scratch& s);
+// The same for an op of a tensor and sizes.
+void take_apart(OpInfo& info, const at::Tensor& self, at::IntArrayRef sizes, Scratch& s);
 const Call* find_call(const OpInfo& info, Scratch& s);
 struct Pending;
 Pending key_of(const OpInfo& info, const Scratch& s);
@@ -270,6 +272,7 @@ extern Counters counters;
 extern std::atomic<bool> all_watched;
 
 void record(OpInfo& info, Stack* stack);
+at::Tensor record_view(OpInfo& info, const at::Tensor& self, c10::SymIntArrayRef size);
 std::vector<at::Tensor> append(const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds);
 at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl* into = nullptr);
 at::Tensor twin_of(const Operand& o);
