@@ -16,8 +16,8 @@ from djinn_core.interception import sync
 from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.native import generators, recorder, storages
 from djinn_core.interception.native.append import asked
-from djinn_core.interception.native.library import implement, implement_differentiable, ops, send_upcalls_to
-from djinn_core.interception.native.values import is_remote_tensor
+from djinn_core.interception.native.library import implement, implement_differentiable, load, ops, send_upcalls_to
+from djinn_core.interception.native.values import is_remote_tensor, show_values
 from djinn_core.interception.ops.attention import attention, backward_on_cpu
 from djinn_core.interception.ops.default_dtype import with_default_dtype
 from djinn_core.interception.runtime_interface import port
@@ -131,6 +131,8 @@ def _print_fetched(tensor: torch.Tensor, indent: int) -> str | None:
 
 
 def register_device_module(module: Any) -> None:
-    """Make `torch.remote_accelerator`."""
+    """Load the library, and make `torch.remote_accelerator`."""
+    load()
+    show_values()
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch._register_device_module(DEVICE_NAME, module)

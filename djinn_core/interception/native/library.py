@@ -9,13 +9,19 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from djinn_core.interception.device.device_state import DEVICE_NAME
+
 # The device in C++ replaces the one in Python when both pass the same tests.
 ON: Final = os.environ.get("NATIVE_DEVICE", "") == "1"
 
-if ON:
-    import djinn_native
 
-    from djinn_core.interception.device.device_state import DEVICE_NAME
+def load() -> None:
+    """Load the library; only in a process that registers the device, which a server never does.
+
+    Raises:
+        NativeLibraryError: there is none that fits PyTorch.
+    """
+    import djinn_native
 
     torch.utils.rename_privateuse1_backend(DEVICE_NAME)
     djinn_native.load()

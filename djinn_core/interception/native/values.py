@@ -306,4 +306,6 @@ class LazyTensor(torch.Tensor, metaclass=_RemoteTensorMeta):
         return torch.nn.Parameter(data, requires_grad)
 
 
-torch.Tensor.remote = property(Value.of)  # type: ignore[attr-defined]
+def show_values() -> None:
+    """Have `tensor.remote` be the value of a tensor of the device."""
+    torch.Tensor.remote = property(Value.of)  # type: ignore[attr-defined]
