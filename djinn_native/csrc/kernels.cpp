@@ -11,6 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <algorithm>
 #include <set>
 
 namespace djinn {
@@ -255,6 +256,16 @@ const char* const kOwn[] = {"aten::copy_", "aten::view", "aten::_to_copy", "aten
                             "aten::_has_compatible_shallow_copy_type", "aten::detach", "aten::alias",
                             "aten::_efficientzerotensor"};
 
+// Factories that PyTorch makes of empty memory and an op on it. The op checks dtypes and ranges, where the executor would refuse too late.
+const char* const kTakenApart[] = {"aten::rand",          "aten::randn",           "aten::randint",     "aten::normal",       "aten::bartlett_window",
+                                   "aten::hann_window",   "aten::hamming_window",  "aten::fft_fftfreq", "aten::fft_rfftfreq", "aten::blackman_window"};
+
+bool is_taken_apart(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return std::find(std::begin(kTakenApart), std::end(kTakenApart), op.schema().name()) != std::end(kTakenApart) &&
+         std::none_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.type()->kind() == c10::TypeKind::TensorType; });
+}
+
 torch::Library& library(c10::DispatchKey key) {
   static auto* backend = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   static auto* autograd = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
@@ -298,7 +309,9 @@ void register_kernels() {
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema()) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (own.count(full) || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !has_backend_kernel(*op)) continue;
+    if (own.count(full) || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !has_backend_kernel(*op) || is_taken_apart(*op)) {
+      continue;
+    }
     backend.impl(full.c_str(), boxed<Recording>(info_of(*op)));
   }
   for (const char* name : kWithKernels) {
