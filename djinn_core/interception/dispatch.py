@@ -65,6 +65,7 @@ CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
 if native.ON:
     from djinn_core.interception.native.append import remember as remember_in_native
+    from djinn_core.interception.native.calls import forget as forget_in_native
 
 _handlers: Final = device_state.handlers
 _NEW: Any = object()  # no such call was seen before
@@ -398,6 +399,8 @@ def forget_calls() -> None:
     inference_cache.calls.clear()
     inference_cache.drawing.clear()
     forget_examples()
+    if native.ON:
+        forget_in_native()
 
 
 def forget_what_was_learnt() -> None:
@@ -418,6 +421,8 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
     for key, known in list(inference_cache.calls.items()):
         if known is not None and known.signature is call.signature:
             inference_cache.calls.pop(key, None)
+    if native.ON:
+        forget_in_native(call.signature)
 
 
 def _changes_nothing(func: Any, call: Call) -> bool:

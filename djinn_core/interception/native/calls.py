@@ -10,7 +10,7 @@ import torch
 
 from djinn_core.interception.native.library import dtype_number, ops
 from djinn_core.interception.shape_inference.write_checks import raises_versions, refuses_overlap
-from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.program import Call, Signature, Slot
 from djinn_core.ir.values import TensorMeta
 
 NOTHING, LIST, BUMPS, NO_OVERLAP, EMPTY = 1, 2, 4, 8, 16  # flags of `add_call`
@@ -56,6 +56,16 @@ def _add(call: Call | None, description: Sequence[int]) -> int:
     calls[number] = call
     signature_ids[number] = 0 if call is None else call.signature.id
     return number
+
+
+def forget(signature: Signature | None = None) -> None:
+    """Have C++ ask Python about the next call of each key, or of each call of `signature`."""
+    if signature is None:
+        ops.forget_calls([])
+        return
+    numbers = [n for n, known in enumerate(signature_ids) if known == signature.id and calls[n] is not None]
+    if numbers:
+        ops.forget_calls(numbers)
 
 
 _FEWEST: Final = 16384  # calls before the first sweep
