@@ -1,8 +1,10 @@
 // The device: guard, hooks and registration with PyTorch.
 #include "remote.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -15,7 +17,6 @@
 
 namespace djinn {
 
-std::atomic<int64_t> device_count{1};
 std::atomic<bool> forked{false};
 
 namespace {
@@ -24,12 +25,43 @@ std::atomic<int64_t> highest_index{0};  // of devices that exist, as far as this
 thread_local c10::DeviceIndex thread_index = 0;
 thread_local std::vector<int64_t> thread_streams;  // the current stream of each index
 
+// Indexes below this exist. Servers may have more devices: Python knows.
+std::atomic<int64_t> known_count{1};
+
 int64_t& stream_of(c10::DeviceIndex index) {
   const auto place = static_cast<size_t>(index < 0 ? thread_index : index);
   if (thread_streams.size() <= place) thread_streams.resize(place + 1, 0);
   return thread_streams[place];
 }
 
+// Not told apart from an error: callers of `deviceCount` cannot bear an exception.
+c10::DeviceIndex ask_count() noexcept {
+  try {
+    Stack stack;
+    call_python("djinn::device_count", &stack);
+    const int64_t count = stack[0].toInt();
+    known_count = count;
+    return static_cast<c10::DeviceIndex>(count);
+  } catch (...) {
+    return static_cast<c10::DeviceIndex>(known_count.load());
+  }
+}
+
+std::vector<int64_t> ask_memory(const char* what, c10::DeviceIndex index) {
+  Stack stack{std::string(what), static_cast<int64_t>(index)};
+  call_python("djinn::memory", &stack);
+  return stack[0].toIntVector();
+}
+
+at::Tensor ask_mark(const char* op, Stack stack) {
+  call_python(op, &stack);
+  return stack[0].toTensor();
+}
+
+// A mark in the program, which the executor notes when it gets there.
+at::Tensor& mark_of(void* event) { return *static_cast<at::Tensor*>(event); }
+
+// Every stream stands for the order of the program, so none waits for another.
 struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kRemote; }
   c10::Device exchangeDevice(c10::Device d) const override {
@@ -39,22 +71,19 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Device getDevice() const override { return {kRemote, thread_index}; }
   void setDevice(c10::Device d) const override {
-    if (d.index() > 0 && d.index() != thread_index && d.index() > highest_index.load(std::memory_order_relaxed)) {
-      Stack stack{static_cast<int64_t>(d.index())};
-      call_python("djinn::check_index", &stack);  // throws for an index without a device
-      highest_index = d.index();
-    }
+    check_index(d.index());
     uncheckedSetDevice(d);
   }
   void uncheckedSetDevice(c10::Device d) const noexcept override {
     if (d.index() >= 0) thread_index = d.index();
   }
-  c10::Stream getStream(c10::Device d) const override { return c10::Stream(c10::Stream::UNSAFE, d, stream_of(d.index())); }
-  c10::Stream getDefaultStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
+  c10::Stream getStream(c10::Device d) const override { return c10::Stream(c10::Stream::UNSAFE, with_index(d), stream_of(d.index())); }
+  c10::Stream getDefaultStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, with_index(d)); }
   c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return getNewStream(d, 0); }
   c10::Stream getNewStream(c10::Device d, int) const override {
     static std::atomic<int64_t> last{0};
-    return c10::Stream(c10::Stream::UNSAFE, d.has_index() ? d : getDevice(), ++last);
+    check_index(d.index());
+    return c10::Stream(c10::Stream::UNSAFE, with_index(d), ++last);
   }
   c10::Stream exchangeStream(c10::Stream s) const override {
     auto& current = stream_of(s.device_index());
@@ -62,14 +91,36 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     current = s.id();
     return before;
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(device_count.load()); }
-  bool queryStream(const c10::Stream&) const override { return true; }
+  c10::DeviceIndex deviceCount() const noexcept override { return ask_count(); }
+  bool queryStream(const c10::Stream& s) const override { return has_passed(ask_mark("djinn::mark", {int64_t{s.device_index()}})); }
   void synchronizeStream(const c10::Stream&) const override { synchronize(); }
   void synchronizeDevice(c10::DeviceIndex) const override { synchronize(); }
-  void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
-  void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override { synchronize(); }
+  void record(void** event, const c10::Stream& s, c10::DeviceIndex, c10::EventFlag) const override {
+    auto mark = twin_of(operand_of(ask_mark("djinn::mark", {int64_t{s.device_index()}})));
+    if (*event) mark_of(*event) = std::move(mark);
+    else *event = new at::Tensor(std::move(mark));
+  }
+  void block(void* event, const c10::Stream&) const override {
+    if (event) begin_read(current_program(), operand_of(mark_of(event)).record());
+  }
+  bool queryEvent(void* event) const override { return !event || has_passed(twin_of(operand_of(mark_of(event)))); }
+  void synchronizeEvent(void* event) const override {
+    if (event) elapsedTime(event, event, 0);
+  }
+  double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
+    Stack stack{twin_of(operand_of(mark_of(from))), twin_of(operand_of(mark_of(to)))};
+    call_python("djinn::elapsed_time", &stack);
+    return stack[0].toDouble();
+  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<at::Tensor*>(event); }
+
+ private:
+  c10::Device with_index(c10::Device d) const { return d.has_index() ? d : getDevice(); }
+  static bool has_passed(at::Tensor mark) {
+    Stack stack{std::move(mark)};
+    call_python("djinn::has_passed", &stack);
+    return stack[0].toBool();
+  }
   static void synchronize() {
     Stack stack;
     call_python("djinn::synchronize", &stack);
@@ -114,15 +165,19 @@ struct PinnedAllocator final : c10::Allocator {
 
 struct RemoteHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return device_count.load() > 0; }
+  bool isAvailable() const override { return !forked.load(); }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(device_count.load()); }
+  c10::DeviceIndex deviceCount() const override { return ask_count(); }
   c10::DeviceIndex getCurrentDevice() const override { return thread_index; }
-  void setCurrentDevice(c10::DeviceIndex i) const override { thread_index = i; }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex i) const override { return std::exchange(thread_index, i); }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex i) const override {
-    return i < 0 ? thread_index : std::exchange(thread_index, i);
+  void setCurrentDevice(c10::DeviceIndex i) const override {
+    check_index(i);
+    set_current_index(i);
   }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex i) const override {
+    check_index(i);
+    return std::exchange(thread_index, i);
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex i) const override { return i < 0 ? thread_index : exchangeDevice(i); }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex i) const override { return default_generator(i); }
   at::Generator getNewGenerator(c10::DeviceIndex i) const override { return new_generator(i); }
   at::Device getDeviceFromPtr(void*) const override { return {kRemote, thread_index}; }
@@ -137,10 +192,51 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
   }
 };
 
+struct HostAllocator final : at::HostAllocator {
+  c10::DataPtr allocate(size_t n) override { return c10::GetCPUAllocator()->allocate(n); }
+  void copy_data(void* to, const void* from, size_t n) const override { c10::GetCPUAllocator()->copy_data(to, from, n); }
+  bool record_event(void*, void*, c10::Stream) override { return false; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+};
+HostAllocator host_allocator;
+REGISTER_HOST_ALLOCATOR(at::kPrivateUse1, &host_allocator);
+
 }  // namespace
 
+void check_index(c10::DeviceIndex i) {
+  if (C10_LIKELY(i < known_count.load(std::memory_order_relaxed))) return;
+  Stack stack{static_cast<int64_t>(i)};
+  call_python("djinn::check_index", &stack);  // raises
+  ask_count();
+}
+
+c10::CachingDeviceAllocator::DeviceStats memory_stats(c10::DeviceIndex index) {
+  const auto found = ask_memory("stats", index);
+  c10::CachingDeviceAllocator::DeviceStats stats;
+  const auto set = [](auto& stat, int64_t now, int64_t peak) {
+    stat[0].current = now;
+    stat[0].peak = peak;
+  };
+  set(stats.allocated_bytes, found.at(0), found.at(1));
+  set(stats.active_bytes, found.at(0), found.at(1));
+  set(stats.requested_bytes, found.at(0), found.at(1));
+  set(stats.reserved_bytes, found.at(2), found.at(3));
+  return stats;
+}
+std::pair<size_t, size_t> memory_info(c10::DeviceIndex index) {
+  const auto found = ask_memory("info", index);
+  return {static_cast<size_t>(found.at(0)), static_cast<size_t>(found.at(1))};
+}
+void change_memory(const char* what, c10::DeviceIndex index) { ask_memory(what, index); }
+
 c10::DeviceIndex current_index() { return thread_index; }
-void set_current_index(c10::DeviceIndex i) { thread_index = i; }
+void set_current_index(c10::DeviceIndex i) {
+  if (i >= 0) thread_index = i;
+}
+void forget_device_count() { known_count = 1; }
 
 void install_device() {
   c10::SetAllocator(kRemote, allocator());
@@ -148,6 +244,19 @@ void install_device() {
 #ifndef _WIN32
   pthread_atfork(nullptr, nullptr, [] { restart_after_fork(); });
 #endif
+}
+
+TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("current_index() -> int", [] { return static_cast<int64_t>(current_index()); });
+  m.def("set_current_index(int index) -> ()", [](int64_t i) { set_current_index(static_cast<c10::DeviceIndex>(i)); });
+  // Implemented in Python.
+  m.def("device_count() -> int");
+  m.def("check_index(int index) -> ()");
+  m.def("memory(str what, int index) -> int[]");
+  m.def("synchronize() -> ()");
+  m.def("mark(int index) -> Tensor");
+  m.def("has_passed(Tensor mark) -> bool");
+  m.def("elapsed_time(Tensor begin, Tensor end) -> float");
 }
 
 }  // namespace djinn

@@ -295,9 +295,6 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("begin_program(int program) -> ()");
   m.def("cut(int program) -> ()");  // these are implemented in Python
   m.def("at_limit() -> ()");
-  m.def("synchronize() -> ()");
-  m.def("check_index(int index) -> ()");
-  m.def("generator(str what, int number, int value, Tensor? given) -> Tensor?");
   m.def("resize_storage(Storage storage, int nbytes) -> ()");
 }
 

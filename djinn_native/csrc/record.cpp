@@ -246,9 +246,6 @@ TORCH_LIBRARY(djinn, m) {
   m.def("set_upcall() -> ()", &set_upcall);
   m.def("register_kernels() -> ()", &register_kernels);
   m.def("install_device() -> ()", &install_device);
-  m.def("set_device_count(int n) -> ()", [](int64_t n) { device_count = n; });
-  m.def("current_index() -> int", [] { return static_cast<int64_t>(current_index()); });
-  m.def("set_current_index(int index) -> ()", [](int64_t i) { set_current_index(static_cast<c10::DeviceIndex>(i)); });
 }
 
 }  // namespace djinn

@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
@@ -141,7 +142,11 @@ int64_t version_of(int64_t number);
 
 c10::DeviceIndex current_index();
 void set_current_index(c10::DeviceIndex i);
-extern std::atomic<int64_t> device_count;
+void check_index(c10::DeviceIndex i);  // throws if there is no such device
+void forget_device_count();
+c10::CachingDeviceAllocator::DeviceStats memory_stats(c10::DeviceIndex index);
+std::pair<size_t, size_t> memory_info(c10::DeviceIndex index);
+void change_memory(const char* what, c10::DeviceIndex index);
 void install_device();
 extern std::atomic<bool> forked;  // this process is a forked child of one that used the device
 
@@ -285,6 +290,7 @@ const at::Generator& default_generator(c10::DeviceIndex index);
 at::Generator new_generator(c10::DeviceIndex index);
 // The value that holds its state; undefined for the state that the executor's session has.
 at::Tensor state_of(const at::Generator& g);
+void end_session();  // default generators begin again from their seeds
 
 // ---- sites (sites.cpp) -----------------------------------------------------------------------------------------------
 

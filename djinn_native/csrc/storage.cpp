@@ -72,7 +72,7 @@ c10::DataPtr data_of(StorageRecord* record, size_t nbytes, c10::DeviceIndex inde
   return {address, record, &delete_record, c10::Device(kRemote, index)};
 }
 
-struct RemoteAllocator final : c10::Allocator {
+struct RemoteAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t nbytes) override {
     auto* record = new StorageRecord();
     record->number = next_storage.fetch_add(1, std::memory_order_relaxed);
@@ -83,6 +83,13 @@ struct RemoteAllocator final : c10::Allocator {
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "storages of remote_accelerator are copied by ops, not by the allocator");
   }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override { change_memory("empty_cache", -1); }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override { return memory_stats(index); }
+  void resetAccumulatedStats(c10::DeviceIndex index) override { change_memory("reset_accumulated", index); }
+  void resetPeakStats(c10::DeviceIndex index) override { change_memory("reset_peak", index); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override { return memory_info(index); }
 };
 RemoteAllocator the_allocator;
 

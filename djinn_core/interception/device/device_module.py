@@ -9,10 +9,14 @@ from typing import Any
 import torch
 
 from djinn_core.interception import sync
-from djinn_core.interception.device import memory, properties, random_state, streams
+from djinn_core.interception.device import memory, properties, random_state
+from djinn_core.interception.device import streams as python_streams
 from djinn_core.interception.device.current_device import current_device, index_of, set_current_device
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.device.generators import BoundDefaultGenerator, DefaultGenerator
+from djinn_core.interception.native import generators as native_generators
+from djinn_core.interception.native import library as native
+from djinn_core.interception.native import streams as native_streams
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device
 from djinn_core.tracebacks import for_users
@@ -41,6 +45,7 @@ class device_of(device):  # noqa: N801 - PyTorch calls it so
 
 
 AnyDefault = DefaultGenerator | BoundDefaultGenerator
+streams: Any = native_streams if native.ON else python_streams
 
 
 def default_generator(device: Any = None) -> AnyDefault:
@@ -48,7 +53,11 @@ def default_generator(device: Any = None) -> AnyDefault:
     index = index_of(device)
     defaults = device_state.default_generators
     if index not in defaults:
-        made = BoundDefaultGenerator(logical_device(index)) if index else DefaultGenerator(logical_device(index))
+        made: Any
+        if native.ON:
+            made = native_generators.default(index)
+        else:
+            made = BoundDefaultGenerator(logical_device(index)) if index else DefaultGenerator(logical_device(index))
         if index and device_state.seed is not None:
             made.manual_seed(device_state.seed)
         defaults[index] = made
@@ -57,7 +66,8 @@ def default_generator(device: Any = None) -> AnyDefault:
 
 def bound_state(index: int) -> LazyTensor:
     """The value that holds the random state of an index that is bound to one device."""
-    state = default_generator(index).operand()
+    generator: Any = default_generator(index)
+    state: Any = native_generators.operand(generator) if native.ON else generator.operand()
     assert state is not None
     return state
 
@@ -101,6 +111,8 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
     generator = default_generator(device)
     if not device_state.thread.keeps_random_state:
         return generator.get_state()
+    if native.ON:
+        return native_generators.keep_state(generator)
     return generator.keep_state() if isinstance(generator, BoundDefaultGenerator) else random_state.keep_state()
 
 
@@ -113,7 +125,9 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Go on from `new_state`."""
     generator = default_generator(device)
     if isinstance(new_state, LazyTensor):
-        if isinstance(generator, BoundDefaultGenerator):
+        if native.ON:
+            native_generators.go_on_from(generator, new_state)
+        elif isinstance(generator, BoundDefaultGenerator):
             generator.go_on_from(new_state)
         else:
             random_state.set_state(new_state)
@@ -234,8 +248,8 @@ _MEMBERS: tuple[Any, ...] = (
 )
 _NAMED: dict[str, Any] = {
     "LazyTensor": LazyTensor,
-    "Stream": streams.RemoteStream,
-    "Event": streams.RemoteEvent,
+    "Stream": torch.Stream if native.ON else python_streams.RemoteStream,
+    "Event": native_streams.Event if native.ON else python_streams.RemoteEvent,
     "stream": streams.StreamContext,
     "is_built": yes,
     "is_bf16_supported": yes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.native import library as native
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type
 from djinn_core.torch_private import CGenerator, generator_key
 
@@ -13,6 +14,8 @@ def operand_of(generator: CGenerator) -> LazyTensor | None:
     Raises:
         RuntimeError: the generator is of another device, as for every accelerator.
     """
+    if native.ON:
+        return native.ops.generator_value(generator)  # type: ignore[no-any-return]
     found = device_state.generators.get(generator_key(generator))
     if found is None:
         raise RuntimeError(

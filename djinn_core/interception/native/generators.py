@@ -1,112 +1,91 @@
-"""Random generators of the native device: states are values of the executor, which Python makes when they are used first."""
+"""Random generators of the native device: C++ keeps their states, which are values of the executor, and Python makes these."""
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any, Final
 
 import torch
 
 from djinn_core.interception.native.library import implement, ops
-from djinn_core.interception.runtime_interface import port
 
-_states: Final[dict[int, State]] = {}
-
-
-class State:
-    """State of one generator. It is made at its first use, so that a generator may be older than the session."""
-
-    def __init__(self, index: int, seed: int) -> None:
-        self.index = index
-        self.origin: int | torch.Tensor = seed
-        self.value: Any = None
-        self.sessions = port.sessions_ended
-
-    def present(self) -> Any:
-        """The value that holds it."""
-        from djinn_core.interception.device import random_state
-
-        if self.value is None:
-            make: Any = random_state.seeded_generator if isinstance(self.origin, int) else random_state.restored_generator
-            self.value = make(self.origin, self.index)
-        return self.value
-
-    def restart(self, origin: int | torch.Tensor) -> None:
-        """Go on from a seed, or from a state on the CPU."""
-        self.origin, self.value = origin, None
+CGenerator: Final[Any] = torch._C.Generator
 
 
-def is_session_default(number: int) -> bool:
-    """True for the generator of index 0 that ops use by default: its state is the session's."""
-    return number == -1
-
-
-def state_of(number: int) -> State:
-    """The state of a generator that is not the session's."""
-    if len(_states) > 64:
-        for gone in ops.generators_gone():
-            _states.pop(gone, None)
-    found = _states.get(number)
-    if found is None:
-        index = -1 - number if number < 0 else number & 0xFF
-        found = _states[number] = State(index, 67280421310721)
-    elif number < 0 and found.sessions != port.sessions_ended:
-        found.sessions = port.sessions_ended
-        found.restart(found.origin if isinstance(found.origin, int) else 67280421310721)
+def default(index: int) -> torch.Generator:
+    """The default generator of an index."""
+    found: torch.Generator = ops.default_generator(index)
     return found
 
 
-def _ask(what: str, number: int, value: int, given: torch.Tensor | None) -> torch.Tensor | None:
+def operand(generator: torch.Generator) -> torch.Tensor | None:
+    """The value that holds the state of a generator; None for the state that the executor's session has.
+
+    Raises:
+        RuntimeError: the generator is of another device.
+    """
+    found: torch.Tensor | None = ops.generator_value(generator)
+    return found
+
+
+def keep_state(generator: torch.Generator) -> torch.Tensor:
+    """Record a copy of the state that stays on the executor."""
     from djinn_core.interception.device import random_state
 
-    default = is_session_default(number)
-    if what == "operand":
-        return None if default else state_of(number).present()
-    if what == "seed":
-        if default:
-            random_state.manual_seed(value)
-        else:
-            state_of(number).restart(value & 0xFFFF_FFFF_FFFF_FFFF)
-        return None
-    if what == "get_state":
-        return random_state.get_state() if default else random_state.generator_state(state_of(number).present())
-    if what == "set_state":
-        assert given is not None
-        return _set_state(number, given)
-    if what == "clone":
-        copy = _states[value] = State(value & 0xFF, 0)
-        copy.value = (
-            random_state.restored_generator(random_state.get_state(), 0)
-            if default
-            else random_state.copied_generator(state_of(number).present())
-        )
-        return None
-    return _offset(what, number, value)
+    value = operand(generator)
+    return random_state.keep_state() if value is None else random_state.keep_generator_state(value)  # type: ignore[arg-type]
 
 
-def _set_state(number: int, given: torch.Tensor) -> torch.Tensor | None:
+def go_on_from(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Go on from a kept state."""
     from djinn_core.interception.device import random_state
+
+    if generator.device.index == 0 and operand(generator) is None:
+        random_state.set_state(state)
+    else:
+        ops.set_generator_value(generator, random_state.restored_generator(state, generator.device.index))
+
+
+def _ask(what: str, index: int, seed: int, given: torch.Tensor | None) -> torch.Tensor | None:
+    from djinn_core.interception.device import random_state
+
+    match what:
+        case "seed":
+            random_state.manual_seed(seed)
+        case "get_state":
+            return random_state.get_state()
+        case "set_state":
+            random_state.set_state(given)  # type: ignore[arg-type]
+        case "make":
+            if given is None:
+                return random_state.seeded_generator(seed, index)
+            return random_state.restored_generator(given, index)
+        case "copy":
+            return random_state.copied_generator(given)  # type: ignore[arg-type]
+        case "read":
+            return random_state.generator_state(given)  # type: ignore[arg-type]
+        case "check":
+            return _seed_of(given)
+    return None
+
+
+def _seed_of(state: torch.Tensor | None) -> torch.Tensor:
     from djinn_core.interception.device.generators import note_state
 
-    probe = torch._C.Generator()
-    note_state(probe, given)
-    if is_session_default(number):
-        random_state.set_state(given)
-    else:
-        state_of(number).restart(given.clone())
-    return torch.tensor(probe.initial_seed() - (1 << 64 if probe.initial_seed() >= 1 << 63 else 0), device="cpu")
+    probe = CGenerator()
+    note_state(probe, state)
+    seed = probe.initial_seed()
+    return torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, device="cpu")
 
 
-def _offset(what: str, number: int, value: int) -> torch.Tensor | None:
-    from djinn_core.interception.device.generators import _counting
-
-    state = _counting(_ask("get_state", number, 0, None))  # type: ignore[arg-type]
-    if what == "get_offset":
-        return state.view(torch.int64)[1].clone()
-    state = state.clone()
-    state.view(torch.int64)[1] = value
-    return _set_state(number, state)
+def _reduce(generator: Any) -> Any:
+    """As PyTorch pickles generators, but without an offset, which the executor's may not have."""
+    if generator.device.type != torch._C._get_privateuse1_backend_name():
+        return generator.__reduce__()
+    return torch.Generator, (generator.device,), (generator.initial_seed(), None, generator.get_state())
 
 
 def register() -> None:
     """Have C++ call this."""
     implement(generator=_ask)
+    copyreg.pickle(CGenerator, _reduce)

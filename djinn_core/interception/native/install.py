@@ -14,7 +14,7 @@ from djinn_core.interception.device.device_state import DEVICE_NAME, device_stat
 from djinn_core import torch_objects
 from djinn_core.interception import sync
 from djinn_core.interception.dispatch import forget_calls
-from djinn_core.interception.native import generators, recorder, storages
+from djinn_core.interception.native import device, generators, recorder, storages, streams
 from djinn_core.interception.native.append import asked
 from djinn_core.interception.native.library import implement, implement_differentiable, load, ops, send_upcalls_to
 from djinn_core.interception.native.values import is_remote_tensor, show_values
@@ -111,7 +111,9 @@ def own_folders() -> Sequence[str]:
 def install_device() -> None:
     """Make the device known to PyTorch, with its kernels."""
     recorder.register()
+    device.register()
     generators.register()
+    streams.register()
     storages.register()
     implement(check_index=_check_index)
     implement_differentiable(attention=_attention, attention_backward=backward_on_cpu)

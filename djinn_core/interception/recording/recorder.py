@@ -139,6 +139,21 @@ class Recorder:
         """The recorder of the present thread."""
         return cls(shared)
 
+    @staticmethod
+    def end_session() -> None:
+        """Forget what was freed: a session has ended, and the next one has no use for it."""
+        device_state.freed.clear()
+
+    @staticmethod
+    def begin_in_child() -> None:
+        """Forget everything in a forked child, before it records."""
+        device_state.freed.clear()
+
+    @staticmethod
+    def any_unsent(recorders: Iterable[Recorder]) -> bool:
+        """True if an unsent program has values."""
+        return any(entry.handles for recorder in recorders for entry in recorder.entries)
+
     @property
     def thread(self) -> str:
         """Name of the thread; empty where it has ended."""
@@ -657,7 +672,7 @@ class Recorders:
         with self.sending:
             for recorder in self.all():
                 recorder.take(SyncRequest())
-            device_state.freed.clear()
+            self.kind.end_session()
             self.held_back.clear()
             self.unsent.clear()
             self.meta_only.clear()
@@ -666,7 +681,7 @@ class Recorders:
 
     def have_unsent_values(self) -> bool:
         """Return True if an unsent program has values. A program that only seeds the random state has no values."""
-        return bool(self.held_back) or any(entry.handles for recorder in self._all for entry in recorder.entries)
+        return bool(self.held_back) or self.kind.any_unsent(self._all)
 
     def forget_everything(self) -> None:
         """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""
@@ -674,7 +689,7 @@ class Recorders:
         collect_later.restart()
         self._all.clear()
         self.made = self.waiting = 0
-        device_state.freed.clear()
+        self.kind.begin_in_child()
         self.held_back.clear()
         self.unsent.clear()
         self.thread = _ForkedChild() if port.forked else _ThreadRecorder(self)
