@@ -356,10 +356,16 @@ OpInfo::OpInfo(const c10::OperatorHandle& o) : op(o) {
   if (lists && returns > 1) flags |= kNeverKnown;
 }
 
+std::mutex& infos_mutex() {
+  static auto* one = new std::mutex();
+  return *one;
+}
+std::shared_mutex& memo_mutex() { return memo().mutex; }
+std::mutex& calls_mutex() { return calls().mutex; }
+
 OpInfo& info_of(const c10::OperatorHandle& op) {
-  static std::mutex mutex;
   static auto* all = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>();
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(infos_mutex());
   auto& one = (*all)[op.operator_name()];
   if (!one) one = std::make_unique<OpInfo>(op);
   return *one;

@@ -21,7 +21,6 @@ std::atomic<bool> forked{false};
 
 namespace {
 
-std::atomic<int64_t> highest_index{0};  // of devices that exist, as far as this process has asked
 thread_local c10::DeviceIndex thread_index = 0;
 thread_local std::vector<int64_t> thread_streams;  // the current stream of each index
 
@@ -92,6 +91,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   c10::DeviceIndex deviceCount() const noexcept override { return ask_count(); }
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
   bool queryStream(const c10::Stream& s) const override { return has_passed(ask_mark("djinn::mark", {int64_t{s.device_index()}})); }
   void synchronizeStream(const c10::Stream&) const override { synchronize(); }
   void synchronizeDevice(c10::DeviceIndex) const override { synchronize(); }
@@ -238,11 +238,46 @@ void set_current_index(c10::DeviceIndex i) {
 }
 void forget_device_count() { known_count = 1; }
 
+#ifndef _WIN32
+namespace {
+
+// The forking thread takes every mutex, so that no other thread is in the middle of a change that the child would see.
+void before_fork() {
+  sharing_mutex().lock();
+  for (auto* p : all_programs()) p->mutex.lock();
+  freed_lock().lock();
+  infos_mutex().lock();
+  memo_mutex().lock();
+  calls_mutex().lock();
+  sites_mutex().lock();
+}
+void after_fork_in_parent() {
+  sites_mutex().unlock();
+  calls_mutex().unlock();
+  memo_mutex().unlock();
+  infos_mutex().unlock();
+  freed_lock().unlock();
+  for (auto* p : all_programs()) p->mutex.unlock();
+  sharing_mutex().unlock();
+}
+// A mutex may know its holder by a number of the parent's, so each is made again.
+void after_fork_in_child() {
+  for (auto* mutex : {&sites_mutex(), &calls_mutex(), &infos_mutex()}) new (mutex) std::mutex();
+  for (auto* p : all_programs()) p->mutex.unlock();
+  sharing_mutex().unlock();
+  new (&memo_mutex()) std::shared_mutex();
+  freed_lock().unlock();
+  forked = true;  // until Python knows better
+}
+
+}  // namespace
+#endif
+
 void install_device() {
   c10::SetAllocator(kRemote, allocator());
   at::RegisterPrivateUse1HooksInterface(new RemoteHooks());
 #ifndef _WIN32
-  pthread_atfork(nullptr, nullptr, [] { restart_after_fork(); });
+  pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
 #endif
 }
 

@@ -21,7 +21,8 @@ at::Tensor without_object(const at::Tensor& t) { return twin_of(operand_of(t)); 
 
 struct RemoteGenerator final : at::GeneratorImpl {
   RemoteGenerator(c10::DeviceIndex index, bool is_default)
-      : GeneratorImpl({kRemote, index}, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), follows_sessions(is_default) {}
+      // Without a key of its own, so that ops on the CPU which are given it refuse it themselves.
+      : GeneratorImpl({kRemote, index}, c10::DispatchKeySet()), follows_sessions(is_default) {}
 
   // Ops of index 0 that are given no generator draw from a state that is no value of the program.
   bool is_the_sessions() const { return follows_sessions && device_.index() == 0; }
@@ -128,9 +129,14 @@ at::Generator new_generator(c10::DeviceIndex index) {
 
 at::Tensor state_of(const at::Generator& g) { return ours(g)->present(); }
 
-void end_session() { ++sessions; }
+static void end_session() {
+  ++sessions;
+  forget_device_count();
+  drop_freed();
+}
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("end_session() -> ()", &end_session);
   // Implemented in Python.
   m.def("generator(str what, int index, int seed, Tensor? given) -> Tensor?");
   m.def("default_generator(int index) -> Generator?", [](int64_t index) { return std::optional<at::Generator>(default_generator(static_cast<c10::DeviceIndex>(index))); });

@@ -8,13 +8,14 @@
 #include <deque>
 
 namespace djinn {
-namespace {
 
-// Guards the table of programs and the lists of readers. Never held while Python is called.
-std::mutex& sharing_mutex() {
-  static auto* one = new std::mutex();
+SpinLock& sharing_mutex() {
+  static auto* one = new SpinLock();
   return *one;
 }
+
+namespace {
+
 std::vector<Program*>& programs() {  // by number; never destroyed, because storages point to them
   static auto* all = new std::vector<Program*>();
   return *all;
@@ -24,16 +25,11 @@ std::vector<Program*>& released() {
   return *all;
 }
 
-// Python sends what another thread's program has recorded so far.
-void cut(Program* other) {
-  Stack stack{other->number};
-  call_python("djinn::cut", &stack);
-}
-
 struct ThreadProgram {
   Program* program = nullptr;
+  Program* own = nullptr;
   ~ThreadProgram() {
-    if (program && program->counters[kEntries].load() == 0) release_program(program);
+    if (own) let_go(own);
   }
 };
 thread_local ThreadProgram thread_program;
@@ -45,30 +41,57 @@ Program::Program(int64_t n) : number(n) {
   counters[kLimit].store(int64_t{1} << 40);
 }
 
-Program* new_program() {
-  std::lock_guard<std::mutex> guard(sharing_mutex());
-  if (!released().empty()) {
-    auto* again = released().back();
+// Python sends what another thread's program has recorded so far.
+void cut(Program* other) {
+  Stack stack{other->number};
+  call_python("djinn::cut", &stack);
+}
+
+Program* new_program(int holders) {
+  std::lock_guard<SpinLock> guard(sharing_mutex());
+  Program* made;
+  if (released().empty()) {
+    made = new Program(static_cast<int64_t>(programs().size()));
+    programs().push_back(made);
+  } else {
+    made = released().back();
     released().pop_back();
-    again->counters[kEpoch].fetch_add(1);
-    return again;
   }
-  auto* made = new Program(static_cast<int64_t>(programs().size()));
-  programs().push_back(made);
+  made->holders = holders;
   return made;
 }
 
-void release_program(Program* p) {
-  std::lock_guard<std::mutex> guard(sharing_mutex());
+static void restart(Program* p) {
+  std::lock_guard<SpinLock> guard(p->mutex);
+  p->calls.clear();
+  p->sites.clear();
+  p->nodes.clear();
+  p->handles.clear();
+  p->slots.clear();
+  p->kinds.clear();
+  p->counters[kEntries].store(0);
   p->counters[kEpoch].fetch_add(1);
   p->counters[kWatched].store(0);
   p->counters[kDifferentiating].store(0);
   p->counters[kLimit].store(int64_t{1} << 40);
+}
+
+void let_go(Program* p) {
+  if (p->holders.fetch_sub(1) > 1) return;
+  restart(p);
+  std::lock_guard<SpinLock> guard(sharing_mutex());
   released().push_back(p);
 }
 
+std::vector<Program*> all_programs() { return programs(); }
+
+void forget_programs() {
+  for (auto* p : programs()) restart(p);
+  drop_freed();
+}
+
 Program* program_of(int64_t number) {
-  std::lock_guard<std::mutex> guard(sharing_mutex());
+  std::lock_guard<SpinLock> guard(sharing_mutex());
   TORCH_CHECK(number >= 0 && static_cast<size_t>(number) < programs().size(), "no program ", number);
   return programs()[static_cast<size_t>(number)];
 }
@@ -76,7 +99,7 @@ Program* program_of(int64_t number) {
 Program& current_program() {
   auto& mine = thread_program.program;
   if (C10_UNLIKELY(!mine)) {
-    mine = new_program();
+    mine = thread_program.own = new_program(2);
     Stack stack{mine->number};
     call_python("djinn::begin_program", &stack);
   }
@@ -89,47 +112,34 @@ Program* switch_program(Program* to) {
   return before;
 }
 
-// A storage is read: unsent writes of another thread come first.
-void begin_read(Program& mine, StorageRecord* s) {
-  if (C10_UNLIKELY(s->writer.program != &mine && is_live(s->writer))) cut(s->writer.program);
-  const int64_t epoch = mine.epoch();
+Program* before_write(const Program& mine, const StorageRecord* s) {
+  if (s->reader.program != &mine && is_live(s->reader)) return s->reader.program;
+  for (const auto& other : s->readers) {
+    if (other.program != &mine && is_live(other)) return other.program;
+  }
+  return before_read(mine, s);
+}
+
+void note_read(Program& mine, StorageRecord* s) {
   if (C10_UNLIKELY(s->reader.program != &mine && is_live(s->reader))) {
-    std::lock_guard<std::mutex> guard(sharing_mutex());
     auto& others = s->readers;
-    others.erase(std::remove_if(others.begin(), others.end(), [](const Use& u) { return !is_live(u); }), others.end());
+    others.erase(std::remove_if(others.begin(), others.end(), [&](const Use& u) { return u.program == &mine || !is_live(u); }), others.end());
     others.push_back(s->reader);
   }
-  s->reader = {&mine, epoch};
+  s->reader = {&mine, mine.epoch()};
 }
 
-// A storage is written: unsent reads and writes of other threads come first.
-void begin_write(Program& mine, StorageRecord* s) {
-  if (C10_UNLIKELY(s->reader.program != &mine && is_live(s->reader))) cut(s->reader.program);
-  if (C10_UNLIKELY(!s->readers.empty())) {
-    std::vector<Use> others;
-    {
-      std::lock_guard<std::mutex> guard(sharing_mutex());
-      others.swap(s->readers);
-    }
-    for (const auto& other : others) {
-      if (other.program != &mine && is_live(other)) cut(other.program);
-    }
-  }
+void note_write(Program& mine, StorageRecord* s) {
   ++s->version;
   s->known = false;
-  claim(mine, s);
-}
-
-// This program has unsent writes or unsent views of the storage.
-void claim(Program& mine, StorageRecord* s) {
-  if (C10_UNLIKELY(s->writer.program != &mine && is_live(s->writer))) cut(s->writer.program);
+  if (C10_UNLIKELY(!s->readers.empty())) s->readers.clear();  // they were sent, or are this program
   s->writer = {&mine, mine.epoch()};
 }
 
 void for_unsent_calls(const std::function<void(int32_t)>& visit) {
   std::vector<Program*> all;
   {
-    std::lock_guard<std::mutex> guard(sharing_mutex());
+    std::lock_guard<SpinLock> guard(sharing_mutex());
     all = programs();
   }
   for (auto* p : all) {
@@ -138,22 +148,28 @@ void for_unsent_calls(const std::function<void(int32_t)>& visit) {
   }
 }
 
-void restart_after_fork() {
-  // Threads that stayed in the parent may hold locks. Their objects are left as they are, and new ones take their places.
-  new (&sharing_mutex()) std::mutex();
-  for (auto* p : programs()) {
-    new (&p->mutex) SpinLock();
-    p->calls.clear();
-    p->sites.clear();
-    p->nodes.clear();
-    p->handles.clear();
-    p->slots.clear();
-    p->kinds.clear();
-    p->counters[kEntries].store(0);
-    p->counters[kEpoch].fetch_add(1);
+void begin_read(Program& mine, StorageRecord* s) {
+  for (;;) {
+    Program* first;
+    {
+      std::lock_guard<SpinLock> guard(sharing_mutex());
+      first = before_read(mine, s);
+      if (!first) return note_read(mine, s);
+    }
+    cut(first);
   }
-  drop_freed();
-  forked = true;
+}
+
+void begin_write(Program& mine, StorageRecord* s) {
+  for (;;) {
+    Program* first;
+    {
+      std::lock_guard<SpinLock> guard(sharing_mutex());
+      first = before_write(mine, s);
+      if (!first) return note_write(mine, s);
+    }
+    cut(first);
+  }
 }
 
 // ---- what Python reads -----------------------------------------------------------------------------------------------
@@ -229,6 +245,7 @@ std::vector<int64_t> look_calls(int64_t number) {
 bool take_back(const at::Tensor& t) {
   auto operand = operand_of(t);
   auto& p = current_program();
+  std::lock_guard<SpinLock> sharing(sharing_mutex());
   std::lock_guard<SpinLock> guard(p.mutex);
   if (p.calls.empty() || p.handles.empty()) return false;
   const auto& call = call_of(p.calls.back());
@@ -278,9 +295,14 @@ std::tuple<std::vector<int64_t>, int64_t> freed(int64_t number) {
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("current_program() -> int", [] { return current_program().number; });
-  m.def("new_program() -> int", [] { return new_program()->number; });
+  m.def("new_program() -> int", [] { return new_program(1)->number; });
   m.def("switch_program(int program) -> int", [](int64_t n) { return switch_program(program_of(n))->number; });
-  m.def("release_program(int program) -> ()", [](int64_t n) { release_program(program_of(n)); });
+  m.def("let_go(int program) -> ()", [](int64_t n) { let_go(program_of(n)); });
+  m.def("forget_programs() -> ()", &forget_programs);
+  m.def("any_unsent_values() -> bool", [] {
+    std::lock_guard<SpinLock> guard(sharing_mutex());
+    return std::any_of(programs().begin(), programs().end(), [](const Program* p) { return !p->handles.empty(); });
+  });
   m.def("counters(int program) -> Tensor", &counters_of);
   m.def("take(int program, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &take);
   m.def("look(int program, int first) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &look);

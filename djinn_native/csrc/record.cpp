@@ -53,15 +53,47 @@ int64_t autograd_node(Program& p) {
   return node ? static_cast<int64_t>(node->sequence_nr()) : -2;
 }
 
+// The program of another thread that must be sent before this call.
+Program* before_call(const Program& p, const Call& call, at::ArrayRef<Operand> operands) {
+  for (const auto& operand : operands) {
+    if (auto* first = before_read(p, operand.record())) return first;
+  }
+  for (auto w : call.writes) {
+    if (auto* first = before_write(p, operands[w].record())) return first;
+  }
+  return nullptr;
+}
+
+bool is_new(const Result& r) { return r.kind == Result::kNew || r.kind == Result::kView; }
+Value* value_of(const at::Tensor& t) { return static_cast<RemoteImpl*>(t.unsafeGetTensorImpl())->value.get(); }
+
+void append_entry(Program& p, const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds,
+                  int32_t site, int64_t node, const c10::SmallVectorImpl<at::Tensor>& made) {
+  std::lock_guard<SpinLock> guard(p.mutex);
+  for (const auto& operand : operands) note_read(p, operand.record());
+  for (auto w : call.writes) note_write(p, operands[w].record());
+  p.calls.push_back(call.id);
+  p.sites.push_back(site);
+  p.nodes.push_back(node);
+  for (const auto& operand : operands) p.handles.push_back(operand.value->handle);
+  for (size_t i = 0; i < call.results.size(); ++i) {
+    if (!is_new(call.results[i])) continue;
+    auto* value = value_of(made[i]);
+    p.handles.push_back(value->handle);
+    value->record->writer = {&p, p.epoch()};  // a view counts: a thread that uses it needs this program first
+  }
+  p.slots.insert(p.slots.end(), slots.begin(), slots.end());
+  p.kinds.insert(p.kinds.end(), kinds.begin(), kinds.end());
+  p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
+}
+
 // Appends an entry and adds its results to `made`: new tensors, operands for results that are these, undefined ones for nothing.
 void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds,
                c10::SmallVectorImpl<at::Tensor>& made) {
   TORCH_INTERNAL_ASSERT(operands.size() == static_cast<size_t>(call.operands) && slots.size() == static_cast<size_t>(call.slots),
                         "a call takes ", call.operands, " operands and ", call.slots, " scalars, and got ", operands.size(), " and ", slots.size());
-  for (const auto& operand : operands) begin_read(p, operand.record());
   if (call.bumps && !call.writes.empty()) increment_versions(call, operands);
-  for (auto w : call.writes) begin_write(p, operands[w].record());
-  const int32_t site = user_site();  // takes the interpreter's lock, so it comes before the program's
+  const int32_t site = user_site();  // takes the interpreter's lock, so it comes before others
   const int64_t node = autograd_node(p);
   for (const auto& r : call.results) {
     switch (r.kind) {
@@ -71,30 +103,18 @@ void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at:
       case Result::kNone: made.emplace_back(); break;
     }
   }
-  std::lock_guard<SpinLock> guard(p.mutex);
-  const Use use{&p, p.epoch()};  // another thread may have cut the program since `begin_read`
-  for (const auto& operand : operands) {
-    auto* record = operand.record();
-    if (record->reader.program == &p) record->reader = use;
+  for (;;) {
+    Program* first;
+    {
+      std::lock_guard<SpinLock> guard(sharing_mutex());
+      first = before_call(p, call, operands);
+      if (C10_LIKELY(!first)) {
+        append_entry(p, call, operands, slots, kinds, site, node, made);
+        break;
+      }
+    }
+    cut(first);
   }
-  for (auto w : call.writes) {
-    auto* record = operands[w].record();
-    if (record->writer.program == &p) record->writer = use;
-  }
-  p.calls.push_back(call.id);
-  p.sites.push_back(site);
-  p.nodes.push_back(node);
-  for (const auto& operand : operands) p.handles.push_back(operand.value->handle);
-  for (size_t i = 0; i < call.results.size(); ++i) {
-    const auto kind = call.results[i].kind;
-    if (kind != Result::kNew && kind != Result::kView) continue;
-    auto* value = static_cast<RemoteImpl*>(made[i].unsafeGetTensorImpl())->value.get();
-    p.handles.push_back(value->handle);
-    value->record->writer = use;  // a view counts: a thread that uses it needs this program first
-  }
-  p.slots.insert(p.slots.end(), slots.begin(), slots.end());
-  p.kinds.insert(p.kinds.end(), kinds.begin(), kinds.end());
-  p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
 }
 
 void check_limit(Program& p) {
@@ -222,6 +242,7 @@ at::Tensor append_into(int64_t call, const c10::Storage& storage, const std::vec
   auto made = make_result(known.results.at(0), nullptr, storage.unsafeGetStorageImpl());
   auto* value = static_cast<RemoteImpl*>(made.unsafeGetTensorImpl())->value.get();
   const int32_t site = user_site();
+  std::lock_guard<SpinLock> sharing(sharing_mutex());
   std::lock_guard<SpinLock> guard(p.mutex);
   value->record->writer = {&p, p.epoch()};
   p.calls.push_back(known.id);

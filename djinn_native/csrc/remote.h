@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -73,18 +74,19 @@ constexpr uint32_t kNoSlot = 0xffffffff;  // storages without bytes have no addr
 // Context of a storage's DataPtr. It lives as long as the storage.
 struct StorageRecord {
   int64_t number = 0;
-  int64_t views = 0;           // views whose handles were given out
+  std::atomic<int64_t> views{0};  // views whose handles were given out
   uint32_t slot = kNoSlot;     // of its address
   bool owned = true;           // false: its values belong to another record
   bool known = false;          // the client knows its contents: `version` is the one at which it does
   bool watched = false;        // Python keeps facts about it
   int64_t version = 0;         // number of recorded writes
+  SpinLock lock;               // guards `values`, `kept` and `anchor`; never held while one of these dies
   c10::SmallVector<Value*, 2> values;  // that exist
   size_t held = 0;             // bytes that the executor's memory has at least
   c10::StorageImpl* storage = nullptr;
   Use writer;                  // unsent writes, or unsent views
   Use reader;                  // unsent reads
-  std::vector<Use> readers;    // further threads with unsent reads; guarded by `sharing_mutex`
+  std::vector<Use> readers;    // further threads with unsent reads; `sharing_mutex` guards all of these, `version` and `known`
   std::vector<ValuePtr> kept;  // of views that PyTorch made without an op, as `param.data = x` does
   ValuePtr anchor;             // the last value, while only the storage itself is referenced
 };
@@ -128,6 +130,7 @@ StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before = nullptr);
 // Set the size that PyTorch sees. The storage gets an address with its first byte.
 void set_bytes(StorageRecord* record, size_t nbytes);
 bool has_record(const c10::StorageImpl* s);
+ValuePtr value_with(StorageRecord* r, const Layout* layout);  // one that is alive; null: of any layout
 void queue_freed(const Value& v);
 // Handles that were freed and that no unsent program but `program` uses. `waiting` gets the number of the others.
 std::vector<int64_t> take_freed(Program* program, int64_t* waiting);
@@ -148,6 +151,13 @@ c10::CachingDeviceAllocator::DeviceStats memory_stats(c10::DeviceIndex index);
 std::pair<size_t, size_t> memory_info(c10::DeviceIndex index);
 void change_memory(const char* what, c10::DeviceIndex index);
 void install_device();
+
+// Mutexes that a fork takes, so that what they guard is whole in the child.
+std::mutex& infos_mutex();
+std::shared_mutex& memo_mutex();
+std::mutex& calls_mutex();
+std::mutex& sites_mutex();
+SpinLock& freed_lock();
 extern std::atomic<bool> forked;  // this process is a forked child of one that used the device
 
 // ---- upcalls (upcall.cpp) --------------------------------------------------------------------------------------------
@@ -166,6 +176,7 @@ enum Counter : uint8_t { kEntries, kEpoch, kLimit, kDifferentiating, kWatched, k
 struct Program {
   explicit Program(int64_t n);
   const int64_t number;
+  std::atomic<int> holders{0};     // the thread that records it, and its recorder in Python
   SpinLock mutex;
   std::atomic<int64_t> counters[kCounters];
   std::vector<int32_t> calls;      // one for each entry
@@ -180,13 +191,29 @@ struct Program {
 Program& current_program();
 Program* switch_program(Program* to);  // returns the former one
 Program* program_of(int64_t number);
-Program* new_program();
-void release_program(Program* p);
-inline bool is_live(const Use& u) { return u.program && u.program->epoch() == u.epoch; }
+Program* new_program(int holders);
+void let_go(Program* p);  // when nobody holds it, another thread gets it
+std::vector<Program*> all_programs();  // the caller holds `sharing_mutex`
+void forget_programs();
+inline bool is_live(const Use& u) {
+  return u.program && u.program->epoch() == u.epoch && u.program->counters[kEntries].load(std::memory_order_acquire) > 0;
+}
+// Guards which programs use a storage, and the table of programs. A program's own mutex may be taken under it. Never held while
+// Python is called, or a value dies.
+SpinLock& sharing_mutex();
+// The program of another thread that must be sent before this one reads a storage; the caller holds `sharing_mutex`.
+inline Program* before_read(const Program& mine, const StorageRecord* s) {
+  return s->writer.program != &mine && is_live(s->writer) ? s->writer.program : nullptr;
+}
+Program* before_write(const Program& mine, const StorageRecord* s);
+// Note a read or a write; the caller holds `sharing_mutex`.
+void note_read(Program& mine, StorageRecord* s);
+void note_write(Program& mine, StorageRecord* s);
+// Send the program of another thread.
+void cut(Program* other);
+// Send what must come before, then note it.
 void begin_read(Program& mine, StorageRecord* s);
 void begin_write(Program& mine, StorageRecord* s);
-void claim(Program& mine, StorageRecord* s);
-void restart_after_fork();
 void for_unsent_calls(const std::function<void(int32_t)>& visit);
 
 // ---- calls (calls.cpp) -----------------------------------------------------------------------------------------------
@@ -290,7 +317,6 @@ const at::Generator& default_generator(c10::DeviceIndex index);
 at::Generator new_generator(c10::DeviceIndex index);
 // The value that holds its state; undefined for the state that the executor's session has.
 at::Tensor state_of(const at::Generator& g);
-void end_session();  // default generators begin again from their seeds
 
 // ---- sites (sites.cpp) -----------------------------------------------------------------------------------------------
 

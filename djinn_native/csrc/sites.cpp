@@ -144,6 +144,8 @@ int32_t user_site() {
   return site;
 }
 
+std::mutex& sites_mutex() { return sites().mutex; }
+
 void set_own_folders(std::vector<std::string> folders) { sites().own = std::move(folders); }
 
 std::vector<int64_t> sites_from(int64_t first) {

@@ -18,7 +18,7 @@ constexpr uint64_t kBase = uint64_t{1} << 62, kSlots = uint64_t{1} << 21, kFirst
 struct Freed {
   int64_t handle;
   Use writer, reader;
-  bool shared;  // more threads read it
+  std::vector<Use> readers;
 };
 
 // Never destroyed: storages die until the very end of the process.
@@ -103,6 +103,8 @@ c10::Storage storage_over(StorageRecord* record, size_t nbytes, c10::DeviceIndex
 
 Handle first_handle(int64_t storage) { return storage * kStep; }
 
+SpinLock& freed_lock() { return shared().lock; }
+
 c10::Allocator* allocator() { return &the_allocator; }
 
 c10::Storage new_storage(size_t nbytes, c10::DeviceIndex index) {
@@ -153,27 +155,55 @@ StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before) {
   return all.records[slot];
 }
 
-Value::Value(Handle h, StorageRecord* r, bool o, LayoutPtr l) : handle(h), record(r), owned(o), layout(std::move(l)) { r->values.push_back(this); }
+Value::Value(Handle h, StorageRecord* r, bool o, LayoutPtr l) : handle(h), record(r), owned(o), layout(std::move(l)) {
+  std::lock_guard<SpinLock> guard(r->lock);
+  r->values.push_back(this);
+}
 
 Value::~Value() {
   auto* r = record;
-  auto& all = r->values;
-  all.erase(std::find(all.begin(), all.end(), this));
+  bool last;
+  {
+    std::lock_guard<SpinLock> guard(r->lock);
+    auto& all = r->values;
+    all.erase(std::find(all.begin(), all.end(), this));
+    last = all.empty();
+  }
   if (!owned) return;
   // The storage object outlives its tensors where Python holds it, and a tensor may be made over it again.
-  if (all.empty() && r->storage && c10::raw::intrusive_ptr::use_count(r->storage) > 1) {
-    r->anchor = c10::make_intrusive<Value>(handle, r, true, layout);
+  if (last && r->storage && c10::raw::intrusive_ptr::use_count(r->storage) > 1) {
+    auto anchor = c10::make_intrusive<Value>(handle, r, true, layout);
+    std::lock_guard<SpinLock> guard(r->lock);
+    r->anchor.swap(anchor);
     return;
   }
   queue_freed(*this);
 }
 
+ValuePtr value_with(StorageRecord* r, const Layout* layout) {
+  ValuePtr found;
+  std::lock_guard<SpinLock> guard(r->lock);
+  for (auto* value : r->values) {
+    if (layout && !(*value->layout == *layout)) continue;
+    c10::raw::weak_intrusive_ptr::incref(value);  // a value that dies stays in the list until it has this lock
+    if (auto* alive = c10::raw::weak_intrusive_ptr::lock(value)) found = ValuePtr::reclaim(static_cast<Value*>(alive));
+    c10::raw::weak_intrusive_ptr::decref(value);
+    if (found) break;
+  }
+  return found;
+}
+
 void queue_freed(const Value& v) {
-  const auto* r = v.record;
-  Freed freed{v.handle, r->writer, r->reader, !r->readers.empty()};
+  Freed freed{v.handle, {}, {}, {}};
+  {
+    std::lock_guard<SpinLock> guard(sharing_mutex());
+    freed.writer = v.record->writer;
+    freed.reader = v.record->reader;
+    freed.readers = v.record->readers;
+  }
   auto& all = shared();
   std::lock_guard<SpinLock> guard(all.lock);
-  all.freed.push_back(freed);
+  all.freed.push_back(std::move(freed));
 }
 
 std::vector<int64_t> take_freed(Program* program, int64_t* waiting) {
@@ -187,7 +217,7 @@ std::vector<int64_t> take_freed(Program* program, int64_t* waiting) {
   std::vector<int64_t> free;
   std::vector<Freed> left;
   for (const auto& f : taken) {
-    if (elsewhere(f.writer) || elsewhere(f.reader)) left.push_back(f);
+    if (elsewhere(f.writer) || elsewhere(f.reader) || std::any_of(f.readers.begin(), f.readers.end(), elsewhere)) left.push_back(f);
     else free.push_back(f.handle);
   }
   *waiting = static_cast<int64_t>(left.size());
@@ -211,7 +241,7 @@ std::vector<int64_t> look_freed() {
 void put_back(at::IntArrayRef handles) {
   auto& all = shared();
   std::lock_guard<SpinLock> guard(all.lock);
-  for (auto h : handles) all.freed.push_back({h, {}, {}, false});
+  for (auto h : handles) all.freed.push_back({h, {}, {}, {}});
 }
 
 void drop_freed() {

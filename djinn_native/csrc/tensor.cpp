@@ -51,23 +51,22 @@ Operand operand_of_foreign(c10::TensorImpl* t) {
   auto* record = record_of(t->unsafe_storage().unsafeGetStorageImpl(), &before);
   auto layout = layout_of(t);
   layout.offset += before / static_cast<int64_t>(t->itemsize());
-  Value* found = nullptr;
-  for (auto* value : record->values) {
-    if (*value->layout == layout) found = value;
-  }
+  auto value = value_with(record, &layout);
+  auto* found = value.get();
   if (!found) {
     const auto sizes = at::IntArrayRef(layout.dims).slice(0, layout.dims.size() / 2), strides = at::IntArrayRef(layout.dims).slice(sizes.size());
     Stack stack{c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(record->storage)), sizes.vec(), strides.vec(), layout.offset,
                 static_cast<int64_t>(layout.dtype), static_cast<int64_t>(layout.conj) + 2 * static_cast<int64_t>(layout.neg)};
     call_python("djinn::view_of_storage", &stack);
     const auto view = stack[0].toTensor();
-    auto value = ValuePtr::reclaim_copy(operand_of(view).value);
+    value = ValuePtr::reclaim_copy(operand_of(view).value);
     found = value.get();
-    if (typeid(*t) == typeid(RemoteImpl)) static_cast<RemoteImpl*>(t)->value = std::move(value);
-    else record->kept.push_back(std::move(value));
-  } else if (typeid(*t) == typeid(RemoteImpl)) {
-    static_cast<RemoteImpl*>(t)->value = ValuePtr::reclaim_copy(found);
+    if (typeid(*t) != typeid(RemoteImpl)) {
+      std::lock_guard<SpinLock> guard(record->lock);
+      record->kept.push_back(value);
+    }
   }
+  if (typeid(*t) == typeid(RemoteImpl)) static_cast<RemoteImpl*>(t)->value = std::move(value);
   return {t, found};
 }
 
@@ -237,8 +236,8 @@ std::vector<int64_t> facts(const at::Tensor& t) {
 void set_known(const at::Tensor& t, bool known) { operand_of(t).record()->known = known; }
 
 // Note that the present program writes to the memory of `t` without an op of its own.
-void note_write(const at::Tensor& t) { begin_write(current_program(), operand_of(t).record()); }
-void note_read(const at::Tensor& t) { begin_read(current_program(), operand_of(t).record()); }
+void note_write_to(const at::Tensor& t) { begin_write(current_program(), operand_of(t).record()); }
+void note_read_of(const at::Tensor& t) { begin_read(current_program(), operand_of(t).record()); }
 
 }  // namespace
 
@@ -260,14 +259,13 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
     return r->version;
   });
   m.def("storage_version(int number) -> int", &version_of);
-  m.def("note_write(Tensor t) -> ()", &note_write);
-  m.def("note_read(Tensor t) -> ()", &note_read);
+  m.def("note_write(Tensor t) -> ()", &note_write_to);
+  m.def("note_read(Tensor t) -> ()", &note_read_of);
   m.def("reserve_storages(int count) -> int", &reserve_storages);
   // A tensor over the storage, for a value that exists; none where it has none.
   m.def("any_view(Storage storage) -> Tensor?", [](const c10::Storage& s) -> std::optional<at::Tensor> {
-    auto* record = record_of(s.unsafeGetStorageImpl());
-    if (record->values.empty()) return std::nullopt;
-    return tensor_of(record->values.front());
+    const auto value = value_with(record_of(s.unsafeGetStorageImpl()), nullptr);
+    return value ? std::optional<at::Tensor>(tensor_of(value.get())) : std::nullopt;
   });
   // Set the size in bytes that PyTorch sees; the bytes that the executor's memory has.
   m.def("set_storage_size(Storage storage, int nbytes) -> int", [](const c10::Storage& s, int64_t nbytes) {
@@ -278,7 +276,9 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   });
   // The program that wrote last, and its epoch then.
   m.def("writer(Tensor t) -> (int, int)", [](const at::Tensor& t) -> std::tuple<int64_t, int64_t> {
-    const auto& writer = operand_of(t).record()->writer;
+    const auto operand = operand_of(t);
+    std::lock_guard<SpinLock> guard(sharing_mutex());
+    const auto writer = operand.record()->writer;
     return {writer.program ? writer.program->number : -1, writer.epoch};
   });
   m.def("storage_number(Storage storage) -> int", [](const c10::Storage& s) { return record_of(s.unsafeGetStorageImpl())->number; });

@@ -7,12 +7,14 @@ from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.native.library import implement
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import logical_device
+from djinn_core.tracebacks import for_users
 
 
 def _device_count() -> int:
     return port.device_count()
 
 
+@for_users
 def _check_index(index: int) -> None:
     existing_index(logical_device(index))
 

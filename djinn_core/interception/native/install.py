@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core import torch_objects
 from djinn_core.interception import sync
@@ -22,9 +21,8 @@ from djinn_core.interception.ops.attention import attention, backward_on_cpu
 from djinn_core.interception.ops.default_dtype import with_default_dtype
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.float_arg_cache import _PACKETS
-from djinn_core.interception.tensors.lazy_tensor import logical_device
 from djinn_core.torch_private import never_compiled
-from djinn_core.tracebacks import for_users, shorten
+from djinn_core.tracebacks import shorten
 
 HANDLED, FOLDS, ANY_FLOAT = 1, 2, 4  # flags of ops
 _HERE: Final = Path(__file__).resolve().parents[2]
@@ -97,11 +95,6 @@ def _attention(
     return attention(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=gqa)  # type: ignore[no-any-return]
 
 
-@for_users
-def _check_index(index: int) -> None:
-    existing_index(logical_device(index))
-
-
 def own_folders() -> Sequence[str]:
     """Folders whose frames are no lines of the user's."""
     torch_folder = Path(torch.__file__).resolve().parent
@@ -115,7 +108,6 @@ def install_device() -> None:
     generators.register()
     streams.register()
     storages.register()
-    implement(check_index=_check_index)
     implement_differentiable(attention=_attention, attention_backward=backward_on_cpu)
     send_upcalls_to(Upcalls())
     ops.set_own_folders(own_folders())

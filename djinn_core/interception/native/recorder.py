@@ -32,7 +32,9 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_by_program: Final[dict[int, Recorder]] = {}
+_NO_PROGRAM: Final = -1
+_no_counters: Final = memoryview(torch.zeros(WATCHED + 1, dtype=torch.int64).numpy())  # of recorders whose threads have ended
+_by_program: Final[dict[int, NativeRecorder]] = {}
 
 
 class NativeRecorder(Recorder):
@@ -42,17 +44,19 @@ class NativeRecorder(Recorder):
         program: its number. counters: its counters, which are memory of C++.
     """
 
-    __slots__ = ("_entries", "_module", "_moments", "_watcher", "counters", "program")
+    __slots__ = ("_module", "_moments", "_watcher", "counters", "program")
 
     def __init__(self, shared: Recorders, program: int | None = None) -> None:
         """`program`: number of a thread's program; None: a new one that no thread records yet."""
         self.program = int(ops.new_program()) if program is None else program
         self.counters = memoryview(ops.counters(self.program).numpy())
-        self._entries = UnsentEntries(self)
         self._moments: list[tuple[int, ModuleCall | None]] = []
         self._module: ModuleCall | None = None
         self._watcher: Any = None
         super().__init__(shared)
+        for other in [*_by_program.values()]:
+            if other.done:
+                other.retire()
         _by_program[self.program] = self
 
     @classmethod
@@ -64,6 +68,30 @@ class NativeRecorder(Recorder):
         finally:
             _thread.begins = False
 
+    def retire(self) -> None:
+        """Give the program to another thread: this one has ended, and everything was sent."""
+        if _by_program.get(self.program) is self:
+            del _by_program[self.program]
+            number, self.program, self.counters = self.program, _NO_PROGRAM, _no_counters
+            ops.let_go(number)
+
+    @staticmethod
+    def end_session() -> None:
+        """Forget what was freed, and states of generators: a session has ended, and the next one has no use for it."""
+        ops.end_session()
+
+    @staticmethod
+    def begin_in_child() -> None:
+        """Forget everything in a forked child, before it records."""
+        _by_program.clear()
+        ops.forget_programs()
+        ops.set_forked(port.forked)
+
+    @staticmethod
+    def any_unsent(recorders: Iterable[Recorder]) -> bool:
+        """True if an unsent program has values."""
+        return bool(ops.any_unsent_values())
+
     def begin_on_thread(self) -> None:
         """The present thread records on this recorder from now on."""
         ops.switch_program(self.program)
@@ -71,7 +99,7 @@ class NativeRecorder(Recorder):
     @property
     def entries(self) -> UnsentEntries:  # type: ignore[override]
         """Unsent entries."""
-        return self._entries
+        return UnsentEntries(self)
 
     @entries.setter
     def entries(self, _: Any) -> None:
@@ -171,6 +199,10 @@ class NativeRecorder(Recorder):
 
     def take(self, ask: SyncRequest, cut: Callable[[Any], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
+        from djinn_core.interception.recording.recorder import NOTHING
+
+        if self.program == _NO_PROGRAM:  # another thread has taken all since the caller looked
+            return Submission(NOTHING, (), ask.fetch, ask.describe, ask.synchronize)
         shared = self._shared
         meta_only = shared.meta_only
         if meta_only.storages:
@@ -198,6 +230,8 @@ class NativeRecorder(Recorder):
             captured.entries.extend(taken)
             captured.fetched.update(ask.fetch)
         known, at = self._predictor.place if len(taken) else (None, WHOLE)
+        if count < 0 and self.ended:
+            self.retire()
         return self._submission(taken, dead, ask, known, at)
 
     def _submission(self, taken: Entries, dead: list[int], ask: SyncRequest, known: object, at: int) -> Submission:
