@@ -59,7 +59,8 @@ class Facts:
 
 
 _facts: Final[dict[int, Facts]] = {}
-_sweep_at = 1024
+_FEWEST: Final = 64  # facts that are kept before those of storages that are gone are looked for
+_sweep_at = _FEWEST
 
 
 def _sweep() -> None:
@@ -67,7 +68,7 @@ def _sweep() -> None:
     global _sweep_at
     for number in [n for n in _facts if ops.storage_version(n) < 0]:
         _facts.pop(number, None)
-    _sweep_at = max(1024, 2 * len(_facts))
+    _sweep_at = max(_FEWEST, 2 * len(_facts))
 
 
 class Storage:
