@@ -21,6 +21,8 @@ from torch.multiprocessing.reductions import (
     StorageWeakRef as StorageWeakRef,  # noqa: PLC0414 - for others; tells of a storage's end, and keeps none
 )
 
+from djinn_core.tracebacks import for_users
+
 ToDlpack = Callable[[torch.Tensor], Any]
 StorageConstructor = Callable[..., torch.UntypedStorage]
 SwapTensors = Callable[[torch.Tensor, torch.Tensor], None]
@@ -173,11 +175,18 @@ def number_of_storage(storage: torch.UntypedStorage) -> int:
     return number
 
 
+def wrap_element_functions(wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., Any]]) -> None:
+    """Replace the methods of tensors that call a Python function for each element, by what `wrap` makes of these."""
+    for name in ("apply_", "map_", "map2_"):
+        setattr(torch.Tensor, name, wrap(getattr(torch.Tensor, name)))
+
+
 def wrap_element_printing(words: Callable[[torch.Tensor, int], str | None]) -> None:
     """Have PyTorch print the elements of a tensor as `words` says, given the tensor and its indent; None: as PyTorch does."""
     printing: Any = importlib.import_module("torch._tensor_str")
     plain = printing._tensor_str
 
+    @for_users
     @functools.wraps(plain)
     def elements(tensor: torch.Tensor, indent: int) -> Any:
         found = words(tensor, indent)

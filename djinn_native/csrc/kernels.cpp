@@ -176,7 +176,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at
   impl->set_sizes_and_strides(size, stride, offset);
   const size_t needed = impl->numel() ? static_cast<size_t>(at::detail::computeStorageNbytes(size, stride, self.element_size(), offset)) : 0;
   const auto& storage = impl->unsafe_storage();
-  if (needed > storage.nbytes()) {
+  if (needed > storage.nbytes() && storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) {
     Stack stack{storage, static_cast<int64_t>(needed)};
     call_python("djinn::resize_storage", &stack);
   }

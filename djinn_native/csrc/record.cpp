@@ -190,17 +190,37 @@ at::Tensor record_view(OpInfo& info, const at::Tensor& self, c10::SymIntArrayRef
   return std::move(stack[0]).toTensor();
 }
 
+// A call with a wrapper of a tensor, or with a fake one: what PyTorch does for any backend. Backends register views themselves, and those of
+// the CPU fit all.
+static void call_for_any_backend(const OpInfo& info, Stack* stack) {
+  const auto& returned = info.op.schema().returns();
+  const auto* alias = returned.empty() ? nullptr : returned[0].alias_info();
+  const bool view = alias && !alias->isWrite() && info.op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  info.op.getComputedKernelForDispatchKey(view ? c10::DispatchKey::CPU : c10::DispatchKey::HPU)
+      .callBoxed(info.op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+}
+
+static bool has_wrapper(const OpInfo& info, const Stack& stack) {
+  auto is_wrapper = [](const at::Tensor& t) { return is_remote(t) && t.layout() == at::kStrided && !has_value(t); };
+  for (size_t i = stack.size() - info.args; i < stack.size(); ++i) {
+    if (stack[i].isTensor() && is_wrapper(stack[i].toTensor())) return true;
+    if (!stack[i].isTensorList()) continue;
+    for (const at::Tensor& t : stack[i].toTensorVector()) {
+      if (is_wrapper(t)) return true;
+    }
+  }
+  return false;
+}
+
 void record(OpInfo& info, Stack* stack) {
-  if (C10_UNLIKELY(python_sees(info))) return ask_python(info, stack, nullptr);
+  if (C10_UNLIKELY(python_sees(info))) return has_wrapper(info, *stack) ? call_for_any_backend(info, stack) : ask_python(info, stack, nullptr);
   auto& p = current_program();
   const OwnScratch own;
   Scratch& s = *own.one;
   try {
     take_apart(info, *stack, s);
   } catch (const NotOurs&) {
-    // A fake tensor: what PyTorch does for any backend.
-    return info.op.getComputedKernelForDispatchKey(c10::DispatchKey::HPU)
-        .callBoxed(info.op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+    return call_for_any_backend(info, stack);
   } catch (const PythonDecides&) {
     return ask_python(info, stack, nullptr);
   }
@@ -255,6 +275,55 @@ at::Tensor append_into(int64_t call, const c10::Storage& storage, const std::vec
   return made;
 }
 
+// Append entries that were recorded once, with the handles of other values. `made` are the results that the caller gets.
+void append_recorded(at::IntArrayRef calls, at::IntArrayRef handles, at::IntArrayRef slots, at::IntArrayRef kinds,
+                     const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written, const std::vector<at::Tensor>& made) {
+  auto records_of = [](const std::vector<at::Tensor>& tensors) {
+    std::vector<StorageRecord*> records;
+    for (const auto& t : tensors) records.push_back(operand_of(t).record());
+    return records;
+  };
+  const auto reads = records_of(read), writes = records_of(written), results = records_of(made);
+  auto& p = current_program();
+  const int32_t site = user_site();
+  const int64_t node = autograd_node(p);
+  auto before_these = [&]() -> Program* {
+    for (auto* r : reads) {
+      if (auto* first = before_read(p, r)) return first;
+    }
+    for (auto* r : writes) {
+      if (auto* first = before_write(p, r)) return first;
+    }
+    return nullptr;
+  };
+  auto append_entries = [&] {
+    std::lock_guard<SpinLock> guard(p.mutex);
+    for (auto* r : reads) note_read(p, r);
+    for (auto* r : writes) note_write(p, r);
+    for (auto* r : results) r->writer = {&p, p.epoch()};
+    p.calls.insert(p.calls.end(), calls.begin(), calls.end());
+    p.sites.resize(p.calls.size(), site);
+    p.nodes.resize(p.calls.size(), node);
+    p.handles.insert(p.handles.end(), handles.begin(), handles.end());
+    p.slots.insert(p.slots.end(), slots.begin(), slots.end());
+    p.kinds.insert(p.kinds.end(), kinds.begin(), kinds.end());
+    p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
+  };
+  for (;;) {
+    Program* first;
+    {
+      std::lock_guard<SpinLock> guard(sharing_mutex());
+      first = before_these();
+      if (!first) {
+        append_entries();
+        break;
+      }
+    }
+    cut(first);
+  }
+  check_limit(p);
+}
+
 std::vector<int64_t> count() { return {counters.ops.load(), counters.missed.load(), counters.asked.load()}; }
 
 }  // namespace
@@ -262,6 +331,9 @@ std::vector<int64_t> count() { return {counters.ops.load(), counters.missed.load
 TORCH_LIBRARY(djinn, m) {
   m.def("append(int call, Tensor[] operands, int[] slots, int[] kinds) -> Tensor[]", &append_call);
   m.def("append_into(int call, Storage storage, int[] slots, int[] kinds) -> Tensor", &append_into);
+  m.def(
+      "append_recorded(int[] calls, int[] handles, int[] slots, int[] kinds, Tensor[] read, Tensor[] written, Tensor[] made) -> ()",
+      &append_recorded);
   m.def("count() -> int[]", &count);
   m.def("watch_all(bool on) -> ()", [](bool on) { all_watched = on; });
   m.def("set_upcall() -> ()", &set_upcall);

@@ -72,13 +72,19 @@ Operand operand_of_foreign(c10::TensorImpl* t) {
 
 }  // namespace
 
+// False for wrappers of tensors, and for fake ones.
+static bool has_memory(const c10::TensorImpl* t) {
+  if (!t->has_storage() || t->unsafe_storage().device_type() != kRemote) return false;
+  return has_record(t->unsafe_storage().unsafeGetStorageImpl());
+}
+
 Operand operand_of(c10::TensorImpl* t) {
   TORCH_CHECK(is_remote(t), "expected a tensor of remote_accelerator");
   if (C10_LIKELY(typeid(*t) == typeid(RemoteImpl))) {
     auto* r = static_cast<RemoteImpl*>(t);
     if (C10_LIKELY(r->value.defined())) return {t, r->value.get()};
   }
-  if (!t->has_storage() || t->unsafe_storage().device_type() != kRemote) throw NotOurs();
+  if (!has_memory(t)) throw NotOurs();
   return operand_of_foreign(t);
 }
 
@@ -86,7 +92,7 @@ bool has_value(const at::Tensor& t) {
   if (!is_remote(t)) return false;
   auto* impl = t.unsafeGetTensorImpl();
   if (typeid(*impl) == typeid(RemoteImpl)) return true;
-  return impl->has_storage() && impl->unsafe_storage().device_type() == kRemote && has_record(impl->unsafe_storage().unsafeGetStorageImpl());
+  return has_memory(impl);
 }
 
 void share_layout(Result& r) {
@@ -171,6 +177,17 @@ at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t of
   return make_result(described(sizes, strides, offset, dtype, index, bits, nbytes), nullptr);
 }
 
+// As `new_tensor`, for the `view`-th of the `views` views of the memory for which handles are given out.
+at::Tensor new_view(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits, int64_t nbytes,
+                    int64_t view, int64_t views) {
+  const auto storage = new_storage(static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
+  auto* record = record_of(storage.unsafeGetStorageImpl());
+  record->views = view - 1;
+  auto made = make_result(described(sizes, strides, offset, dtype, index, bits, nbytes), nullptr, storage.unsafeGetStorageImpl());
+  record->views = views;
+  return made;
+}
+
 // A tensor for a value of another owner, which frees it.
 at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
                   int64_t nbytes) {
@@ -249,6 +266,8 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("twin(Tensor t) -> Tensor", [](const at::Tensor& t) { return twin_of(operand_of(t)); });
   m.def("new_tensor(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes) -> Tensor", &new_tensor);
   m.def("borrow(int handle, int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes) -> Tensor", &borrow);
+  m.def("new_view(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, int view, int views) -> Tensor", &new_view);
+  m.def("next_view(Tensor t) -> int", [](const at::Tensor& t) { return next_handle(operand_of(t).record()); });
   m.def("set_meta(Tensor t, int[] size, int[] stride, int offset, int nbytes) -> ()", &set_meta);
   m.def("redescribe(Tensor t, int[] size, int[] stride, int offset, ScalarType dtype, int bits, int nbytes) -> Tensor", &redescribe);
   m.def("stand_for(Tensor t, Tensor other) -> ()", &stand_for);

@@ -19,6 +19,25 @@ struct ModeGuard {
   ~ModeGuard() { c10::impl::TorchDispatchModeTLS::pop_stack(); }
 };
 
+// Takes the user's modes off the thread's stack: PyTorch has turned them off, as it does where it makes tensors of lists.
+struct NoModes {
+  explicit NoModes(bool on_) : on(on_) {
+    if (on) before = exchange({});
+  }
+  ~NoModes() {
+    if (on) exchange(std::move(before));
+  }
+  NoModes(const NoModes&) = delete;
+  NoModes& operator=(const NoModes&) = delete;
+  static c10::impl::TorchDispatchModeTLS exchange(c10::impl::TorchDispatchModeTLS to) {
+    auto was = c10::impl::TorchDispatchModeTLS::get_state();
+    c10::impl::TorchDispatchModeTLS::set_state(std::move(to));
+    return was;
+  }
+  const bool on;
+  c10::impl::TorchDispatchModeTLS before;
+};
+
 // The keys that are handled before Python's: what Python calls does not pass them again, as below any `__torch_dispatch__`.
 const c10::DispatchKeySet kAbovePython =
     c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
@@ -35,7 +54,7 @@ void set_upcall() {
 void upcall(const c10::OperatorHandle& op, Stack* stack) {
   const auto& mode = handler();
   TORCH_CHECK(mode, "remote_accelerator is not installed in this process");
-  // PyTorch keeps Python out in some places, as where it makes tensors of lists. Upcalls are no business of these.
+  const NoModes hidden(c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python));
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   const c10::DispatchKeySet python({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
   c10::impl::ForceDispatchKeyGuard below(keys.included_, (keys.excluded_ | kAbovePython) - python);

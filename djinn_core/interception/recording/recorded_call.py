@@ -14,6 +14,8 @@ from typing import Any
 import attrs
 import torch
 
+from djinn_core.interception.native import library as native
+from djinn_core.interception.native.library import ops
 from djinn_core.interception.recording.call_site import user_site
 from djinn_core.interception.recording.entry import Entry, SentEntries
 from djinn_core.interception.recording.recorder import current
@@ -21,10 +23,14 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.interception.tensors.upload import upload_copy
-from djinn_core.ir.handles import new_handles, storage_of
+from djinn_core.ir.handles import make_handle, new_handles, storage_of
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta
 from djinn_core.torch_private import increment_versions
+
+if native.ON:
+    from djinn_core.interception.native.calls import encoded_slots, number_of
+    from djinn_core.interception.native.values import described
 
 Handles = Callable[[Sequence[int]], tuple[int, ...]]
 CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
@@ -54,7 +60,7 @@ class RecordedCall:
         kept: of storages that are returned, which they are, their size in bytes and how many views of them there are.
         views: per view that the call makes of a storage that is there before, the input or constant over that storage.
         outputs: the returned objects; an object that is no tensor is returned as it is.
-        dead: places of values that are not referenced afterwards.
+        dead: places of values that are not referenced afterwards. scalars: of all instructions, as the native device keeps them.
     """
 
     steps: tuple[tuple[Call, Handles, tuple[Slot, ...]], ...]
@@ -66,9 +72,12 @@ class RecordedCall:
     views: tuple[int, ...]
     outputs: tuple[Any, ...]
     dead: tuple[int, ...]
+    scalars: tuple[list[int], list[int]] = ([], [])
 
     def record(self, inputs: Sequence[LazyTensor]) -> list[Any]:
         """Record the call once more with `inputs`, whose metadata must be as it was; what it returns."""
+        if native.ON:
+            return self._record_native(inputs)
         recorder = current()
         epoch, overtaken = recorder.epoch, recorder.overtaken
         values = [tensor.remote for tensor in inputs]
@@ -98,6 +107,33 @@ class RecordedCall:
             recorder.settle([value.storage for value in there], [*changed, *storages.values()])
         if len(recorder.entries) >= recorder.limit:
             recorder.cut_at_limit()
+        return outputs
+
+    def _record_native(self, inputs: Sequence[LazyTensor]) -> list[Any]:
+        given = [*inputs, *self.constants]
+        places = [ops.handle(tensor) for tensor in given]
+        number = ops.reserve_storages(self.storages)
+        first = [make_handle(number + which, 0) for which in range(self.storages)]
+        outputs, made = [], []
+        for output in self.outputs:
+            if isinstance(output, _Output) and output.same < 0:
+                which, view = self.made[output.place - len(given)]
+                _, nbytes, views = next(kept for kept in self.kept if kept[0] == which)
+                output = ops.new_view(*described(output.meta), nbytes, view, views)
+                first[which] = make_handle(storage_of(ops.handle(output)), 0)
+                made.append(output)
+            elif isinstance(output, _Output):
+                output = inputs[output.same]
+            outputs.append(output)
+        places += [first[which] + view for which, view in self.made]
+        places += [ops.next_view(given[place]) for place in self.views]
+        written = [inputs[place] for place in self.written]
+        increment_versions(written)
+        handles = [handle for _, find, _ in self.steps for handle in find(places)]
+        recorder = current()
+        recorder.dead += [places[place] for place in self.dead]
+        bits, kinds = self.scalars
+        ops.append_recorded([number_of(call) for call, _, _ in self.steps], handles, bits, kinds, given, written, made)
         return outputs
 
     @staticmethod
@@ -189,6 +225,7 @@ class _Analysis:
             views=tuple(self.there[storage_of(h)] for h in self._views_of_what_was_there()),
             outputs=found,
             dead=tuple(places[h] for h in self.new if places[h] not in kept),
+            scalars=encoded_slots([slot for e in self.entries for slot in e.slots]) if native.ON else ([], []),
         )
 
     def _look_at(self, entry: Entry) -> None:
