@@ -7,7 +7,11 @@ from djinn_core.interception.device.current_device import current_device, set_cu
 from djinn_core.interception.device.generators import RemoteGenerator
 from djinn_core.interception.device.properties import get_device_properties
 from djinn_core.interception.device.streams import RemoteEvent, RemoteStream
+from djinn_core.interception.native import library as native
 from djinn_core.torch_private import pass_for
+
+if native.ON:
+    from djinn_core.interception.native.generators import RemoteGenerator  # type: ignore[assignment]
 
 __all__ = [
     "RemoteEvent",

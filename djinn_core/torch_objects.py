@@ -175,12 +175,6 @@ def number_of_storage(storage: torch.UntypedStorage) -> int:
     return number
 
 
-def wrap_element_functions(wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., Any]]) -> None:
-    """Replace the methods of tensors that call a Python function for each element, by what `wrap` makes of these."""
-    for name in ("apply_", "map_", "map2_"):
-        setattr(torch.Tensor, name, wrap(getattr(torch.Tensor, name)))
-
-
 def wrap_element_printing(words: Callable[[torch.Tensor, int], str | None]) -> None:
     """Have PyTorch print the elements of a tensor as `words` says, given the tensor and its indent; None: as PyTorch does."""
     printing: Any = importlib.import_module("torch._tensor_str")

@@ -9,6 +9,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.errors import StartupError
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
+from djinn_core.interception.native import library as native
 from djinn_core.interception.ops import factories
 from djinn_core.interception.tensors import lazy_tensor
 
@@ -33,3 +34,7 @@ def go_by_cuda() -> None:
         )
         device_state.libraries.append(factories.register("CUDA"))
     lazy_tensor.go_by("cuda")
+    if native.ON:
+        from djinn_core.interception.native.generators import Generator
+
+        torch_private.replace_classes(Generator=Generator)

@@ -7,7 +7,10 @@ from typing import Any, Final
 
 import torch
 
+from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.native.library import implement, ops
+from djinn_core.interception.tensors.lazy_tensor import is_remote, logical_device
+from djinn_core.interception.tensors.substitute_classes import stand_in
 
 CGenerator: Final[Any] = torch._C.Generator
 
@@ -83,6 +86,24 @@ def _reduce(generator: Any) -> Any:
     if generator.device.type != torch._C._get_privateuse1_backend_name():
         return generator.__reduce__()
     return torch.Generator, (generator.device,), (generator.initial_seed(), None, generator.get_state())
+
+
+class RemoteGenerator(CGenerator):
+    """A generator whose device is shown under another name."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The logical device."""
+        return CGenerator.device.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+
+def _make(device: Any = None) -> RemoteGenerator | None:
+    wanted = torch.device("cpu" if device is None else device)
+    return RemoteGenerator(logical_device(existing_index(wanted))) if is_remote(wanted) else None
+
+
+# What becomes `torch.Generator` where the device has another name.
+Generator = stand_in(CGenerator, _make)
 
 
 def register() -> None:

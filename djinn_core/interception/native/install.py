@@ -21,7 +21,6 @@ from djinn_core.interception.ops.attention import attention, backward_on_cpu
 from djinn_core.interception.ops.default_dtype import with_default_dtype
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.float_arg_cache import _PACKETS
-from djinn_core.interception.tensors.lazy_tensor import logical_device, on_fetched
 from djinn_core.torch_private import never_compiled
 from djinn_core.tracebacks import shorten
 
@@ -114,7 +113,6 @@ def install_device() -> None:
     ops.set_own_folders(own_folders())
     _set_flags()
     torch_objects.wrap_element_printing(_print_fetched)
-    torch_objects.wrap_element_functions(on_fetched)
     ops.install_device()
     ops.register_kernels()
 

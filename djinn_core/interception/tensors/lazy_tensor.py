@@ -38,12 +38,10 @@ def go_by(name: str) -> None:
     device_state.names.append(name)
 
 
-def on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+def _on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """The method `plain` of CPU tensors, which calls a Python function for each element, on fetched copies; its result is uploaded."""
 
     def method(self: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        if not is_remote(self.device):
-            return plain(self, *arguments)
         fetched = self.cpu()  # with its history, about which PyTorch has an error of its own
         plain(fetched, *(a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments))
         self.data.copy_(fetched)  # PyTorch's method leaves `_version` unchanged
@@ -165,9 +163,9 @@ class LazyTensor(torch.Tensor):
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.numpy()
 
-    apply_ = on_fetched(torch.Tensor.apply_)
-    map_ = on_fetched(torch.Tensor.map_)
-    map2_ = on_fetched(torch.Tensor.map2_)
+    apply_ = _on_fetched(torch.Tensor.apply_)
+    map_ = _on_fetched(torch.Tensor.map_)
+    map2_ = _on_fetched(torch.Tensor.map2_)
     new = _on_own_index(torch.Tensor.new)
     new_tensor = _on_own_index(torch.Tensor.new_tensor)
 

@@ -38,8 +38,13 @@ def meant(device: Any) -> Any:
     return device
 
 
+# PyTorch's own, which `rename` replaces on `torch.Tensor`.
+_own_device: Any = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+_own_to: Any = torch._C.TensorBase.to
+
+
 def _device(self: LazyTensor) -> torch.device:
-    return shown(self.remote.meta.device)
+    return shown(_own_device(self).index)
 
 
 def _is_cuda(self: LazyTensor) -> bool:
@@ -52,11 +57,11 @@ def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         args = (meant(args[0]), *args[1:])
     elif "device" in kwargs:
         kwargs["device"] = meant(kwargs["device"])
-    return torch.Tensor.to(self, *args, **kwargs)
+    return _own_to(self, *args, **kwargs)
 
 
 def _cuda(self: LazyTensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
-    return torch.Tensor.to(self, meant("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
+    return _own_to(self, meant("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
 
 
 def _to_cuda(to_cuda: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -95,10 +100,31 @@ _MEMBERS: dict[str, Any] = {
 }
 
 
+def _of_remote_tensors(name: str, member: Any) -> Any:
+    """`member` for remote tensors, and PyTorch's own for others."""
+    plain = getattr(torch.Tensor, name, None)
+    if not isinstance(member, property):
+
+        @functools.wraps(plain or member)
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return (member if is_remote(_own_device(self)) else plain)(self, *args, **kwargs)  # type: ignore[misc]
+
+        return method
+
+    def get(self: torch.Tensor) -> Any:
+        if is_remote(_own_device(self)):
+            return member.fget(self)  # type: ignore[misc]
+        if plain is None:
+            raise AttributeError(name)
+        return plain.__get__(self)
+
+    return property(get)
+
+
 def rename() -> None:
     """Have remote tensors, generators, streams and events say `cuda`."""
     for name, member in _MEMBERS.items():
-        setattr(LazyTensor, name, member)
+        setattr(torch.Tensor, name, _of_remote_tensors(name, member))
     torch.Tensor.cuda = _to_cuda(torch.Tensor.cuda)  # type: ignore[method-assign]
     for cls in (RemoteGenerator, RemoteStream, RemoteEvent):
         cls.device = _renamed(vars(cls)["device"])  # type: ignore[assignment]
