@@ -313,7 +313,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("look_freed() -> int[]", &look_freed);
   m.def("drop_freed() -> ()", &drop_freed);
   m.def("set_forked(bool on) -> ()", [](bool on) { forked = on; });
-  m.def("put_back(int[] handles) -> ()", &put_back);
+  m.def("put_back(int[] handles, int program) -> ()", [](at::IntArrayRef handles, int64_t n) { put_back(handles, program_of(n)); });
   m.def("begin_program(int program) -> ()");
   m.def("cut(int program) -> ()");  // these are implemented in Python
   m.def("at_limit() -> ()");

@@ -237,11 +237,12 @@ std::vector<int64_t> look_freed() {
   return handles;
 }
 
-// Queue handles again that an unsent entry mentions.
-void put_back(at::IntArrayRef handles) {
+// Queue handles again that an unsent entry of a program mentions.
+void put_back(at::IntArrayRef handles, Program* program) {
+  const Use use{program, program->epoch()};
   auto& all = shared();
   std::lock_guard<SpinLock> guard(all.lock);
-  for (auto h : handles) all.freed.push_back({h, {}, {}, {}});
+  for (auto h : handles) all.freed.push_back({h, use, {}, {}});
 }
 
 void drop_freed() {

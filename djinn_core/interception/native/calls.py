@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ def number_of(call: Call) -> int:
 
 
 _nothing = -1
+_adding: Final = threading.RLock()
 
 
 def nothing() -> int:
@@ -44,6 +46,11 @@ def nothing() -> int:
 
 
 def _add(call: Call | None, description: Sequence[int]) -> int:
+    with _adding:  # C++ gives the number without the interpreter's lock
+        return _add_alone(call, description)
+
+
+def _add_alone(call: Call | None, description: Sequence[int]) -> int:
     global _released
     if len(calls) - _released > _sweep_at:
         _sweep()

@@ -223,7 +223,7 @@ class NativeRecorder(Recorder):
                 self.fetches.sent(taken)
         if count >= 0 and len(self.entries):
             used = set(self.look(0).handles)
-            ops.put_back([handle for handle in dead if handle in used])
+            ops.put_back([handle for handle in dead if handle in used], self.program)
             dead = [handle for handle in dead if handle not in used]
         self.uploaded = self.uploads = 0
         for captured in self.captures:
