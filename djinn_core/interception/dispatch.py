@@ -137,7 +137,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
     if call is _NEW:
         return _record_unknown(func, args, kwargs, key, operands)
     if native.ON and (call is not None or not inference_cache.drawing):
-        remember_in_native(func, call, any_float)
+        remember_in_native(func, args, call, any_float)
     if call is None:
         drawing = inference_cache.drawing.get(tuple(key)) if inference_cache.drawing else None
         return _again(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
@@ -186,7 +186,7 @@ def _record_unknown(
         call = infer_by_formula(args, kwargs, key, operands, slots)
         if call is not None:
             check_given(func, (), operands, slots)
-            return _record_inferred(call, func, key, operands, slots)
+            return _record_inferred(call, func, args, key, operands, slots)
     if is_taken_apart(func):
         return handles(func)(take_apart)(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
@@ -228,7 +228,7 @@ def _record_unknown(
         learn(func, args, kwargs, key, call, numbers_in_tensors=False)
         _remember(tuple(key), None)
         if native.ON:
-            remember_in_native(func, None, False)
+            remember_in_native(func, args, None, False)
         return _again(operands[0])
     if call.random and index_of_call(call):
         _remember(tuple(key), None)
@@ -240,28 +240,30 @@ def _record_unknown(
     learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)
     if not numbers_in_tensors:
         call = call.with_slots(slots)
-    _remember_call(func, key, call)
+    _remember_call(func, args, key, call)
     return append(call, operands, slots)
 
 
-def _record_inferred(call: Call, func: Any, key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
+def _record_inferred(
+    call: Call, func: Any, args: tuple[Any, ...], key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]
+) -> Any:
     """Record a call of new sizes whose results a formula computed."""
     if call.aliases == (0,) and call.results[0] is call.operands[0] and _changes_nothing(func, call):
         _remember(tuple(key), None)
         if native.ON:
-            remember_in_native(func, None, False)
+            remember_in_native(func, args, None, False)
         return _again(operands[0])
-    _remember_call(func, key, call)
+    _remember_call(func, args, key, call)
     return append(call, operands, slots)
 
 
-def _remember_call(func: Any, key: list[Any], call: Call) -> None:
+def _remember_call(func: Any, args: tuple[Any, ...], key: list[Any], call: Call) -> None:
     _remember(tuple(key), call)
     any_float = float in key and infers_for_any_float(func) and takes_any_float(func, call)
     if any_float:
         _remember(without_floats(key), call.with_slots(None))
     if native.ON:
-        remember_in_native(func, call, any_float)
+        remember_in_native(func, args, call, any_float)
 
 
 def _ask(

@@ -143,6 +143,14 @@ void give(const Call& call, c10::SmallVectorImpl<at::Tensor>& made, Stack* stack
   for (auto& t : made) stack->emplace_back(std::move(t));
 }
 
+// Python looks after an op whose result follows from contents that the client knows.
+bool folds(const OpInfo& info, const Scratch& s) {
+  if (info.flags & kFoldsAny) return true;
+  const auto& first = s.operands[0];
+  if (!first.record()->known) return false;
+  return (info.flags & kFolds) || ((info.flags & kFoldsIntegers) && c10::isIntegralType(c10::typeMetaToScalarType(first.impl->dtype()), true));
+}
+
 void ask_python(OpInfo& info, Stack* stack, Pending* pending) {
   counters.asked.fetch_add(1, std::memory_order_relaxed);
   PendingGuard guard(pending);
@@ -224,7 +232,7 @@ void record(OpInfo& info, Stack* stack) {
   } catch (const PythonDecides&) {
     return ask_python(info, stack, nullptr);
   }
-  if (C10_UNLIKELY(s.known && (info.flags & kFolds))) return ask_python(info, stack, nullptr);
+  if (C10_UNLIKELY(s.known && folds(info, s))) return ask_python(info, stack, nullptr);
   const Call* call = find_call(info, s);
   if (C10_UNLIKELY(!call || (call->no_overlap && overlaps(*call, s.operands)))) {
     counters.missed.fetch_add(1, std::memory_order_relaxed);

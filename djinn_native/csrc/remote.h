@@ -76,7 +76,6 @@ struct StorageRecord {
   int64_t number = 0;
   std::atomic<int64_t> views{0};  // views whose handles were given out
   uint32_t slot = kNoSlot;     // of its address
-  bool owned = true;           // false: its values belong to another record
   bool known = false;          // the client knows its contents: `version` is the one at which it does
   bool watched = false;        // Python keeps facts about it
   int64_t version = 0;         // number of recorded writes
@@ -247,7 +246,9 @@ struct Call {
 int32_t add_call(at::IntArrayRef spec);
 const Call& call_of(int32_t id);
 
-enum OpFlag : int64_t { kHandled = 1, kFolds = 2, kAnyFloat = 4, kNeverKnown = 8 };
+// kFolds: Python handles the op where the client knows the contents of its first operand; kFoldsIntegers: where these are integers;
+// kFoldsAny: where it knows those of any operand.
+enum OpFlag : int64_t { kHandled = 1, kFolds = 2, kAnyFloat = 4, kNeverKnown = 8, kFoldsIntegers = 16, kFoldsAny = 32 };
 
 enum class ArgKind : uint8_t { kPlain, kEnum };
 struct OpInfo {

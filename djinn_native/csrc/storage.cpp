@@ -117,7 +117,6 @@ c10::Storage new_storage(size_t nbytes, c10::DeviceIndex index) {
 c10::Storage borrowed_storage(int64_t number, size_t nbytes, c10::DeviceIndex index) {
   auto* record = new StorageRecord();
   record->number = number;
-  record->owned = false;
   record->views = int64_t{1} << 30;  // views of a borrowed storage have handles that its owner does not give out
   record->held = nbytes;
   return storage_over(record, nbytes, index);

@@ -112,7 +112,7 @@ at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl*
   c10::intrusive_ptr<RemoteImpl> made;
   if (base) {
     auto* record = operand_of(base).record();
-    auto value = c10::make_intrusive<Value>(next_handle(record), record, record->owned, r.layout);
+    auto value = c10::make_intrusive<Value>(next_handle(record), record, true, r.layout);
     // A view of an inference tensor is one, a view of another tensor is not.
     const auto keys = base->key_set().remove(c10::DispatchKey::Python).remove(c10::DispatchKey::PythonTLSSnapshot).remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
     made = c10::make_intrusive<RemoteImpl>(c10::TensorImpl::VIEW, c10::Storage(base->unsafe_storage()), keys, type, std::move(value));
@@ -188,10 +188,11 @@ at::Tensor new_view(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offs
   return made;
 }
 
-// A tensor for a value of another owner, which frees it.
+// A tensor for a value of another owner, which frees it; over the storage of `beside` where that is given.
 at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
-                  int64_t nbytes) {
-  auto storage = borrowed_storage(handle >> 32, static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
+                  int64_t nbytes, const std::optional<at::Tensor>& beside) {
+  auto storage = beside ? beside->storage() : borrowed_storage(handle >> 32, static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
+  if (static_cast<size_t>(nbytes) > storage.nbytes()) storage.set_nbytes(static_cast<size_t>(nbytes));
   auto* record = record_of(storage.unsafeGetStorageImpl());
   auto made = c10::make_intrusive<RemoteImpl>(std::move(storage), c10::scalarTypeToTypeMeta(dtype),
                                               c10::make_intrusive<Value>(handle, record, false, nullptr));
@@ -244,10 +245,11 @@ void stand_for(const at::Tensor& t, const at::Tensor& other) {
 
 int64_t handle_of(const at::Tensor& t) { return operand_of(t).value->handle; }
 
-// handle, number of its storage, bytes of the storage, tensors that stand for the value
+// handle, number of its storage, bytes of the storage, tensors that stand for the value, whether its handle is freed with it
 std::vector<int64_t> facts(const at::Tensor& t) {
   const auto o = operand_of(t);
-  return {o.value->handle, o.record()->number, static_cast<int64_t>(o.impl->unsafe_storage().nbytes()), static_cast<int64_t>(c10::raw::intrusive_ptr::use_count(o.value))};
+  return {o.value->handle, o.record()->number, static_cast<int64_t>(o.impl->unsafe_storage().nbytes()), static_cast<int64_t>(c10::raw::intrusive_ptr::use_count(o.value)),
+          static_cast<int64_t>(o.value->owned)};
 }
 
 void set_known(const at::Tensor& t, bool known) { operand_of(t).record()->known = known; }
@@ -265,9 +267,9 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("facts(Tensor t) -> int[]", &facts);
   m.def("twin(Tensor t) -> Tensor", [](const at::Tensor& t) { return twin_of(operand_of(t)); });
   m.def("new_tensor(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes) -> Tensor", &new_tensor);
-  m.def("borrow(int handle, int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes) -> Tensor", &borrow);
   m.def("new_view(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, int view, int views) -> Tensor", &new_view);
   m.def("next_view(Tensor t) -> int", [](const at::Tensor& t) { return next_handle(operand_of(t).record()); });
+  m.def("borrow(int handle, int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, Tensor? beside) -> Tensor", &borrow);
   m.def("set_meta(Tensor t, int[] size, int[] stride, int offset, int nbytes) -> ()", &set_meta);
   m.def("redescribe(Tensor t, int[] size, int[] stride, int offset, ScalarType dtype, int bits, int nbytes) -> Tensor", &redescribe);
   m.def("stand_for(Tensor t, Tensor other) -> ()", &stand_for);

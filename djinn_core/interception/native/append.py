@@ -20,6 +20,7 @@ class _Asked:
     """The op that C++ asks about, where the next call of it may be remembered."""
 
     func: Any = None
+    args = 0  # the identity of its arguments, which whoever sets it keeps
 
 
 asked = _Asked()
@@ -58,10 +59,10 @@ def own_value(tensor: torch.Tensor) -> None:
         ops.stand_for(tensor, append(call, [tensor], ()))
 
 
-def remember(func: Any, call: Call | None, any_float: bool) -> None:
+def remember(func: Any, args: tuple[Any, ...], call: Call | None, any_float: bool) -> None:
     """Have C++ repeat this call of `func`, if it is the one that C++ asked about; None: it returns its operand once more."""
-    if asked.func is not func:
-        return
+    if asked.args != id(args) or asked.func is not func:
+        return  # a handler records something else for it
     asked.func = None
     if call is None:
         ops.remember(nothing(), False)

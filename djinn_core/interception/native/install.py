@@ -24,7 +24,7 @@ from djinn_core.interception.shape_inference.float_arg_cache import _PACKETS
 from djinn_core.torch_private import never_compiled
 from djinn_core.tracebacks import shorten
 
-HANDLED, FOLDS, ANY_FLOAT = 1, 2, 4  # flags of ops
+HANDLED, FOLDS, ANY_FLOAT, FOLDS_INTEGERS, FOLDS_ANY = 1, 2, 4, 16, 32  # flags of ops
 _HERE: Final = Path(__file__).resolve().parents[2]
 
 # Ops that Python handles where the client knows the contents of an operand.
@@ -50,6 +50,7 @@ class Upcalls(TorchDispatchMode):
                 forget_calls()  # C++ has the default dtype in its keys
             handler = device_state.handlers.get(id(func))
             asked.func = func if handler is None or id(func) in _folds or id(func) in _recorded else None
+            asked.args = id(args)
             kwargs = kwargs or {}
             if handler is None:
                 handler, kwargs = port.record, with_default_dtype(func, args, kwargs)
@@ -79,7 +80,7 @@ def _set_flags() -> None:
                 continue
             flags = ANY_FLOAT if packet_name in _PACKETS else 0
             if handler in folding:
-                flags |= FOLDS
+                flags |= FOLDS_ANY if handler is constant_folding.fold_index else FOLDS if constant_folding.of_any_dtype(func) else FOLDS_INTEGERS
                 _folds.add(id(func))
             elif handler in recorded or id(func) in evaluated or packet_name in {"empty", "empty_strided"}:
                 _recorded.add(id(func))

@@ -96,6 +96,10 @@ class NativeRecorder(Recorder):
         """The present thread records on this recorder from now on."""
         ops.switch_program(self.program)
 
+    def drop(self) -> None:
+        """Forget what was recorded. Nothing records on this recorder any more."""
+        self.retire()
+
     @property
     def entries(self) -> UnsentEntries:  # type: ignore[override]
         """Unsent entries."""

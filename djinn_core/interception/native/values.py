@@ -225,6 +225,11 @@ class Value:
         made: torch.Tensor = ops.twin(self._tensor)
         return made
 
+    @property
+    def borrowed(self) -> bool:
+        """True if it is owned elsewhere: its handle is not freed with it."""
+        return not ops.facts(self._tensor)[4]
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
 
@@ -232,16 +237,11 @@ class Value:
         raise TypeError("a remote value cannot be copied: its handle would be freed twice")
 
 
-class BorrowedValue(Value):
-    """A value owned elsewhere: its handle is not freed with this object."""
-
-    __slots__ = ()
-
-
-def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
-    """The value `handle` of a program, without holding it."""
-    made = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize)
-    return BorrowedValue(made, handle, meta)
+def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
+    """The value `handle` of a program, without holding it; over the memory of `beside`, where that is another view of the same."""
+    tensor = None if beside is None else beside._tensor
+    made = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize, tensor)
+    return Value(made, handle, meta)
 
 
 def take_freed() -> list[Value]:

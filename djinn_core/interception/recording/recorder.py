@@ -171,6 +171,10 @@ class Recorder:
         thread = self._thread()
         return thread is None or not thread.is_alive()
 
+    def drop(self) -> None:
+        """Forget what was recorded. Nothing records on this recorder any more."""
+        self.entries = []
+
     def begin_on_thread(self) -> None:
         """The present thread records on this recorder from now on."""
 

@@ -20,7 +20,7 @@ from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.recording.groups import GroupingRecorder
 from djinn_core.interception.recording.recorder import SyncRequest, recorders, recording_on
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
-from djinn_core.interception.tensors.storage import BorrowedValue, Storage
+from djinn_core.interception.tensors.storage import OWN_VIEWS, Value, borrow
 from djinn_core.ir.handles import make_handle, storage_of, view_of
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Instruction, Program
@@ -31,7 +31,6 @@ from djinn_core.torch_private import without_modes
 
 _NEVER = 1 << 60  # instructions after which the recorder would send
 _FIRST = 1  # number of the first view of new memory, which is all of it
-_OWN_VIEWS = 1 << 30  # from here on views of existing memory are numbered that only a rewritten program has
 
 
 @without_modes
@@ -83,8 +82,11 @@ class _UnsentRecorder(GroupingRecorder):
 def _recording_unsent() -> Iterator[GroupingRecorder]:
     recorder = _UnsentRecorder(recorders)
     recorder.limit = _NEVER
-    with recording_on(recorder), torch.inference_mode():
-        yield recorder
+    try:
+        with recording_on(recorder), torch.inference_mode():
+            yield recorder
+    finally:
+        recorder.drop()
 
 
 @attrs.frozen
@@ -108,7 +110,7 @@ class _Rewriter:
         kept = (i for i in program.instructions() if i.index not in self.gone)
         self.written = {storage_of(v) for instruction in kept for v in instruction.writes}
         self.tensors: dict[int, LazyTensor] = {}
-        self.storages: dict[int, Storage] = {}
+        self.storages: dict[int, Value] = {}  # one over each
         self.names: dict[int, int] = {}
         self.made: list[_NewInstruction] = []
         self.metas = _result_metas(program)
@@ -135,11 +137,9 @@ class _Rewriter:
             if call is None:
                 call, operand = self._user_of(value)
             meta, number = call.operands[operand], storage_of(value)
-            storage = self.storages.get(number)
-            if storage is None:
-                storage = self.storages[number] = Storage.begin(meta.extent * meta.dtype.itemsize, None)
-                storage.last = make_handle(number, _OWN_VIEWS)
-            tensor = self.tensors[value] = wrap(BorrowedValue(value, meta, storage))
+            borrowed = borrow(value, meta, self.storages.get(number))
+            self.storages.setdefault(number, borrowed)
+            tensor = self.tensors[value] = wrap(borrowed)
         return tensor
 
     def _user_of(self, value: int) -> tuple[Call, int]:
@@ -213,10 +213,10 @@ class _Rewriter:
 
     def _apart_from_others(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
         """The results; those that are written later have memory of their own."""
-        taken = {id(storage) for storage in self.storages.values()}
+        taken = set(self.storages)
         found: list[torch.Tensor] = []
         for value, tensor in zip(values, tensors, strict=True):
-            memory = id(tensor.remote.storage)
+            memory = tensor.remote.storage.id
             shared = memory in taken and storage_of(value) in self.written
             taken.add(memory)
             found.append(tensor.clone() if shared else tensor)
@@ -226,7 +226,7 @@ class _Rewriter:
         for value, tensor in zip(values, tensors, strict=True):
             assert isinstance(tensor, LazyTensor)
             handle = tensor.remote.handle
-            if handle in self.names or isinstance(tensor.remote, BorrowedValue):
+            if handle in self.names or tensor.remote.borrowed:
                 raise InvalidStage(f"value {value} would be the same tensor as another one")
             self.names[handle] = value
             self.tensors[value] = tensor
@@ -279,7 +279,7 @@ class _Rewriter:
         memory = self.memories.get(storage_of(handle))
         if memory is None:
             return handle
-        return make_handle(memory, _OWN_VIEWS + view_of(handle))
+        return make_handle(memory, OWN_VIEWS + view_of(handle))
 
     def _renamed(self, made: _NewInstruction) -> _NewInstruction:
         renamed = tuple(self._known_as(handle) for handle in made.entry.handles)

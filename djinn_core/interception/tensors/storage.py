@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import compress, repeat, starmap
 from types import MethodType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 import msgspec
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from djinn_core.interception.tensors.element_copies import ElementCopy
     from djinn_core.interception.tensors.host_values import HostValue
     from djinn_core.interception.tensors.lazy_clones import SharedAddresses
+
+
+# From here on views of borrowed memory are numbered, whose owner numbers its own.
+OWN_VIEWS: Final = 1 << 30
 
 
 def take_freed() -> list[Value]:
@@ -98,6 +102,7 @@ class Storage(msgspec.Struct, eq=False, gc=False):  # made in one step: each op 
 class Value(msgspec.Struct, eq=False):
     """One remote tensor. When the last reference to it goes, its handle is freed."""
 
+    borrowed: ClassVar[bool] = False
     handle: int
     meta: TensorMeta
     storage: Storage
@@ -122,19 +127,22 @@ class Value(msgspec.Struct, eq=False):
 class BorrowedValue(Value, eq=False):
     """A value owned elsewhere: its handle is not freed with this object."""
 
+    borrowed = True
     __del__ = property(partial(partial, bool))  # nothing: another value frees it
 
 
-def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
-    """The value `handle` of a program, without holding it."""
-    storage = Storage.begin(meta.extent * meta.dtype.itemsize, None)
-    storage.last = handle
+def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
+    """The value `handle` of a program, without holding it; over the memory of `beside`, where that is another view of the same."""
+    if beside is None:
+        storage = Storage.begin(meta.extent * meta.dtype.itemsize, None)
+        storage.last = make_handle(storage_of(handle), OWN_VIEWS)
+    else:
+        storage = beside.storage
     return BorrowedValue(handle, meta, storage)
 
 
 if native.ON:
     from djinn_core.interception.native.values import (  # type: ignore[assignment]
-        BorrowedValue,
         Storage,
         Value,
         borrow,
