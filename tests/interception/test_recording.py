@@ -11,7 +11,7 @@ import torch
 import djinn
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording.entry import Entry
-from djinn_core.interception.recording.recorder import Recorder, current
+from djinn_core.interception.recording.recorder import Recorder, SyncRequest, current
 from djinn_core.interception.runtime_interface import Port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.storage import Storage, Value
@@ -153,7 +153,7 @@ def test_a_recorded_instruction_is_small(embedded):
         finally:
             tracemalloc.stop()
             gc.enable()
-            recorder.entries.clear()
+            recorder.take(SyncRequest())  # and send it not
             recorder.limit = limit
     assert count == rounds * 4
     assert (after - before) / count < INSTRUCTION_BYTES
