@@ -21,7 +21,7 @@ from djinn_core.interception.native.entries import (
 from djinn_core.interception.native.library import implement, ops
 from djinn_core.interception.recording.recorder import Recorder, Recorders, SyncRequest, current, recorders
 from djinn_core.interception.runtime_interface import WHOLE, Submission, port
-from djinn_core.ir.handles import storage_of
+from djinn_core.ir.handles import number_storages_by, storage_of
 from djinn_core.ir.module_path import ModuleCall
 
 if TYPE_CHECKING:
@@ -289,6 +289,7 @@ def _synchronize() -> None:
 def register() -> None:
     """Have C++ call these."""
     implement(cut=_cut, at_limit=_at_limit, begin_program=_begin_program, synchronize=_synchronize)
+    number_storages_by(ops.reserve_storages)  # plans make values beside those that programs record
     recorders.kind = NativeRecorder
     port.ops_unsent = _unsent_ops
     recorders.begin_thread()

@@ -9,7 +9,7 @@ from djinn_core.interception.native import library as native
 from djinn_core.interception.recording.recorder import Recorder, Recorders, current
 
 if native.ON:
-    from djinn_core.interception.native.recorder import NativeRecorder as Recorder  # type: ignore[assignment]
+    from djinn_core.interception.native.recorder import NativeRecorder as Recorder
 
 
 class GroupingRecorder(Recorder):
