@@ -25,7 +25,12 @@ def test_the_client_loads_the_library_and_its_executor_does_not(tmp_path, plain_
     import subprocess
 
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=plain_environment, capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, "-c", PROGRAM],
+        env=plain_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split(maxsplit=1) == ["True", "[False]\n"]

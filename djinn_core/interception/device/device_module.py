@@ -69,7 +69,7 @@ def bound_state(index: int) -> LazyTensor:
     generator: Any = default_generator(index)
     state: Any = native_generators.operand(generator) if native.ON else generator.operand()
     assert state is not None
-    return state
+    return state  # type: ignore[no-any-return]
 
 
 def default_generators() -> tuple[AnyDefault, ...]:

@@ -38,7 +38,7 @@ def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], 
             check_overlap(call.op, written, operands)  # type: ignore[arg-type]
     watcher = recorder.watcher
     if watcher is not None:
-        watcher.before(call, operands)
+        watcher.before(call, operands)  # type: ignore[arg-type]
     bits, kinds = encoded_slots(slots)
     made = iter(ops.append(number_of(call), list(operands), bits, kinds))
     results = [
@@ -48,7 +48,7 @@ def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], 
     for index, meta in call.changes:
         change(operands[index], meta)
     if watcher is not None:
-        watcher.after(call, slots, operands, results)
+        watcher.after(call, slots, operands, results)  # type: ignore[arg-type]
     return results if call.sequence else results[0] if results else None
 
 

@@ -13,6 +13,7 @@ from djinn_core.interception.native.library import dtype_number, ops
 from djinn_core.interception.shape_inference.write_checks import raises_versions, refuses_overlap
 from djinn_core.ir.program import Call, Signature, Slot
 from djinn_core.ir.values import TensorMeta
+from djinn_core.torch_private import returns_list
 
 NOTHING, LIST, BUMPS, NO_OVERLAP, EMPTY = 1, 2, 4, 8, 16  # flags of `add_call`
 _NEW, _VIEW, _SAME, _NONE = range(4)  # kinds of results
@@ -106,7 +107,7 @@ def _sweep() -> None:
 def _description(call: Call) -> list[int]:
     new = [meta is not None and same < 0 for meta, same in zip(call.results, call.inplace, strict=True)]
     flags = 0
-    if _returns_list(call.op):
+    if returns_list(call.op):
         flags |= LIST
     if call.writes:
         if not any(call.results) and raises_versions(call.op):
@@ -129,25 +130,6 @@ def _result(meta: TensorMeta | None, alias: int, same: int, nbytes: int) -> list
     made = [_NEW, 0] if alias < 0 else [_VIEW, alias]
     made += [dtype_number(meta.dtype), meta.device, meta.conj + 2 * meta.neg, meta.offset, nbytes]
     return [*made, len(meta.shape), *meta.shape, *meta.stride]
-
-
-_lists: dict[str, bool] = {}
-
-
-def _returns_list(op: str) -> bool:
-    found = _lists.get(op)
-    if found is None:
-        found = _lists[op] = _schema_returns_list(op)
-    return found
-
-
-def _schema_returns_list(op: str) -> bool:
-    name, _, overload = op.partition(".")
-    try:
-        schema = torch._C._get_schema(name, overload)
-    except RuntimeError:  # an op of Djinn's own
-        return False
-    return len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
 
 
 def encoded_slots(slots: Sequence[Slot]) -> tuple[list[int], list[int]]:

@@ -23,7 +23,9 @@ def _memory(what: str, index: int) -> list[int]:
     match what:
         case "stats":
             found = memory.memory_stats(index)
-            return [found[f"{name}_bytes.all.{when}"] for name in ("allocated", "reserved") for when in ("current", "peak")]
+            return [
+                found[f"{name}_bytes.all.{when}"] for name in ("allocated", "reserved") for when in ("current", "peak")
+            ]
         case "info":
             return list(memory.mem_get_info(index))
         case "empty_cache":

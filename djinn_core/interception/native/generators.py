@@ -8,11 +8,11 @@ from typing import Any, Final
 import torch
 
 from djinn_core.interception.device.current_device import existing_index
+from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.native.library import implement, ops
 from djinn_core.interception.tensors.lazy_tensor import is_remote, logical_device
 from djinn_core.interception.tensors.substitute_classes import stand_in
-
-CGenerator: Final[Any] = torch._C.Generator
+from djinn_core.torch_private import CGenerator
 
 
 def default(index: int) -> torch.Generator:
@@ -83,7 +83,7 @@ def _seed_of(state: torch.Tensor | None) -> torch.Tensor:
 
 def _reduce(generator: Any) -> Any:
     """As PyTorch pickles generators, but without an offset, which the executor's may not have."""
-    if generator.device.type != torch._C._get_privateuse1_backend_name():
+    if generator.device.type != DEVICE_NAME:
         return generator.__reduce__()
     return torch.Generator, (generator.device,), (generator.initial_seed(), None, generator.get_state())
 
@@ -94,7 +94,7 @@ class RemoteGenerator(CGenerator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The logical device."""
-        return CGenerator.device.__get__(self)  # type: ignore[attr-defined, no-any-return]
+        return CGenerator.device.__get__(self)
 
 
 def _make(device: Any = None) -> RemoteGenerator | None:

@@ -9,19 +9,19 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core import torch_objects
 from djinn_core.interception import sync
+from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.native import device, generators, recorder, storages, streams
 from djinn_core.interception.native.append import asked
-from djinn_core.interception.native.library import implement, implement_differentiable, load, ops, send_upcalls_to
+from djinn_core.interception.native.library import implement_differentiable, load, ops, send_upcalls_to
 from djinn_core.interception.native.values import is_remote_tensor, show_values
 from djinn_core.interception.ops.attention import attention, backward_on_cpu
 from djinn_core.interception.ops.default_dtype import with_default_dtype
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.shape_inference.float_arg_cache import _PACKETS
-from djinn_core.torch_private import never_compiled
+from djinn_core.interception.shape_inference.float_arg_cache import infers_for_any_float
+from djinn_core.torch_private import add_device_module, never_compiled, overloads_of
 from djinn_core.tracebacks import shorten
 
 HANDLED, FOLDS, ANY_FLOAT, FOLDS_INTEGERS, FOLDS_ANY = 1, 2, 4, 16, 32  # flags of ops
@@ -61,39 +61,53 @@ class Upcalls(TorchDispatchMode):
             raise
 
 
+def _folding_flag(func: Any, handler: Any) -> int:
+    from djinn_core.interception.ops import constant_folding
+
+    if handler is constant_folding.fold_index:
+        return FOLDS_ANY
+    return FOLDS if constant_folding.of_any_dtype(func) else FOLDS_INTEGERS
+
+
 def _set_flags() -> None:
-    from djinn_core.interception.ops import attention, constant_folding, evaluation, factories
+    from djinn_core.interception.ops import attention, composite, constant_folding, factories
 
     factories.handle_native()
 
-    folding = {constant_folding.fold, constant_folding.fold_index, constant_folding.fold_in_place, constant_folding.find_nonzero, constant_folding.fold_copy}
+    folding = {
+        constant_folding.fold,
+        constant_folding.fold_index,
+        constant_folding.fold_in_place,
+        constant_folding.find_nonzero,
+        constant_folding.fold_copy,
+    }
     recorded = {attention.whole}
-    evaluated = {id(func) for func in evaluation.IN_EVALUATION}
-    for packet_name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, packet_name)
-        if not isinstance(packet, torch._ops.OpOverloadPacket):
-            continue
-        for overload in packet.overloads():
-            func = getattr(packet, overload)
-            handler = device_state.handlers.get(id(func))
-            if handler is None and packet_name not in _PACKETS:
-                continue
-            flags = ANY_FLOAT if packet_name in _PACKETS else 0
-            if handler in folding:
-                flags |= FOLDS_ANY if handler is constant_folding.fold_index else FOLDS if constant_folding.of_any_dtype(func) else FOLDS_INTEGERS
-                _folds.add(id(func))
-            elif handler in recorded or id(func) in evaluated or packet_name in {"empty", "empty_strided"}:
-                _recorded.add(id(func))
-            elif handler is not None:
-                flags |= HANDLED
-            name = overload if overload != "default" else ""
-            ops.set_op(f"aten::{packet_name}", name, flags)
+    evaluated = {id(func) for func in composite.IN_EVALUATION}
+    for name, overload, func in overloads_of(torch.ops.aten):
+        handler = device_state.handlers.get(id(func))
+        flags = ANY_FLOAT if infers_for_any_float(func) else 0
+        if handler in folding:
+            flags |= _folding_flag(func, handler)
+            _folds.add(id(func))
+        elif handler in recorded or id(func) in evaluated or name in {"empty", "empty_strided"}:
+            _recorded.add(id(func))
+        elif handler is not None:
+            flags |= HANDLED
+        if flags:
+            ops.set_op(f"aten::{name}", overload, flags)
 
 
 def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool, scale: float | None, gqa: bool
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
 ) -> torch.Tensor:
-    return attention(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=gqa)  # type: ignore[no-any-return]
+    return attention(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=gqa)
 
 
 def own_folders() -> Sequence[str]:
@@ -110,7 +124,7 @@ def install_device() -> None:
     streams.register()
     storages.register()
     implement_differentiable(attention=_attention, attention_backward=backward_on_cpu)
-    send_upcalls_to(Upcalls())
+    send_upcalls_to(Upcalls())  # type: ignore[no-untyped-call]
     ops.set_own_folders(own_folders())
     _set_flags()
     torch_objects.wrap_element_printing(_print_fetched)
@@ -118,7 +132,7 @@ def install_device() -> None:
     ops.register_kernels()
 
 
-def _print_fetched(tensor: torch.Tensor, indent: int) -> str | None:
+def _print_fetched(tensor: torch.Tensor, _indent: int) -> str | None:
     if not is_remote_tensor(tensor):
         return None
     words = sync.elements_in_words(tensor)
@@ -129,5 +143,4 @@ def register_device_module(module: Any) -> None:
     """Load the library, and make `torch.remote_accelerator`."""
     load()
     show_values()
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    torch._register_device_module(DEVICE_NAME, module)
+    add_device_module(DEVICE_NAME, module)

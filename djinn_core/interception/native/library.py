@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn_core.interception.device.device_state import DEVICE_NAME
+from djinn_core.torch_private import boxed_function, rename_backend, without_torch_dispatch
 
 # The device in C++ replaces the one in Python when both pass the same tests.
 ON: Final = os.environ.get("NATIVE_DEVICE", "") == "1"
@@ -23,7 +24,7 @@ def load() -> None:
     """
     import djinn_native
 
-    torch.utils.rename_privateuse1_backend(DEVICE_NAME)
+    rename_backend(DEVICE_NAME)
     djinn_native.load()
 
 
@@ -31,7 +32,7 @@ class _Functions:
     """`torch.ops.djinn` by name, without the frames that PyTorch puts around an op."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(torch.ops.djinn, name).default._op
+        found = boxed_function("djinn", name)
         setattr(self, name, found)
         return found
 
@@ -57,7 +58,7 @@ def implement_differentiable(**functions: Any) -> None:
 
 def send_upcalls_to(mode: TorchDispatchMode) -> None:
     """Have C++ call `mode.__torch_dispatch__` with each op that Python handles."""
-    with mode, torch._C._DisableTorchDispatch():
+    with mode, without_torch_dispatch():
         ops.set_upcall()
 
 

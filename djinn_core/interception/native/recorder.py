@@ -27,13 +27,16 @@ from djinn_core.ir.module_path import ModuleCall
 if TYPE_CHECKING:
     from djinn_core.interception.native.values import Storage, Value
 
+
 class _Thread(threading.local):
     begins = False
 
 
 _thread = _Thread()
 _NO_PROGRAM: Final = -1
-_no_counters: Final = memoryview(torch.zeros(WATCHED + 1, dtype=torch.int64).numpy())  # of recorders whose threads have ended
+_no_counters: Final = memoryview(
+    torch.zeros(WATCHED + 1, dtype=torch.int64).numpy()
+)  # of recorders whose threads have ended
 _by_program: Final[dict[int, NativeRecorder]] = {}
 
 
@@ -49,7 +52,7 @@ class NativeRecorder(Recorder):
     def __init__(self, shared: Recorders, program: int | None = None) -> None:
         """`program`: number of a thread's program; None: a new one that no thread records yet."""
         self.program = int(ops.new_program()) if program is None else program
-        self.counters = memoryview(ops.counters(self.program).numpy())
+        self.counters = memoryview(ops.counters(self.program).numpy().data)
         self._moments: list[tuple[int, ModuleCall | None]] = []
         self._module: ModuleCall | None = None
         self._watcher: Any = None
@@ -88,7 +91,7 @@ class NativeRecorder(Recorder):
         ops.set_forked(port.forked)
 
     @staticmethod
-    def any_unsent(recorders: Iterable[Recorder]) -> bool:
+    def any_unsent(_recorders: Iterable[Recorder]) -> bool:
         """True if an unsent program has values."""
         return bool(ops.any_unsent_values())
 
@@ -100,8 +103,8 @@ class NativeRecorder(Recorder):
         """Forget what was recorded. Nothing records on this recorder any more."""
         self.retire()
 
-    @property
-    def entries(self) -> UnsentEntries:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def entries(self) -> UnsentEntries:
         """Unsent entries."""
         return UnsentEntries(self)
 
@@ -110,7 +113,7 @@ class NativeRecorder(Recorder):
         pass
 
     @property
-    def epoch(self) -> int:  # type: ignore[override]
+    def epoch(self) -> int:
         """Number of cuts so far."""
         return self.counters[EPOCH]
 
@@ -119,7 +122,7 @@ class NativeRecorder(Recorder):
         pass
 
     @property
-    def limit(self) -> int:  # type: ignore[override]
+    def limit(self) -> int:
         """Number of entries at which C++ calls `cut_at_limit`."""
         return self.counters[LIMIT]
 
@@ -128,7 +131,7 @@ class NativeRecorder(Recorder):
         self.counters[LIMIT] = limit
 
     @property
-    def differentiating(self) -> bool:  # type: ignore[override]
+    def differentiating(self) -> bool:
         """Whether the thread is in a backward pass."""
         return bool(self.counters[DIFFERENTIATING])
 
@@ -137,7 +140,7 @@ class NativeRecorder(Recorder):
         self.counters[DIFFERENTIATING] = on
 
     @property
-    def watcher(self) -> Any:  # type: ignore[override]
+    def watcher(self) -> Any:
         """Observer that is called for every op."""
         return self._watcher
 
@@ -147,7 +150,7 @@ class NativeRecorder(Recorder):
         self.counters[WATCHED] = watcher is not None
 
     @property
-    def module(self) -> ModuleCall | None:  # type: ignore[override]
+    def module(self) -> ModuleCall | None:
         """The call of a module that the thread is inside."""
         return self._module
 
@@ -163,18 +166,18 @@ class NativeRecorder(Recorder):
 
     def order_after(self, storage: Storage) -> None:  # type: ignore[override]
         """Order the unsent work of other threads on `storage` before the entries that this thread records next."""
-        ops.note_read(storage._tensor)
+        ops.note_read(storage.holder)
 
-    def begin_writes(self, targets: Iterable[torch.Tensor]) -> None:  # type: ignore[override]
+    def begin_writes(self, targets: Iterable[torch.Tensor]) -> None:
         """Send unsent reads of `targets` by other threads, then note the writes."""
         for target in targets:
             ops.note_write(target)
 
-    def take_back(self, value: Value, names: Container[str]) -> bool:  # type: ignore[override]
-        """Take back the last instruction where it is one of `names` and made `value`; whether it was."""
+    def take_back(self, value: Value, _names: Container[str]) -> bool:  # type: ignore[override]
+        """Take back the last instruction where it made the empty memory of `value`; whether it was."""
         if self.fixed is not None and len(self.entries) and self.entries[-1].handles == self.fixed.handles:
             return False
-        return bool(ops.take_back(value._tensor))
+        return bool(ops.take_back(value.holder))
 
     def settle(self, used: Iterable[Any], written: Iterable[Any]) -> None:
         """C++ has done this."""

@@ -9,6 +9,7 @@ import torch
 from djinn_core.interception.native.library import dtype_of, implement, ops
 
 aten = torch.ops.aten
+negated = aten._neg_view.default  # noqa: SLF001 - PyTorch's name of the op
 
 
 def _base(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -26,7 +27,9 @@ def _base(storage: torch.UntypedStorage) -> torch.Tensor:
     return ops.append_into(number_of(call), storage, bits, kinds)  # type: ignore[no-any-return]
 
 
-def _view_of_storage(storage: torch.UntypedStorage, size: list[int], stride: list[int], offset: int, dtype: int, bits: int) -> torch.Tensor:
+def _view_of_storage(
+    storage: torch.UntypedStorage, size: list[int], stride: list[int], offset: int, dtype: int, bits: int
+) -> torch.Tensor:
     """A view of a storage that PyTorch made without an op."""
     wanted = dtype_of(dtype)
     with torch.no_grad():
@@ -34,7 +37,7 @@ def _view_of_storage(storage: torch.UntypedStorage, size: list[int], stride: lis
         if base.is_conj():
             base = torch.conj(base)
         if base.is_neg():
-            base = torch._neg_view(base)
+            base = negated(base)
         if base.dtype != wanted:
             octets = aten.as_strided.default(base, [0], [1], 0)
             octets = octets if octets.dtype == torch.uint8 else aten.view.dtype(octets, torch.uint8)
@@ -44,7 +47,7 @@ def _view_of_storage(storage: torch.UntypedStorage, size: list[int], stride: lis
         if bits & 1:
             view = torch.conj(view)
         if bits & 2:
-            view = torch._neg_view(view)
+            view = negated(view)
         return view  # type: ignore[no-any-return]
 
 

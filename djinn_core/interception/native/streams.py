@@ -10,6 +10,7 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import index_of
 from djinn_core.interception.native.library import implement
 from djinn_core.interception.tensors.lazy_tensor import device_type, logical_device
+from djinn_core.torch_private import own_device_kind
 
 
 class _EventMeta(type):
@@ -40,11 +41,7 @@ def _refuse() -> NoReturn:
 
 def default_stream(device: Any = None) -> torch.Stream:
     """The stream that is current where no other is."""
-    return torch.Stream(stream_id=0, device_index=index_of(device), device_type=int(_own_type()))
-
-
-def _own_type() -> Any:
-    return torch._C._autograd.DeviceType.PrivateUse1
+    return torch.Stream(stream_id=0, device_index=index_of(device), device_type=own_device_kind())
 
 
 def current_stream(device: Any = None) -> torch.Stream:
@@ -68,7 +65,7 @@ class StreamContext:
         if self.stream is not None:
             self.stream.__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.stream is not None:
             self.stream.__exit__(*error)
 
@@ -86,7 +83,7 @@ def _has_passed(mark: torch.Tensor) -> bool:
     from djinn_core.interception.sync import fetch
     from djinn_core.ir.operators import HAS_PASSED
 
-    return bool(fetch(_asked(HAS_PASSED, mark)).item())
+    return bool(fetch(_asked(HAS_PASSED, mark)).item())  # type: ignore[arg-type]
 
 
 def _elapsed_time(begin: torch.Tensor, end: torch.Tensor) -> float:
@@ -94,7 +91,7 @@ def _elapsed_time(begin: torch.Tensor, end: torch.Tensor) -> float:
     from djinn_core.interception.sync import fetch
     from djinn_core.ir.operators import ELAPSED_TIME
 
-    return float(fetch(_asked(ELAPSED_TIME, begin, end)).item())
+    return float(fetch(_asked(ELAPSED_TIME, begin, end)).item())  # type: ignore[arg-type]
 
 
 def register() -> None:

@@ -11,20 +11,17 @@ from typing import Any, Final, NoReturn
 import torch
 
 from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.native.library import dtype_number, ops
+from djinn_core.interception.native.library import ops
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.values import TensorMeta, tensor_meta
-
-_keys: Final = torch._C._dispatch_keys
-_PYTHON: Final = torch._C.DispatchKey.Python
-_is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
+from djinn_core.torch_private import as_class, has_python_key, is_transformed
 
 
 def is_remote_tensor(tensor: Any) -> bool:
     """True if `tensor` is a tensor of the device, and no subclass, tracer or transform around one."""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type not in device_state.names:
         return False
-    return not _keys(tensor).has(_PYTHON) and not _is_wrapped(tensor) and tensor.layout is torch.strided
+    return not has_python_key(tensor) and not is_transformed(tensor) and tensor.layout is torch.strided
 
 
 def meta_of_tensor(tensor: torch.Tensor) -> TensorMeta:
@@ -74,11 +71,11 @@ def _sweep() -> None:
 class Storage:
     """Memory on the remote side that one or more values look into."""
 
-    __slots__ = ("_tensor", "id", "new_nbytes")
+    __slots__ = ("holder", "id", "new_nbytes")
 
     def __init__(self, number: int, tensor: torch.Tensor | None, new_nbytes: int = 0) -> None:
         self.id = number
-        self._tensor = tensor
+        self.holder = tensor
         self.new_nbytes = new_nbytes
 
     @classmethod
@@ -95,7 +92,7 @@ class Storage:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.new_nbytes if self._tensor is None else int(ops.facts(self._tensor)[2])
+        return self.new_nbytes if self.holder is None else int(ops.facts(self.holder)[2])
 
     @nbytes.setter
     def nbytes(self, nbytes: int) -> None:
@@ -106,20 +103,20 @@ class Storage:
     @property
     def version(self) -> int:
         """Number of writes that were recorded."""
-        assert self._tensor is not None
-        return int(ops.watch_storage(self._tensor))
+        assert self.holder is not None
+        return int(ops.watch_storage(self.holder))
 
     @property
     def written(self) -> Any:
         """The recorder that wrote last."""
         from djinn_core.interception.native.recorder import recorder_of
 
-        return recorder_of(ops.writer(self._tensor)[0])
+        return recorder_of(ops.writer(self.holder)[0])
 
     @property
     def written_at(self) -> int:
         """The epoch of that recorder then."""
-        return int(ops.writer(self._tensor)[1])
+        return int(ops.writer(self.holder)[1])
 
     user = None
 
@@ -146,7 +143,7 @@ class Storage:
     @host.setter
     def host(self, contents: Any) -> None:
         self._known().host = contents
-        ops.set_known(self._tensor, contents is not None)
+        ops.set_known(self.holder, contents is not None)
 
     @property
     def elements(self) -> Any:
@@ -184,11 +181,11 @@ class Storage:
 class Value:
     """One remote tensor. It keeps the value: the handle is freed when neither this object nor a tensor refers to it."""
 
-    __slots__ = ("_meta", "_tensor", "handle", "storage")
+    __slots__ = ("_meta", "holder", "handle", "storage")
 
     def __init__(self, tensor: torch.Tensor, handle: int, meta: TensorMeta | None = None) -> None:
         """`tensor`: a tensor for the value that has no history."""
-        self._tensor = tensor
+        self.holder = tensor
         self._meta = meta
         self.handle = handle
         self.storage = Storage(storage_of(handle), tensor)
@@ -210,19 +207,21 @@ class Value:
         """Its metadata."""
         found = self._meta
         if found is None:
-            found = self._meta = meta_of_tensor(self._tensor)
+            found = self._meta = meta_of_tensor(self.holder)
         return found
 
     @meta.setter
     def meta(self, meta: TensorMeta) -> None:
         nbytes = meta.extent * meta.dtype.itemsize
-        self._tensor = ops.redescribe(self._tensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes)
+        self.holder = ops.redescribe(
+            self.holder, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes
+        )
         self._meta = meta
-        self.storage = Storage(storage_of(self.handle), self._tensor)
+        self.storage = Storage(storage_of(self.handle), self.holder)
 
     def tensor(self) -> torch.Tensor:
         """Another tensor for it, without history."""
-        made: torch.Tensor = ops.twin(self._tensor)
+        made: torch.Tensor = ops.twin(self.holder)
         return made
 
     @property
@@ -257,7 +256,7 @@ def still_to_free() -> list[int]:
 def wrap(value: Value, cls: type[torch.Tensor] | None = None) -> torch.Tensor:
     """A tensor that stands for `value`."""
     made = value.tensor()
-    return made if cls is None else torch.Tensor._make_subclass(cls, made)
+    return made if cls is None else as_class(made, cls)
 
 
 def wrap_view(value: Value, _base: torch.Tensor) -> torch.Tensor:
@@ -274,7 +273,9 @@ def adopt(tensor: torch.Tensor, meta: TensorMeta) -> None:
     """Give `tensor` other metadata, after an op that changed it in place."""
     nbytes = ops.facts(tensor)[2]
     if meta.dtype != tensor.dtype or meta.conj != tensor.is_conj() or meta.neg != tensor.is_neg():
-        made = ops.redescribe(tensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes)
+        made = ops.redescribe(
+            tensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes
+        )
         with torch.no_grad():
             tensor.data = made
         return

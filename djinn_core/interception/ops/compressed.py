@@ -308,7 +308,9 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "zeros": _empty,
         "_sparse_compressed_tensor_with_dims": _with_dims,
         "_to_copy": _moved_here,
-        "sparse_compressed_tensor.comp_plain_value_size": _below_autograd(aten.sparse_compressed_tensor.comp_plain_value_size),
+        "sparse_compressed_tensor.comp_plain_value_size": _below_autograd(
+            aten.sparse_compressed_tensor.comp_plain_value_size
+        ),
         "_sparse_compressed_tensor_unsafe": _below_autograd(aten._sparse_compressed_tensor_unsafe.default),
     }
 )

@@ -163,7 +163,9 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 
 
 # Those whose small results the client knows; the others are recorded like any op.
-KNOWN_FACTORIES = tuple(name for name in _KERNELS if not name.startswith(("empty", "set_", "record_stream", "_local_scalar")))
+KNOWN_FACTORIES = tuple(
+    name for name in _KERNELS if not name.startswith(("empty", "set_", "record_stream", "_local_scalar"))
+)
 
 
 def handle_native() -> None:

@@ -156,5 +156,5 @@ def change(tensor: LazyTensor, meta: TensorMeta) -> None:
 
 
 if native.ON:
-    from djinn_core.interception.native.append import append, own_value  # type: ignore[assignment]
+    from djinn_core.interception.native.append import append, own_value
     from djinn_core.interception.native.values import change, wrap_view  # type: ignore[assignment]

@@ -116,15 +116,17 @@ class RecordedCall:
         first = [make_handle(number + which, 0) for which in range(self.storages)]
         outputs, made = [], []
         for output in self.outputs:
-            if isinstance(output, _Output) and output.same < 0:
+            if not isinstance(output, _Output):
+                outputs.append(output)
+            elif output.same >= 0:
+                outputs.append(inputs[output.same])
+            else:
+                assert output.meta is not None
                 which, view = self.made[output.place - len(given)]
                 _, nbytes, views = next(kept for kept in self.kept if kept[0] == which)
-                output = ops.new_view(*described(output.meta), nbytes, view, views)
-                first[which] = make_handle(storage_of(ops.handle(output)), 0)
-                made.append(output)
-            elif isinstance(output, _Output):
-                output = inputs[output.same]
-            outputs.append(output)
+                made.append(ops.new_view(*described(output.meta), nbytes, view, views))
+                first[which] = make_handle(storage_of(ops.handle(made[-1])), 0)
+                outputs.append(made[-1])
         places += [first[which] + view for which, view in self.made]
         places += [ops.next_view(given[place]) for place in self.views]
         written = [inputs[place] for place in self.written]

@@ -82,7 +82,7 @@ def infer_by_element(
 def _alone(given: Sequence[Any]) -> bool:
     """True if all list items are remote tensors or numbers, and no argument beside the lists is a tensor with dimensions."""
     return all(
-        all(isinstance(item, LazyTensor) or isinstance(item, (LazyTensor, int, float)) for item in a)
+        all(isinstance(item, (LazyTensor, int, float)) for item in a)
         if isinstance(a, (list, tuple))
         else not _spread(a)
         for a in given
@@ -95,7 +95,7 @@ def _spread(argument: Any) -> bool:
 
 def _kind(item: Any) -> Any:
     """Key of an element: everything that its result depends on."""
-    return item.remote.meta if isinstance(item, LazyTensor) or isinstance(item, LazyTensor) else type(item)
+    return item.remote.meta if isinstance(item, LazyTensor) else type(item)
 
 
 def _lengthened(

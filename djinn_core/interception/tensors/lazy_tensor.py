@@ -298,8 +298,6 @@ def look_at(tensor: LazyTensor, value: Value) -> None:
 if native.ON:
     from djinn_core.interception.native.values import (  # type: ignore[assignment]
         LazyTensor,
-        adopt,
-        fresh,
         look_at,
         wrap,
     )

@@ -145,7 +145,5 @@ if native.ON:
     from djinn_core.interception.native.values import (  # type: ignore[assignment]
         Storage,
         Value,
-        borrow,
-        still_to_free,
         take_freed,
     )

@@ -39,7 +39,7 @@ def meant(device: Any) -> Any:
 
 
 # PyTorch's own, which `rename` replaces on `torch.Tensor`.
-_own_device: Any = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+_own_device: Any = torch._C.TensorBase.device.__get__
 _own_to: Any = torch._C.TensorBase.to
 
 
@@ -57,11 +57,11 @@ def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         args = (meant(args[0]), *args[1:])
     elif "device" in kwargs:
         kwargs["device"] = meant(kwargs["device"])
-    return _own_to(self, *args, **kwargs)
+    return _own_to(self, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 def _cuda(self: LazyTensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
-    return _own_to(self, meant("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
+    return _own_to(self, meant("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)  # type: ignore[no-any-return]
 
 
 def _to_cuda(to_cuda: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -45,7 +45,11 @@ def dispatched(monkeypatch):
     names = []
     if native.ON:
         watched = Upcalls.__torch_dispatch__
-        monkeypatch.setattr(Upcalls, "__torch_dispatch__", lambda mode, func, *given: names.append(func.name()) or watched(mode, func, *given))
+        monkeypatch.setattr(
+            Upcalls,
+            "__torch_dispatch__",
+            lambda mode, func, *given: names.append(func.name()) or watched(mode, func, *given),
+        )
         ops.watch_all(True)
         yield names
         ops.watch_all(False)
