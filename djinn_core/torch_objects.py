@@ -5,7 +5,6 @@ The other private functions are in `torch_private`, and so is the list of all of
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,8 +19,6 @@ import torch.utils.dlpack
 from torch.multiprocessing.reductions import (
     StorageWeakRef as StorageWeakRef,  # noqa: PLC0414 - for others; tells of a storage's end, and keeps none
 )
-
-from djinn_core.tracebacks import for_users
 
 ToDlpack = Callable[[torch.Tensor], Any]
 StorageConstructor = Callable[..., torch.UntypedStorage]
@@ -175,15 +172,7 @@ def number_of_storage(storage: torch.UntypedStorage) -> int:
     return number
 
 
-def wrap_element_printing(words: Callable[[torch.Tensor, int], str | None]) -> None:
-    """Have PyTorch print the elements of a tensor as `words` says, given the tensor and its indent; None: as PyTorch does."""
+def wrap_element_printing(wrap: Callable[[Callable[..., str]], Callable[..., str]]) -> None:
+    """Replace the function that prints the elements of a tensor, given the tensor and its indent."""
     printing: Any = importlib.import_module("torch._tensor_str")
-    plain = printing._tensor_str
-
-    @for_users
-    @functools.wraps(plain)
-    def elements(tensor: torch.Tensor, indent: int) -> Any:
-        found = words(tensor, indent)
-        return plain(tensor, indent) if found is None else found
-
-    printing._tensor_str = elements
+    printing._tensor_str = wrap(printing._tensor_str)

@@ -166,7 +166,24 @@ thread_local Pending* pending = nullptr;
 
 // ---- keys -------------------------------------------------------------------------------------------------------------
 
-enum Mark : uint64_t { kTensor = 1, kCpuNumber, kWrapped, kUndefined, kInt, kDouble, kComplex, kTrue, kFalse, kNone, kList, kString, kDevice, kGenerator, kEnumValue, kArgument };
+enum Mark : uint64_t {
+  kTensor = 1,
+  kCpuNumber,
+  kWrapped,
+  kUndefined,
+  kInt,
+  kDouble,
+  kComplex,
+  kTrue,
+  kFalse,
+  kNone,
+  kList,
+  kString,
+  kDevice,
+  kGenerator,
+  kEnumValue,
+  kArgument
+};
 inline uint64_t mark(Mark m, uint64_t v = 0) { return static_cast<uint64_t>(m) << 56 | (v & ((uint64_t{1} << 56) - 1)); }
 
 inline int64_t bits_of(double d) {

@@ -6,8 +6,8 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/alloc_cpu.h>
 
 #include <map>
 

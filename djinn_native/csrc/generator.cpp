@@ -71,7 +71,9 @@ struct RemoteGenerator final : at::GeneratorImpl {
   }
   at::Tensor state() const { return is_the_sessions() ? ask("get_state", 0, 0) : ask("read", device_.index(), 0, present()); }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return state().getIntrusivePtr(); }
-  void set_state(const c10::TensorImpl& given) override { go_on(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(&given)))); }
+  void set_state(const c10::TensorImpl& given) override {
+    go_on(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(&given))));
+  }
   void go_on(const at::Tensor& given) {
     seed_ = static_cast<uint64_t>(ask("check", device_.index(), 0, given).item<int64_t>());
     if (is_the_sessions()) ask("set_state", 0, 0, given);
@@ -139,7 +141,8 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("end_session() -> ()", &end_session);
   // Implemented in Python.
   m.def("generator(str what, int index, int seed, Tensor? given) -> Tensor?");
-  m.def("default_generator(int index) -> Generator?", [](int64_t index) { return std::optional<at::Generator>(default_generator(static_cast<c10::DeviceIndex>(index))); });
+  m.def("default_generator(int index) -> Generator?",
+        [](int64_t index) { return std::optional<at::Generator>(default_generator(static_cast<c10::DeviceIndex>(index))); });
   m.def("generator_value(Generator? g) -> Tensor?", [](const std::optional<at::Generator>& g) {
     auto found = state_of(g.value());
     return found.defined() ? std::optional<at::Tensor>(without_object(found)) : std::nullopt;

@@ -2,12 +2,12 @@
 #include "remote.h"
 
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_ops.h>
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
@@ -75,8 +75,8 @@ struct Attention final : c10::OperatorKernel {
     const size_t first = stack->size() - info.args;
     const bool grad = c10::GradMode::is_enabled();
     const auto& context = at::globalContext();
-    bool whole = c10::impl::TorchDispatchModeTLS::stack_len() == 0 && (*stack)[first + 4].toDouble() == 0 && context.userEnabledFlashSDP() &&
-                 context.userEnabledMathSDP();
+    bool whole = c10::impl::TorchDispatchModeTLS::stack_len() == 0 && (*stack)[first + 4].toDouble() == 0 &&
+                 context.userEnabledFlashSDP() && context.userEnabledMathSDP();
     for (size_t i = first; whole && i < first + 4; ++i) whole = stays_whole((*stack)[i], grad);
     if (!whole) {
       Stack call(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
@@ -145,7 +145,8 @@ struct ToCopy final : c10::OperatorKernel {
   }
   static void from_elsewhere(Stack* stack, size_t first) {
     const auto source = (*stack)[first].toTensor();
-    const auto options = source.options().dtype((*stack)[first + 1].toOptional<at::ScalarType>()).device((*stack)[first + 3].toOptional<at::Device>());
+    const auto options =
+        source.options().dtype((*stack)[first + 1].toOptional<at::ScalarType>()).device((*stack)[first + 3].toOptional<at::Device>());
     auto made = at::empty_like(source, options.pinned_memory(std::nullopt), (*stack)[first + 6].toOptional<at::MemoryFormat>());
     made.copy_(source, (*stack)[first + 5].toBool());
     stack->resize(first);
@@ -174,7 +175,8 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at
   if (typeid(*impl) == typeid(RemoteImpl)) static_cast<RemoteImpl*>(impl)->value.reset();
   impl->set_storage_keep_dtype(std::move(source));
   impl->set_sizes_and_strides(size, stride, offset);
-  const size_t needed = impl->numel() ? static_cast<size_t>(at::detail::computeStorageNbytes(size, stride, self.element_size(), offset)) : 0;
+  const size_t needed =
+      impl->numel() ? static_cast<size_t>(at::detail::computeStorageNbytes(size, stride, self.element_size(), offset)) : 0;
   const auto& storage = impl->unsafe_storage();
   if (needed > storage.nbytes() && storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) {
     Stack stack{storage, static_cast<int64_t>(needed)};
@@ -230,7 +232,9 @@ at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> d
 
 // A Parameter takes over what was moved, from and to the CPU, as it does for CUDA: PyTorch's own list of devices lacks PrivateUse1.
 bool takes_over(const at::Tensor& self, const at::Tensor& from) {
-  const auto is_dense = [](const at::Tensor& t) { return t.layout() == at::kStrided && t.key_set().has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)); };
+  const auto is_dense = [](const at::Tensor& t) {
+    return t.layout() == at::kStrided && t.key_set().has_any(c10::DispatchKeySet(c10::DispatchKey::Dense));
+  };
   return self.key_set() == from.key_set() || (is_dense(self) && is_dense(from));
 }
 
@@ -243,22 +247,35 @@ struct KeptWhole {
   const char* dropout;   // argument without which training changes nothing
 };
 // Composite ops for which the CPU and CUDA have kernels that round differently than their parts.
-const KeptWhole kWhole[] = {{"aten::linear", "", nullptr, nullptr},          {"aten::matmul", "", nullptr, nullptr},
-                            {"aten::layer_norm", "", nullptr, nullptr},      {"aten::rms_norm", "", nullptr, nullptr},
-                            {"aten::batch_norm", "", "training", nullptr},   {"aten::lstm", "input", "train", "dropout"},
-                            {"aten::gru", "input", "train", "dropout"},      {"aten::rnn_relu", "input", "train", "dropout"},
+const KeptWhole kWhole[] = {{"aten::linear", "", nullptr, nullptr},         {"aten::matmul", "", nullptr, nullptr},
+                            {"aten::layer_norm", "", nullptr, nullptr},     {"aten::rms_norm", "", nullptr, nullptr},
+                            {"aten::batch_norm", "", "training", nullptr},  {"aten::lstm", "input", "train", "dropout"},
+                            {"aten::gru", "input", "train", "dropout"},     {"aten::rnn_relu", "input", "train", "dropout"},
                             {"aten::rnn_tanh", "input", "train", "dropout"}};
 // PyTorch decomposes these for backends without a kernel of their own, and the parts round differently.
 const char* const kWithKernels[] = {"aten::silu_backward", "aten::mish_backward", "aten::native_channel_shuffle"};
-const char* const kOwn[] = {"aten::copy_", "aten::view", "aten::_to_copy", "aten::_copy_from", "aten::set_.source_Storage_storage_offset",
-                            "aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::set_", "aten::record_stream",
-                            "aten::is_pinned", "aten::_pin_memory", "aten::_is_pinned", "aten::scaled_dot_product_attention",
-                            "aten::_has_compatible_shallow_copy_type", "aten::detach", "aten::alias",
+const char* const kOwn[] = {"aten::copy_",
+                            "aten::view",
+                            "aten::_to_copy",
+                            "aten::_copy_from",
+                            "aten::set_.source_Storage_storage_offset",
+                            "aten::set_.source_Storage",
+                            "aten::set_.source_Tensor",
+                            "aten::set_",
+                            "aten::record_stream",
+                            "aten::is_pinned",
+                            "aten::_pin_memory",
+                            "aten::_is_pinned",
+                            "aten::scaled_dot_product_attention",
+                            "aten::_has_compatible_shallow_copy_type",
+                            "aten::detach",
+                            "aten::alias",
                             "aten::_efficientzerotensor"};
 
 // Factories that PyTorch makes of empty memory and an op on it. The op checks dtypes and ranges, where the executor would refuse too late.
-const char* const kTakenApart[] = {"aten::rand",          "aten::randn",           "aten::randint",     "aten::normal",       "aten::bartlett_window",
-                                   "aten::hann_window",   "aten::hamming_window",  "aten::fft_fftfreq", "aten::fft_rfftfreq", "aten::blackman_window"};
+const char* const kTakenApart[] = {
+    "aten::rand",        "aten::randn",          "aten::randint",     "aten::normal",       "aten::bartlett_window",
+    "aten::hann_window", "aten::hamming_window", "aten::fft_fftfreq", "aten::fft_rfftfreq", "aten::blackman_window"};
 
 bool is_taken_apart(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
@@ -309,7 +326,8 @@ void register_kernels() {
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema()) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (own.count(full) || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !has_backend_kernel(*op) || is_taken_apart(*op)) {
+    if (own.count(full) || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !has_backend_kernel(*op) ||
+        is_taken_apart(*op)) {
       continue;
     }
     backend.impl(full.c_str(), boxed<Recording>(info_of(*op)));
@@ -347,7 +365,8 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shall
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
   // Implemented in Python.
-  m.def("attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, bool enable_gqa) -> Tensor");
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, bool enable_gqa) -> Tensor");
   m.def(
       "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, *, "
       "Tensor? attn_mask=None, float? scale=None) -> (Tensor, Tensor, Tensor)");

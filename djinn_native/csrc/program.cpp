@@ -123,7 +123,8 @@ Program* before_write(const Program& mine, const StorageRecord* s) {
 void note_read(Program& mine, StorageRecord* s) {
   if (C10_UNLIKELY(s->reader.program != &mine && is_live(s->reader))) {
     auto& others = s->readers;
-    others.erase(std::remove_if(others.begin(), others.end(), [&](const Use& u) { return u.program == &mine || !is_live(u); }), others.end());
+    others.erase(std::remove_if(others.begin(), others.end(), [&](const Use& u) { return u.program == &mine || !is_live(u); }),
+                 others.end());
     others.push_back(s->reader);
   }
   s->reader = {&mine, mine.epoch()};

@@ -39,9 +39,10 @@ bool overlaps(const Call& call, at::ArrayRef<Operand> operands) {
 
 void increment_versions(const Call& call, at::ArrayRef<Operand> operands) {
   auto* target = operands[call.writes[0]].impl;
-  TORCH_CHECK(!target->is_inference() || c10::InferenceMode::is_enabled(),
-              "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a normal tensor before doing "
-              "inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details.");
+  TORCH_CHECK(
+      !target->is_inference() || c10::InferenceMode::is_enabled(),
+      "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a normal tensor before doing "
+      "inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details.");
   for (auto w : call.writes) {
     if (!operands[w].impl->is_inference()) operands[w].impl->bump_version();
   }
@@ -91,16 +92,25 @@ void append_entry(Program& p, const Call& call, at::ArrayRef<Operand> operands, 
 void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds,
                c10::SmallVectorImpl<at::Tensor>& made) {
   TORCH_INTERNAL_ASSERT(operands.size() == static_cast<size_t>(call.operands) && slots.size() == static_cast<size_t>(call.slots),
-                        "a call takes ", call.operands, " operands and ", call.slots, " scalars, and got ", operands.size(), " and ", slots.size());
+                        "a call takes ", call.operands, " operands and ", call.slots, " scalars, and got ", operands.size(), " and ",
+                        slots.size());
   if (call.bumps && !call.writes.empty()) increment_versions(call, operands);
   const int32_t site = user_site();  // takes the interpreter's lock, so it comes before others
   const int64_t node = autograd_node(p);
   for (const auto& r : call.results) {
     switch (r.kind) {
-      case Result::kNew: made.push_back(make_result(r, nullptr)); break;
-      case Result::kView: made.push_back(make_result(r, operands[r.of].impl)); break;
-      case Result::kSame: made.push_back(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(operands[r.of].impl))); break;
-      case Result::kNone: made.emplace_back(); break;
+      case Result::kNew:
+        made.push_back(make_result(r, nullptr));
+        break;
+      case Result::kView:
+        made.push_back(make_result(r, operands[r.of].impl));
+        break;
+      case Result::kSame:
+        made.push_back(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(operands[r.of].impl)));
+        break;
+      case Result::kNone:
+        made.emplace_back();
+        break;
     }
   }
   for (;;) {
@@ -221,7 +231,8 @@ static bool has_wrapper(const OpInfo& info, const Stack& stack) {
 }
 
 void record(OpInfo& info, Stack* stack) {
-  if (C10_UNLIKELY(python_sees(info))) return has_wrapper(info, *stack) ? call_for_any_backend(info, stack) : ask_python(info, stack, nullptr);
+  if (C10_UNLIKELY(python_sees(info)))
+    return has_wrapper(info, *stack) ? call_for_any_backend(info, stack) : ask_python(info, stack, nullptr);
   auto& p = current_program();
   const OwnScratch own;
   Scratch& s = *own.one;
@@ -255,7 +266,8 @@ void record(OpInfo& info, Stack* stack) {
 
 namespace {
 
-std::vector<at::Tensor> append_call(int64_t call, const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& slots, const std::vector<int64_t>& kinds) {
+std::vector<at::Tensor> append_call(int64_t call, const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& slots,
+                                    const std::vector<int64_t>& kinds) {
   c10::SmallVector<Operand, 16> operands;
   for (const auto& t : tensors) operands.push_back(operand_of(t));
   c10::SmallVector<uint8_t, 32> small;
@@ -339,9 +351,8 @@ std::vector<int64_t> count() { return {counters.ops.load(), counters.missed.load
 TORCH_LIBRARY(djinn, m) {
   m.def("append(int call, Tensor[] operands, int[] slots, int[] kinds) -> Tensor[]", &append_call);
   m.def("append_into(int call, Storage storage, int[] slots, int[] kinds) -> Tensor", &append_into);
-  m.def(
-      "append_recorded(int[] calls, int[] handles, int[] slots, int[] kinds, Tensor[] read, Tensor[] written, Tensor[] made) -> ()",
-      &append_recorded);
+  m.def("append_recorded(int[] calls, int[] handles, int[] slots, int[] kinds, Tensor[] read, Tensor[] written, Tensor[] made) -> ()",
+        &append_recorded);
   m.def("count() -> int[]", &count);
   m.def("watch_all(bool on) -> ()", [](bool on) { all_watched = on; });
   m.def("set_upcall() -> ()", &set_upcall);

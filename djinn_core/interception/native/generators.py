@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copyreg
-from typing import Any, Final
+from typing import Any
 
 import torch
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from djinn_core.interception.ops.default_dtype import with_default_dtype
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.float_arg_cache import infers_for_any_float
 from djinn_core.torch_private import add_device_module, never_compiled, overloads_of
-from djinn_core.tracebacks import shorten
+from djinn_core.tracebacks import for_users, shorten
 
 HANDLED, FOLDS, ANY_FLOAT, FOLDS_INTEGERS, FOLDS_ANY = 1, 2, 4, 16, 32  # flags of ops
 _HERE: Final = Path(__file__).resolve().parents[2]
@@ -127,16 +128,21 @@ def install_device() -> None:
     send_upcalls_to(Upcalls())  # type: ignore[no-untyped-call]
     ops.set_own_folders(own_folders())
     _set_flags()
-    torch_objects.wrap_element_printing(_print_fetched)
+    torch_objects.wrap_element_printing(_printing_fetched)
     ops.install_device()
     ops.register_kernels()
 
 
-def _print_fetched(tensor: torch.Tensor, _indent: int) -> str | None:
-    if not is_remote_tensor(tensor):
-        return None
-    words = sync.elements_in_words(tensor)
-    return f"{words}, size={tuple(tensor.shape)}" if words == "..." else words
+def _printing_fetched(plain: Callable[..., str]) -> Callable[..., str]:
+    @for_users
+    @functools.wraps(plain)
+    def elements(tensor: torch.Tensor, indent: int) -> str:
+        if not is_remote_tensor(tensor):
+            return plain(tensor, indent)
+        words = sync.elements_in_words(tensor)
+        return f"{words}, size={tuple(tensor.shape)}" if words == "..." else words
+
+    return elements
 
 
 def register_device_module(module: Any) -> None:

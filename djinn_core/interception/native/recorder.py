@@ -52,7 +52,7 @@ class NativeRecorder(Recorder):
     def __init__(self, shared: Recorders, program: int | None = None) -> None:
         """`program`: number of a thread's program; None: a new one that no thread records yet."""
         self.program = int(ops.new_program()) if program is None else program
-        self.counters = memoryview(ops.counters(self.program).numpy().data)
+        self.counters = memoryview(ops.counters(self.program).numpy())  # type: ignore[arg-type]
         self._moments: list[tuple[int, ModuleCall | None]] = []
         self._module: ModuleCall | None = None
         self._watcher: Any = None

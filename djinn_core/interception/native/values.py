@@ -181,7 +181,7 @@ class Storage:
 class Value:
     """One remote tensor. It keeps the value: the handle is freed when neither this object nor a tensor refers to it."""
 
-    __slots__ = ("_meta", "holder", "handle", "storage")
+    __slots__ = ("_meta", "handle", "holder", "storage")
 
     def __init__(self, tensor: torch.Tensor, handle: int, meta: TensorMeta | None = None) -> None:
         """`tensor`: a tensor for the value that has no history."""
