@@ -11,7 +11,9 @@ from djinn_core.interception.native import library as native
 from djinn_core.torch_private import pass_for
 
 if native.ON:
-    from djinn_core.interception.native.generators import RemoteGenerator  # type: ignore[assignment]
+    from djinn_core.interception.native.generators import NativeGenerator
+
+    RemoteGenerator = NativeGenerator  # type: ignore[misc, assignment]
 
 __all__ = [
     "RemoteEvent",

@@ -6,7 +6,7 @@ The layers, lowest first; each may import only from those before it (docs/archit
 - `backoff`, `directories`, `errors`, `files`, `front_end`, `interrupts`, `lru`, `printable`, `reference_counts`, `role`, `stack_room`:
   pauses between attempts; where files of the user lie; the hierarchy of errors; files that processes share; the notebook around a
   program; when Ctrl-C is raised; a bounded mapping; what others say, made fit to be shown; who else refers to an object; what this process is; room for nested calls.
-  `torch_private`, `torch_layouts`, `torch_objects`, `torch_tracing`: the only places where PyTorch's private functions are touched.
+  `torch_private`, `torch_backend`, `torch_layouts`, `torch_objects`, `torch_tracing`: the only places where PyTorch's private functions are touched.
 - `config`, `logs`: settings and where each came from; structured logs. `tracebacks`: errors leave with the user's frames alone.
 - `ir`: programs, graphs and the result types of the stages.
 - `wire`: bytes to messages and back, without I/O.

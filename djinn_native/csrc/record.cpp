@@ -158,7 +158,8 @@ bool folds(const OpInfo& info, const Scratch& s) {
   if (info.flags & kFoldsAny) return true;
   const auto& first = s.operands[0];
   if (!first.record()->known) return false;
-  return (info.flags & kFolds) || ((info.flags & kFoldsIntegers) && c10::isIntegralType(c10::typeMetaToScalarType(first.impl->dtype()), true));
+  return (info.flags & kFolds) ||
+         ((info.flags & kFoldsIntegers) && c10::isIntegralType(c10::typeMetaToScalarType(first.impl->dtype()), true));
 }
 
 void ask_python(OpInfo& info, Stack* stack, Pending* pending) {

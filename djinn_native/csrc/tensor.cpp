@@ -54,9 +54,14 @@ Operand operand_of_foreign(c10::TensorImpl* t) {
   auto value = value_with(record, &layout);
   auto* found = value.get();
   if (!found) {
-    const auto sizes = at::IntArrayRef(layout.dims).slice(0, layout.dims.size() / 2), strides = at::IntArrayRef(layout.dims).slice(sizes.size());
-    Stack stack{c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(record->storage)), sizes.vec(), strides.vec(), layout.offset,
-                static_cast<int64_t>(layout.dtype), static_cast<int64_t>(layout.conj) + 2 * static_cast<int64_t>(layout.neg)};
+    const auto sizes = at::IntArrayRef(layout.dims).slice(0, layout.dims.size() / 2),
+               strides = at::IntArrayRef(layout.dims).slice(sizes.size());
+    Stack stack{c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(record->storage)),
+                sizes.vec(),
+                strides.vec(),
+                layout.offset,
+                static_cast<int64_t>(layout.dtype),
+                static_cast<int64_t>(layout.conj) + 2 * static_cast<int64_t>(layout.neg)};
     call_python("djinn::view_of_storage", &stack);
     const auto view = stack[0].toTensor();
     value = ValuePtr::reclaim_copy(operand_of(view).value);
@@ -114,7 +119,11 @@ at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl*
     auto* record = operand_of(base).record();
     auto value = c10::make_intrusive<Value>(next_handle(record), record, true, r.layout);
     // A view of an inference tensor is one, a view of another tensor is not.
-    const auto keys = base->key_set().remove(c10::DispatchKey::Python).remove(c10::DispatchKey::PythonTLSSnapshot).remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
+    const auto keys = base->key_set()
+                          .remove(c10::DispatchKey::Python)
+                          .remove(c10::DispatchKey::PythonTLSSnapshot)
+                          .remove(c10::DispatchKey::Conjugate)
+                          .remove(c10::DispatchKey::Negative);
     made = c10::make_intrusive<RemoteImpl>(c10::TensorImpl::VIEW, c10::Storage(base->unsafe_storage()), keys, type, std::move(value));
   } else {
     auto storage = into ? c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(into)) : new_storage(r.nbytes, r.device);
@@ -157,7 +166,8 @@ at::Tensor twin_of(const Operand& o) {
 
 namespace {
 
-Result described(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits, int64_t nbytes) {
+Result described(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
+                 int64_t nbytes) {
   Result r;
   r.kind = Result::kNew;
   r.dtype = dtype;
@@ -173,13 +183,14 @@ Result described(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset,
 }
 
 // A tensor with memory of its own for which nothing is recorded: the caller has the executor make its value.
-at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits, int64_t nbytes) {
+at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
+                      int64_t nbytes) {
   return make_result(described(sizes, strides, offset, dtype, index, bits, nbytes), nullptr);
 }
 
 // As `new_tensor`, for the `view`-th of the `views` views of the memory for which handles are given out.
-at::Tensor new_view(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits, int64_t nbytes,
-                    int64_t view, int64_t views) {
+at::Tensor new_view(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
+                    int64_t nbytes, int64_t view, int64_t views) {
   const auto storage = new_storage(static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
   auto* record = record_of(storage.unsafeGetStorageImpl());
   record->views = view - 1;
@@ -189,9 +200,10 @@ at::Tensor new_view(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offs
 }
 
 // A tensor for a value of another owner, which frees it; over the storage of `beside` where that is given.
-at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
-                  int64_t nbytes, const std::optional<at::Tensor>& beside) {
-  auto storage = beside ? beside->storage() : borrowed_storage(handle >> 32, static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
+at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index,
+                  int64_t bits, int64_t nbytes, const std::optional<at::Tensor>& beside) {
+  auto storage =
+      beside ? beside->storage() : borrowed_storage(handle >> 32, static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
   if (static_cast<size_t>(nbytes) > storage.nbytes()) storage.set_nbytes(static_cast<size_t>(nbytes));
   auto* record = record_of(storage.unsafeGetStorageImpl());
   auto made = c10::make_intrusive<RemoteImpl>(std::move(storage), c10::scalarTypeToTypeMeta(dtype),
@@ -216,13 +228,14 @@ void set_meta(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef stride
 }
 
 // A tensor for the same value as `t`, whose metadata the executor described.
-at::Tensor redescribe(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t bits, int64_t nbytes) {
+at::Tensor redescribe(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype,
+                      int64_t bits, int64_t nbytes) {
   const auto o = operand_of(t);
   auto& storage = o.impl->unsafe_storage();
   set_bytes(o.record(), static_cast<size_t>(nbytes));
   o.record()->held = static_cast<size_t>(nbytes);
-  auto made = c10::make_intrusive<RemoteImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), o.impl->key_set(), c10::scalarTypeToTypeMeta(dtype),
-                                              ValuePtr::reclaim_copy(o.value));
+  auto made = c10::make_intrusive<RemoteImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), o.impl->key_set(),
+                                              c10::scalarTypeToTypeMeta(dtype), ValuePtr::reclaim_copy(o.value));
   made->set_sizes_and_strides(sizes, strides, offset);
   at::Tensor result(std::move(made));
   if (bits & 1) result._set_conj(true);
@@ -248,8 +261,8 @@ int64_t handle_of(const at::Tensor& t) { return operand_of(t).value->handle; }
 // handle, number of its storage, bytes of the storage, tensors that stand for the value, whether its handle is freed with it
 std::vector<int64_t> facts(const at::Tensor& t) {
   const auto o = operand_of(t);
-  return {o.value->handle, o.record()->number, static_cast<int64_t>(o.impl->unsafe_storage().nbytes()), static_cast<int64_t>(c10::raw::intrusive_ptr::use_count(o.value)),
-          static_cast<int64_t>(o.value->owned)};
+  return {o.value->handle, o.record()->number, static_cast<int64_t>(o.impl->unsafe_storage().nbytes()),
+          static_cast<int64_t>(c10::raw::intrusive_ptr::use_count(o.value)), static_cast<int64_t>(o.value->owned)};
 }
 
 void set_known(const at::Tensor& t, bool known) { operand_of(t).record()->known = known; }
@@ -267,9 +280,12 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("facts(Tensor t) -> int[]", &facts);
   m.def("twin(Tensor t) -> Tensor", [](const at::Tensor& t) { return twin_of(operand_of(t)); });
   m.def("new_tensor(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes) -> Tensor", &new_tensor);
-  m.def("new_view(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, int view, int views) -> Tensor", &new_view);
+  m.def("new_view(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, int view, int views) -> Tensor",
+        &new_view);
   m.def("next_view(Tensor t) -> int", [](const at::Tensor& t) { return next_handle(operand_of(t).record()); });
-  m.def("borrow(int handle, int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, Tensor? beside) -> Tensor", &borrow);
+  m.def(
+      "borrow(int handle, int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, Tensor? beside) -> Tensor",
+      &borrow);
   m.def("set_meta(Tensor t, int[] size, int[] stride, int offset, int nbytes) -> ()", &set_meta);
   m.def("redescribe(Tensor t, int[] size, int[] stride, int offset, ScalarType dtype, int bits, int nbytes) -> Tensor", &redescribe);
   m.def("stand_for(Tensor t, Tensor other) -> ()", &stand_for);

@@ -90,7 +90,7 @@ class Phoenix:
 
 
 def freed_handles():
-    """The handles of values that no one refers to any more; these can be freed on the executor."""
+    """The handles of values without references; these can be freed on the executor."""
     return ops.freed(-1)[0] if native.ON else [gone.handle for gone in take_freed()]
 
 

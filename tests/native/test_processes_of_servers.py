@@ -26,7 +26,7 @@ def test_the_client_loads_the_library_and_its_executor_does_not(tmp_path, plain_
 
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env=plain_environment,
+        env=plain_environment | {"NATIVE_DEVICE": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -46,6 +46,7 @@ class device_of(device):  # noqa: N801 - PyTorch calls it so
 
 AnyDefault = DefaultGenerator | BoundDefaultGenerator
 streams: Any = native_streams if native.ON else python_streams
+stream_context: Any = native_streams.NativeStreamContext if native.ON else python_streams.StreamContext
 
 
 def default_generator(device: Any = None) -> AnyDefault:
@@ -244,13 +245,13 @@ _MEMBERS: tuple[Any, ...] = (
     streams.current_stream,
     streams.default_stream,
     streams.set_stream,
-    streams.StreamContext,
 )
 _NAMED: dict[str, Any] = {
     "LazyTensor": LazyTensor,
     "Stream": torch.Stream if native.ON else python_streams.RemoteStream,
-    "Event": native_streams.Event if native.ON else python_streams.RemoteEvent,
-    "stream": streams.StreamContext,
+    "Event": native_streams.NativeEvent if native.ON else python_streams.RemoteEvent,
+    "stream": stream_context,
+    "StreamContext": stream_context,
     "is_built": yes,
     "is_bf16_supported": yes,
     "is_current_stream_capturing": no,

@@ -20,7 +20,7 @@ class _Asked:
     """The op that C++ asks about, where the next call of it may be remembered."""
 
     func: Any = None
-    args = 0  # the identity of its arguments, which whoever sets it keeps
+    args = 0  # the identity of its arguments; its setter keeps them
 
 
 asked = _Asked()

@@ -13,7 +13,7 @@ from djinn_core.interception.native.library import dtype_number, ops
 from djinn_core.interception.shape_inference.write_checks import raises_versions, refuses_overlap
 from djinn_core.ir.program import Call, Signature, Slot
 from djinn_core.ir.values import TensorMeta
-from djinn_core.torch_private import returns_list
+from djinn_core.torch_backend import returns_list
 
 NOTHING, LIST, BUMPS, NO_OVERLAP, EMPTY = 1, 2, 4, 8, 16  # flags of `add_call`
 _NEW, _VIEW, _SAME, _NONE = range(4)  # kinds of results

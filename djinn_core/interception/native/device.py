@@ -1,4 +1,4 @@
-"""What C++ asks about the device: how many indexes exist, and its memory."""
+"""Answers to what C++ asks about the device: the number of indexes, and its memory."""
 
 from __future__ import annotations
 

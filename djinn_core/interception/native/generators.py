@@ -88,7 +88,7 @@ def _reduce(generator: Any) -> Any:
     return torch.Generator, (generator.device,), (generator.initial_seed(), None, generator.get_state())
 
 
-class RemoteGenerator(CGenerator):
+class NativeGenerator(CGenerator):
     """A generator whose device is shown under another name."""
 
     @property
@@ -97,9 +97,9 @@ class RemoteGenerator(CGenerator):
         return CGenerator.device.__get__(self)
 
 
-def _make(device: Any = None) -> RemoteGenerator | None:
+def _make(device: Any = None) -> NativeGenerator | None:
     wanted = torch.device("cpu" if device is None else device)
-    return RemoteGenerator(logical_device(existing_index(wanted))) if is_remote(wanted) else None
+    return NativeGenerator(logical_device(existing_index(wanted))) if is_remote(wanted) else None
 
 
 # What becomes `torch.Generator` where the device has another name.

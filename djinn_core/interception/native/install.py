@@ -22,7 +22,8 @@ from djinn_core.interception.ops.attention import attention, backward_on_cpu
 from djinn_core.interception.ops.default_dtype import with_default_dtype
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.float_arg_cache import infers_for_any_float
-from djinn_core.torch_private import add_device_module, never_compiled, overloads_of
+from djinn_core.torch_backend import add_device_module, overloads_of
+from djinn_core.torch_private import never_compiled
 from djinn_core.tracebacks import for_users, shorten
 
 HANDLED, FOLDS, ANY_FLOAT, FOLDS_INTEGERS, FOLDS_ANY = 1, 2, 4, 16, 32  # flags of ops
@@ -35,7 +36,7 @@ _recorded: set[int] = set()
 
 
 class Upcalls(TorchDispatchMode):
-    """What C++ calls with each op that it does not know."""
+    """The mode that C++ calls with each op that it does not know."""
 
     _default_dtype = torch.get_default_dtype()
 

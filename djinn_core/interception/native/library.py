@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn_core.interception.device.device_state import DEVICE_NAME
-from djinn_core.torch_private import boxed_function, rename_backend, without_torch_dispatch
+from djinn_core.torch_backend import boxed_function, rename_backend, without_torch_dispatch
 
 # The device in C++ replaces the one in Python when both pass the same tests.
 ON: Final = os.environ.get("NATIVE_DEVICE", "") == "1"

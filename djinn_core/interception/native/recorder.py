@@ -25,18 +25,22 @@ from djinn_core.ir.handles import number_storages_by, storage_of
 from djinn_core.ir.module_path import ModuleCall
 
 if TYPE_CHECKING:
-    from djinn_core.interception.native.values import Storage, Value
+    from djinn_core.interception.native.values import NativeStorage as Storage
+    from djinn_core.interception.native.values import NativeValue as Value
 
 
 class _Thread(threading.local):
     begins = False
 
 
+def _memory_of(tensor: torch.Tensor) -> memoryview[int]:
+    array: Any = tensor.numpy()
+    return memoryview(array)
+
+
 _thread = _Thread()
 _NO_PROGRAM: Final = -1
-_no_counters: Final = memoryview(
-    torch.zeros(WATCHED + 1, dtype=torch.int64).numpy()
-)  # of recorders whose threads have ended
+_no_counters: Final = _memory_of(torch.zeros(WATCHED + 1, dtype=torch.int64))  # of recorders whose threads have ended
 _by_program: Final[dict[int, NativeRecorder]] = {}
 
 
@@ -52,7 +56,7 @@ class NativeRecorder(Recorder):
     def __init__(self, shared: Recorders, program: int | None = None) -> None:
         """`program`: number of a thread's program; None: a new one that no thread records yet."""
         self.program = int(ops.new_program()) if program is None else program
-        self.counters = memoryview(ops.counters(self.program).numpy())  # type: ignore[arg-type]
+        self.counters = _memory_of(ops.counters(self.program))
         self._moments: list[tuple[int, ModuleCall | None]] = []
         self._module: ModuleCall | None = None
         self._watcher: Any = None
@@ -132,7 +136,7 @@ class NativeRecorder(Recorder):
 
     @property
     def differentiating(self) -> bool:
-        """Whether the thread is in a backward pass."""
+        """True if the thread is in a backward pass."""
         return bool(self.counters[DIFFERENTIATING])
 
     @differentiating.setter

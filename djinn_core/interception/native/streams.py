@@ -10,7 +10,7 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import index_of
 from djinn_core.interception.native.library import implement
 from djinn_core.interception.tensors.lazy_tensor import device_type, logical_device
-from djinn_core.torch_private import own_device_kind
+from djinn_core.torch_backend import own_device_kind
 
 
 class _EventMeta(type):
@@ -18,7 +18,7 @@ class _EventMeta(type):
         return isinstance(instance, torch.Event)
 
 
-class Event(torch.Event, metaclass=_EventMeta):
+class NativeEvent(torch.Event, metaclass=_EventMeta):
     """Makes events, which are marks in the program. PyTorch takes no subclass of `torch.Event` for one."""
 
     def __new__(  # type: ignore[misc]
@@ -55,7 +55,7 @@ def set_stream(stream: torch.Stream | None) -> None:
         torch.accelerator.set_stream(stream)
 
 
-class StreamContext:
+class NativeStreamContext:
     """A block in which a stream is this thread's; None changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:

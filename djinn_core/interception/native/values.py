@@ -1,6 +1,6 @@
 """Tensors, values and storages of the native device, as Python sees them.
 
-C++ has the handle, the version and the metadata. Python makes an object when it asks for one. Facts about contents are kept by the number of the
+C++ has the handle, the version and the metadata. Python makes an object when it asks for one. KnownFacts about contents are kept by the number of the
 storage, and hold for one version of it.
 """
 
@@ -14,7 +14,7 @@ from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.native.library import ops
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.values import TensorMeta, tensor_meta
-from djinn_core.torch_private import as_class, has_python_key, is_transformed
+from djinn_core.torch_backend import as_class, has_python_key, is_transformed
 
 
 def is_remote_tensor(tensor: Any) -> bool:
@@ -42,8 +42,8 @@ def described(meta: TensorMeta) -> tuple[Any, ...]:
     return meta.shape, meta.stride, meta.offset, meta.dtype, meta.device, meta.conj + 2 * meta.neg
 
 
-class Facts:
-    """What the client knows of the contents of a storage, at `version` of it."""
+class KnownFacts:
+    """Facts about the contents of a storage, at one version of it."""
 
     __slots__ = ("addresses", "elements", "host", "sharing", "version")
 
@@ -55,7 +55,7 @@ class Facts:
         self.sharing: Any = None
 
 
-_facts: Final[dict[int, Facts]] = {}
+_facts: Final[dict[int, KnownFacts]] = {}
 _FEWEST: Final = 64  # facts that are kept before those of storages that are gone are looked for
 _sweep_at = _FEWEST
 
@@ -68,7 +68,7 @@ def _sweep() -> None:
     _sweep_at = max(_FEWEST, 2 * len(_facts))
 
 
-class Storage:
+class NativeStorage:
     """Memory on the remote side that one or more values look into."""
 
     __slots__ = ("holder", "id", "new_nbytes")
@@ -79,12 +79,12 @@ class Storage:
         self.new_nbytes = new_nbytes
 
     @classmethod
-    def begin(cls, nbytes: int, _user: Any) -> Storage:
-        """Memory of `nbytes` bytes that `Value.begin` makes."""
+    def begin(cls, nbytes: int, _user: Any) -> NativeStorage:
+        """Memory of `nbytes` bytes that `NativeValue.begin` makes."""
         return cls(-1, None, nbytes)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Storage) and other.id == self.id
+        return isinstance(other, NativeStorage) and other.id == self.id
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -120,13 +120,13 @@ class Storage:
 
     user = None
 
-    def _known(self) -> Facts:
+    def _known(self) -> KnownFacts:
         version = self.version
         found = _facts.get(self.id)
         if found is None or found.version != version:
             if len(_facts) >= _sweep_at:
                 _sweep()
-            made = Facts(version)
+            made = KnownFacts(version)
             if found is not None:
                 made.addresses, made.sharing = found.addresses, found.sharing
             found = _facts[self.id] = made
@@ -147,7 +147,7 @@ class Storage:
 
     @property
     def elements(self) -> Any:
-        """What was fetched of its contents; or None."""
+        """The elements that were fetched of it; or None."""
         found = _facts.get(self.id)
         if found is None or found.elements is None:
             return None
@@ -178,7 +178,7 @@ class Storage:
         self._known().sharing = shared
 
 
-class Value:
+class NativeValue:
     """One remote tensor. It keeps the value: the handle is freed when neither this object nor a tensor refers to it."""
 
     __slots__ = ("_meta", "handle", "holder", "storage")
@@ -188,16 +188,16 @@ class Value:
         self.holder = tensor
         self._meta = meta
         self.handle = handle
-        self.storage = Storage(storage_of(handle), tensor)
+        self.storage = NativeStorage(storage_of(handle), tensor)
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Value:
+    def of(cls, tensor: torch.Tensor) -> NativeValue:
         """The value that a tensor of the device stands for."""
         twin = ops.twin(tensor)
         return cls(twin, ops.handle(twin))
 
     @classmethod
-    def begin(cls, storage: Storage, meta: TensorMeta) -> Value:
+    def begin(cls, storage: NativeStorage, meta: TensorMeta) -> NativeValue:
         """A new value with memory of its own."""
         made = ops.new_tensor(*described(meta), storage.nbytes)
         return cls(made, ops.handle(made), meta)
@@ -217,7 +217,7 @@ class Value:
             self.holder, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes
         )
         self._meta = meta
-        self.storage = Storage(storage_of(self.handle), self.holder)
+        self.storage = NativeStorage(storage_of(self.handle), self.holder)
 
     def tensor(self) -> torch.Tensor:
         """Another tensor for it, without history."""
@@ -227,7 +227,7 @@ class Value:
     @property
     def borrowed(self) -> bool:
         """True if it is owned elsewhere: its handle is not freed with it."""
-        return not ops.facts(self._tensor)[4]
+        return not ops.facts(self.holder)[4]
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
@@ -236,14 +236,14 @@ class Value:
         raise TypeError("a remote value cannot be copied: its handle would be freed twice")
 
 
-def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
+def borrow(handle: int, meta: TensorMeta, beside: NativeValue | None = None) -> NativeValue:
     """The value `handle` of a program, without holding it; over the memory of `beside`, where that is another view of the same."""
-    tensor = None if beside is None else beside._tensor
+    tensor = None if beside is None else beside.holder
     made = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize, tensor)
-    return Value(made, handle, meta)
+    return NativeValue(made, handle, meta)
 
 
-def take_freed() -> list[Value]:
+def take_freed() -> list[NativeValue]:
     """Not used: C++ queues handles that were freed."""
     raise AssertionError
 
@@ -253,20 +253,20 @@ def still_to_free() -> list[int]:
     return list(ops.look_freed())
 
 
-def wrap(value: Value, cls: type[torch.Tensor] | None = None) -> torch.Tensor:
+def wrap(value: NativeValue, cls: type[torch.Tensor] | None = None) -> torch.Tensor:
     """A tensor that stands for `value`."""
     made = value.tensor()
     return made if cls is None else as_class(made, cls)
 
 
-def wrap_view(value: Value, _base: torch.Tensor) -> torch.Tensor:
+def wrap_view(value: NativeValue, _base: torch.Tensor) -> torch.Tensor:
     """A tensor for a view of a tensor."""
     return value.tensor()
 
 
-def fresh(meta: TensorMeta, storage: Storage) -> torch.Tensor:
+def fresh(meta: TensorMeta, storage: NativeStorage) -> torch.Tensor:
     """A tensor for a new value."""
-    return wrap(Value.begin(storage, meta))
+    return wrap(NativeValue.begin(storage, meta))
 
 
 def adopt(tensor: torch.Tensor, meta: TensorMeta) -> None:
@@ -287,7 +287,7 @@ def change(tensor: torch.Tensor, meta: TensorMeta) -> None:
     ops.set_meta(tensor, meta.shape, meta.stride, meta.offset, meta.extent * meta.dtype.itemsize)
 
 
-def look_at(tensor: torch.Tensor, value: Value) -> None:
+def look_at(tensor: torch.Tensor, value: NativeValue) -> None:
     """From now on `tensor` stands for `value`."""
     ops.stand_for(tensor, value.tensor())
 
@@ -297,11 +297,11 @@ class _RemoteTensorMeta(type(torch.Tensor)):  # type: ignore[misc]
         return is_remote_tensor(instance)
 
 
-class LazyTensor(torch.Tensor, metaclass=_RemoteTensorMeta):
+class NativeTensor(torch.Tensor, metaclass=_RemoteTensorMeta):
     """A tensor on `remote_accelerator`: any tensor that PyTorch has there is an instance."""
 
     __module__ = "torch.remote_accelerator"
-    remote: Value
+    remote: NativeValue
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
         """A parameter, because libraries make parameters again as `type(parameter)(data, requires_grad)`."""
@@ -310,4 +310,4 @@ class LazyTensor(torch.Tensor, metaclass=_RemoteTensorMeta):
 
 def show_values() -> None:
     """Have `tensor.remote` be the value of a tensor of the device."""
-    torch.Tensor.remote = property(Value.of)  # type: ignore[attr-defined]
+    torch.Tensor.remote = property(NativeValue.of)  # type: ignore[attr-defined]

@@ -142,8 +142,8 @@ def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
 
 
 if native.ON:
-    from djinn_core.interception.native.values import (  # type: ignore[assignment]
-        Storage,
-        Value,
-        take_freed,
-    )
+    from djinn_core.interception.native import values as native_values
+
+    Storage, Value = native_values.NativeStorage, native_values.NativeValue  # type: ignore[misc, assignment]
+    borrow, still_to_free = native_values.borrow, native_values.still_to_free  # type: ignore[assignment]
+    take_freed = native_values.take_freed  # type: ignore[assignment]
