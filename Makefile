@@ -1,9 +1,8 @@
-# `make demo` and `make test` share one virtual environment. Nothing outside it is relied on but python, make and a C++ compiler.
+# `make demo` and `make test` share one virtual environment. Nothing outside it is relied on but python and make; tests need a C++ compiler.
 #
 #   make demo                            show Djinn at work, no GPU needed
 #   make test                            lint, then the whole default test suite
 #   make TORCH="torch==2.13.0+cpu" test  with another build of PyTorch (see README, "Another build of PyTorch")
-#   make SERVER_ONLY=1 venv              without the client's device in C++: needs no compiler, and any PyTorch from 2.11
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -295,9 +294,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(BIN); exit 1; }
 	$(if $(HERE),$(PYTHON) packaging/torch_here.py $(VENV) > $(VENV)/torch.here)
 
-# PyTorch first, alone; the constraints file then keeps that build, whatever else asks for. Before gigabytes are fetched: is there a compiler?
+# PyTorch first, alone; the constraints file then keeps that build, whatever else asks for.
 $(KEEP): $(VENV)/torch.wanted | $(BIN)/python
-	$(if $(SERVER_ONLY),,@$(BIN)/python djinn_native/building/compiler_here.py)
 	$(PIP) install $(PINS) $(foreach requirement,$(TORCH),'$(requirement)')
 	$(PIP) list --format=freeze | grep -E '^(torch|torchvision|torchaudio|triton)==' > $@.new
 	mv $@.new $@
@@ -305,13 +303,14 @@ $(KEEP): $(VENV)/torch.wanted | $(BIN)/python
 # The client's device in C++, against the PyTorch of the environment. It is compiled again when its sources change, and nothing else is then
 # installed: what follows only has to come later.
 $(NATIVE): $(KEEP) $(NATIVE_SOURCES)
+	@$(BIN)/python djinn_native/building/compiler_here.py
 	$(PIP) install -c $(KEEP) $(PINS) 'setuptools>=77' 'ninja>=1.11'
 	MAX_JOBS=$${MAX_JOBS:-2} $(PIP) install --no-deps --no-build-isolation -e ./djinn_native
 	touch $@
 
 # Djinn, all plugins and what the demo needs. hatchling first and no build isolation: one build backend for all packages instead of a fresh one
 # for each.
-$(USABLE): $(KEEP) $(MANIFESTS) | $(if $(SERVER_ONLY),,$(NATIVE))
+$(USABLE): $(KEEP) $(MANIFESTS)
 	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[server]' -e './plugins/commands/demo[models]' \
 		$(addprefix -e ./,$(filter-out plugins/commands/demo,$(PLUGINS)))
@@ -319,6 +318,6 @@ $(USABLE): $(KEEP) $(MANIFESTS) | $(if $(SERVER_ONLY),,$(NATIVE))
 	touch $@
 
 # And what tests and checks need.
-$(READY): $(USABLE)
+$(READY): $(USABLE) | $(NATIVE)
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[dev]'
 	touch $@

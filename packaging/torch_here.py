@@ -1,4 +1,4 @@
-"""Prints the version of the PyTorch that this Python has, if djinn-native is built for it; nothing otherwise.
+"""Prints the version of the PyTorch that this Python has, if Djinn can use it; nothing otherwise.
 
 With the folder of a virtual environment as argument, lets that environment see the packages beside this PyTorch, below its own. The Makefile
 uses both, so that no second PyTorch is installed.
@@ -11,24 +11,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-NATIVE = Path(__file__).resolve().parents[1] / "djinn_native" / "pyproject.toml"
-
-
-def supported() -> list[str]:
-    """Return the minor versions of PyTorch that djinn-native is built for, such as 2.13."""
-    import tomllib  # Python 3.11 and newer have it
-
-    minors: list[str] = tomllib.loads(NATIVE.read_text())["tool"]["djinn-native"]["torch-minors"]
-    return minors
+OLDEST = (2, 11)
 
 
 def usable() -> importlib.metadata.Distribution | None:
-    """The PyTorch of this Python; None if there is none, if it is of another version, or if it cannot be imported."""
+    """The PyTorch of this Python; None if there is none, if it is too old, or if it cannot be imported."""
     try:
         found = importlib.metadata.distribution("torch")
-    except importlib.metadata.PackageNotFoundError:
+        numbers = tuple(int(part) for part in found.version.split(".")[:2])
+    except (importlib.metadata.PackageNotFoundError, ValueError):
         return None
-    if sys.version_info < (3, 11) or ".".join(found.version.split(".")[:2]) not in supported():
+    if sys.version_info < (3, 11) or numbers < OLDEST:
         return None
     imported = subprocess.run([sys.executable, "-c", "import torch"], check=False, capture_output=True)
     return found if imported.returncode == 0 else None

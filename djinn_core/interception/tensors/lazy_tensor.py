@@ -298,6 +298,6 @@ def look_at(tensor: LazyTensor, value: Value) -> None:
 if native.ON:
     from djinn_core.interception.native import values as native_values
 
-    LazyTensor = native_values.NativeTensor
+    LazyTensor = native_values.NativeTensor  # type: ignore[misc]
     adopt, fresh = native_values.adopt, native_values.fresh  # type: ignore[assignment]
     look_at, wrap = native_values.look_at, native_values.wrap  # type: ignore[assignment]
