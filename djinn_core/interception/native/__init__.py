@@ -1,1 +1,1 @@
-"""Python side of the native device: what the C++ of djinn-native asks, and what Python asks it."""
+"""Python side of the native device: the functions that C++ calls, and the functions of C++ that Python calls."""
