@@ -8,7 +8,7 @@ import attrs
 
 from djinn_core.config import Settings
 from djinn_core.interception.recording.recorder import recorders
-from djinn_core.interception.tensors.storage import Value, still_to_free
+from djinn_core.interception.tensors.storage import live_values, still_to_free
 from djinn_core.ir.handles import storage_of
 from djinn_core.plugins.registry import Registry
 
@@ -104,24 +104,15 @@ def executor_plugins_differ(before: Registry, after: Registry, settings: Setting
 
 
 def live_tensors(since: int) -> int:
-    """Count the tensors of this process whose storage has a number of at least `since`.
+    """Count the values of this process whose storage has a number of at least `since`.
 
-    All objects of the process are looked at, so this is for rare moments. Cycles that the program cannot reach do not count.
+    This walks all values of the process, so it is for rare moments. Cycles that the program cannot reach do not count.
     """
     gc.collect()
     gone = frozenset(still_to_free())
-    found = [value for value in values_of_the_process() if value.handle not in gone]
+    meta_only = recorders.meta_only
     return sum(
-        1 for value in found if storage_of(value.handle) >= since and not recorders.meta_only.has(value.handle, ())
+        1
+        for handle, _ in live_values()
+        if handle not in gone and storage_of(handle) >= since and not meta_only.has(handle, ())
     )
-
-
-def values_of_the_process() -> list[Value]:
-    """All values of the process, found among its objects.
-
-    Objects that the program has put aside with `gc.freeze()` are not listed, and cannot be told from others once they are: they are the
-    collector's again.
-    """
-    if gc.get_freeze_count():
-        gc.unfreeze()
-    return [item for item in gc.get_objects() if type(item) is Value]

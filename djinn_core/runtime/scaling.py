@@ -14,6 +14,7 @@ from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import Runtime, port
+from djinn_core.interception.tensors.storage import live_values
 from djinn_core.launch.addresses import server_name
 from djinn_core.logs import get_logger
 from djinn_core.runtime import client
@@ -24,7 +25,6 @@ from djinn_core.runtime.connecting.servers import Servers, find_servers
 from djinn_core.runtime.connecting.starting import start_executors
 from djinn_core.runtime.planning.session_planner import new_planner
 from djinn_core.runtime.pool.pool_session import PoolSession
-from djinn_core.runtime.reconfiguring import values_of_the_process
 from djinn_core.runtime.session import Session
 from djinn_core.tracebacks import for_users
 
@@ -186,7 +186,7 @@ def _make_pool(session: Session, more: tuple[OpenSession, ...]) -> None:
         session.plan_by(new_planner(context, 1))
         raise
     session.successor = context.session = pool
-    pool.executors.know_values(values_of_the_process())
+    pool.executors.know_values(live_values())
     pool.free_on(0, session.submissions.take_derived())
 
 

@@ -312,6 +312,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("append_entries(Tensor calls, Tensor handles, Tensor slots, Tensor kinds, int site) -> ()", &append_entries);
   m.def("freed(int program) -> (int[], int)", &freed);
   m.def("look_freed() -> int[]", &look_freed);
+  m.def("live_values() -> int[]", &live_values);
   m.def("drop_freed() -> ()", &drop_freed);
   m.def("set_forked(bool on) -> ()", [](bool on) { forked = on; });
   m.def("put_back(int[] handles, int program) -> ()", [](at::IntArrayRef handles, int64_t n) { put_back(handles, program_of(n)); });

@@ -134,6 +134,7 @@ void queue_freed(const Value& v);
 // Handles that were freed and that no unsent program but `program` uses. `waiting` gets the number of the others.
 std::vector<int64_t> take_freed(Program* program, int64_t* waiting);
 std::vector<int64_t> look_freed();
+std::vector<int64_t> live_values();
 void put_back(at::IntArrayRef handles, Program* program);
 void drop_freed();
 int64_t reserve_storages(int64_t count);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace djinn {
 namespace {
@@ -27,6 +28,7 @@ struct Shared {
   std::vector<Freed> freed;
   std::vector<StorageRecord*> records;  // by slot
   std::vector<uint32_t> unused;
+  std::unordered_set<StorageRecord*> without_slot;
   std::unordered_map<int64_t, StorageRecord*> watched;
 };
 Shared& shared() {
@@ -37,6 +39,7 @@ Shared& shared() {
 void reserve(StorageRecord* record) {
   auto& all = shared();
   std::lock_guard<SpinLock> guard(all.lock);
+  if (C10_UNLIKELY(!all.without_slot.empty())) all.without_slot.erase(record);
   if (all.unused.empty()) {
     TORCH_CHECK(all.records.size() < kSlots, "remote_accelerator: more than ", kSlots, " storages");
     record->slot = static_cast<uint32_t>(all.records.size());
@@ -59,6 +62,8 @@ void delete_record(void* context) {
     if (record->slot != kNoSlot) {
       all.records[record->slot] = nullptr;
       all.unused.push_back(record->slot);
+    } else {
+      all.without_slot.erase(record);
     }
     if (record->watched) all.watched.erase(record->number);
   }
@@ -66,7 +71,12 @@ void delete_record(void* context) {
 }
 
 c10::DataPtr data_of(StorageRecord* record, size_t nbytes, c10::DeviceIndex index) {
-  if (!nbytes) return {nullptr, record, &delete_record, c10::Device(kRemote, index)};
+  if (!nbytes) {
+    auto& all = shared();
+    std::lock_guard<SpinLock> guard(all.lock);
+    all.without_slot.insert(record);
+    return {nullptr, record, &delete_record, c10::Device(kRemote, index)};
+  }
   reserve(record);
   auto* address = reinterpret_cast<void*>(kBase + (static_cast<uint64_t>(record->slot) << kOffsetBits) + kFirstByte);
   return {address, record, &delete_record, c10::Device(kRemote, index)};
@@ -234,6 +244,26 @@ std::vector<int64_t> look_freed() {
   std::vector<int64_t> handles;
   for (const auto& f : all.freed) handles.push_back(f.handle);
   return handles;
+}
+
+// Handles of the values that the process has, each with the bytes of its storage.
+std::vector<int64_t> live_values() {
+  auto& all = shared();
+  std::vector<int64_t> found;
+  auto add = [&](StorageRecord* record) {
+    std::lock_guard<SpinLock> guard(record->lock);
+    for (auto* value : record->values) {
+      if (!value->owned || !c10::raw::intrusive_ptr::use_count(value)) continue;
+      found.push_back(value->handle);
+      found.push_back(static_cast<int64_t>(record->held));
+    }
+  };
+  std::lock_guard<SpinLock> guard(all.lock);
+  for (auto* record : all.records) {
+    if (record) add(record);
+  }
+  for (auto* record : all.without_slot) add(record);
+  return found;
 }
 
 // Queue handles again that an unsent entry of a program mentions.

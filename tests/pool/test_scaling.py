@@ -103,10 +103,14 @@ def test_servers_join_and_leave(serving, python, plain_environment, tmp_path):
     try:
         with configured(servers=[first], token=serving.token, disable=("local",), placement_policy="round_robin"):
             expected = trained()
+            kept = torch.arange(6.0).to(REMOTE)
+            view = kept[2:4]
             changes = {3: lambda: djinn.scale(servers=[first, second]), 7: lambda: djinn.scale(servers=[second])}
             assert trained(changes) == expected
             assert [one.url for one in open_connections()] != []
             assert djinn.get_runtime_state().servers == (second,)
+            view.add_(1)
+            assert kept.tolist() == [0, 1, 3, 4, 4, 5], "views still look into the memory that moved"
             with pytest.raises(djinn.ConfigurationError, match="started there"):
                 djinn.scale(executors=2)
             with pytest.raises(djinn.TransportError):

@@ -253,6 +253,12 @@ def still_to_free() -> list[int]:
     return list(ops.look_freed())
 
 
+def live_values() -> list[tuple[int, int]]:
+    """Return the handle of each value of the process that it owns, and the bytes of its storage."""
+    found = ops.live_values()
+    return [*zip(found[::2], found[1::2], strict=True)]
+
+
 def wrap(value: NativeValue, cls: type[torch.Tensor] | None = None) -> torch.Tensor:
     """A tensor that stands for `value`."""
     made = value.tensor()

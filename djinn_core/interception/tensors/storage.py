@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from itertools import compress, repeat, starmap
 from types import MethodType
@@ -44,6 +45,16 @@ def still_to_free() -> list[int]:
     gone = take_freed()
     device_state.freed.extend(gone)
     return [value.handle for value in gone]
+
+
+def live_values() -> list[tuple[int, int]]:
+    """Return the handle of each value of the process that it owns, and the bytes of its storage.
+
+    The garbage collector lists the values. It does not list objects after `gc.freeze()`, so they are unfrozen.
+    """
+    if gc.get_freeze_count():
+        gc.unfreeze()
+    return [(item.handle, item.storage.nbytes) for item in gc.get_objects() if type(item) is Value]
 
 
 class Storage(msgspec.Struct, eq=False, gc=False):  # made in one step: each op makes one
@@ -146,4 +157,4 @@ if native.ON:
 
     Storage, Value = native_values.NativeStorage, native_values.NativeValue  # type: ignore[misc, assignment]
     borrow, still_to_free = native_values.borrow, native_values.still_to_free  # type: ignore[assignment]
-    take_freed = native_values.take_freed  # type: ignore[assignment]
+    take_freed, live_values = native_values.take_freed, native_values.live_values  # type: ignore[assignment]

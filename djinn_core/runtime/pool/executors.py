@@ -12,7 +12,6 @@ from djinn_core.config import Settings
 from djinn_core.errors import DjinnError, DoesNotFit, UnsupportedOperation
 from djinn_core.interception.device.random_state import get_state, set_state
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.tensors.storage import Value
 from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.handles import storage_of
@@ -75,11 +74,12 @@ class PoolExecutors:
         self._enter([(one, session), *joining])
         self.planner.random = 0  # where it has been so far
 
-    def know_values(self, values: Iterable[Value]) -> None:
-        """Note values that lie on the first executor, because it was the only one."""
-        for value in values:
-            if value.handle not in self.uploads and storage_of(value.handle) not in self.locations.homes:
-                self.locations.add(value.handle, 0, value.storage.nbytes)
+    def know_values(self, values: Iterable[tuple[int, int]]) -> None:
+        """Note values that lie on the first executor, because it was the only one: handles, and bytes of their storages."""
+        elsewhere = frozenset(self.locations.homes)
+        for handle, nbytes in values:
+            if handle not in self.uploads and storage_of(handle) not in elsewhere:
+                self.locations.add(handle, 0, nbytes)
 
     def _session(self, one: OpenSession, number: int) -> Session:
         return Session(
