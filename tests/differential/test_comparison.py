@@ -97,8 +97,9 @@ def test_wrong_stride_of_the_product_is_noticed(embedded, monkeypatch):
     assert found.difference.property == "stride"
 
 
-def test_version_that_the_product_does_not_raise_is_noticed(embedded, monkeypatch):
-    monkeypatch.setattr(torch.autograd.graph, "increment_version", lambda tensor: None)
-    found = first_difference(["a = torch.ones(2, device=D)", "b = __import__('copy').deepcopy(a)"])
-    assert found is not None
-    assert found.difference.property == "version"
+def test_version_that_the_product_does_not_raise_is_noticed(embedded):
+    def write_unnoticed(tensor):
+        tensor.detach().data.add_(1)
+        return tensor
+
+    assert noticed(write_unnoticed, lambda t: t.add_(1)) == {"version"}

@@ -187,13 +187,16 @@ def test_each_index_has_its_random_state(both):
 
 
 def test_events_are_of_an_index(both):
-    start, end = (torch.Event(device=SECOND, enable_timing=True) for _ in range(2))
-    start.record()
-    torch.ones(100, 100, device=SECOND) @ torch.ones(100, 100, device=SECOND)
-    end.record()
+    """As everywhere in PyTorch an event is recorded on the current device, or on that of the stream that it is given."""
+    with torch.accelerator.device_index(2):
+        start, end = (torch.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        torch.ones(100, 100, device=SECOND) @ torch.ones(100, 100, device=SECOND)
+    end.record(module.current_stream(SECOND))
+    assert [start.device, end.device] == [torch.device(SECOND)] * 2
     assert start.elapsed_time(end) > 0
     other = torch.Event(device=FIRST, enable_timing=True)
-    other.record()
+    other.record(module.current_stream(FIRST))
     with pytest.raises(ValueError, match="of one device"):
         start.elapsed_time(other)
 

@@ -71,6 +71,6 @@ def dtype_number(dtype: torch.dtype) -> int:
 @functools.cache
 def dtype_of(number: int) -> torch.dtype:
     """The dtype with a number of C++."""
-    found = next((d for d in vars(torch).values() if isinstance(d, torch.dtype) and dtype_number(d) == number), None)
+    found = next((d for d in [*vars(torch).values()] if isinstance(d, torch.dtype) and dtype_number(d) == number), None)
     assert found is not None
     return found

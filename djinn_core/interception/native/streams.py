@@ -91,6 +91,8 @@ def _elapsed_time(begin: torch.Tensor, end: torch.Tensor) -> float:
     from djinn_core.interception.sync import fetch
     from djinn_core.ir.operators import ELAPSED_TIME
 
+    if begin.device != end.device:
+        raise ValueError(f"Both events must be of one device, and not {begin.device} and {end.device}.")
     return float(fetch(_asked(ELAPSED_TIME, begin, end)).item())  # type: ignore[arg-type]
 
 

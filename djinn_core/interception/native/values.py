@@ -63,7 +63,7 @@ _sweep_at = _FEWEST
 def _sweep() -> None:
     """Forget storages that are gone."""
     global _sweep_at
-    for number in [n for n in _facts if ops.storage_version(n) < 0]:
+    for number in [n for n in [*_facts] if ops.storage_version(n) < 0]:  # other threads add to it
         _facts.pop(number, None)
     _sweep_at = max(_FEWEST, 2 * len(_facts))
 
