@@ -85,7 +85,7 @@ def install_native(libraries: list[torch.library.Library]) -> None:
     higher_order.register()
     collectives.register()
     lazy_clones.register()
-    lazy_tensor.run_python_functions_here()
+    lazy_tensor.replace_methods()
     batched_fetch.fetch_saved_together()
     wrap_module_apply(fetch_modules_together)
     processes.share_nothing()

@@ -18,7 +18,10 @@ struct OwnScratch {
     if (C10_UNLIKELY(depth == all.size())) all.push_back(std::make_unique<Scratch>());
     one = all[depth++].get();
   }
-  ~OwnScratch() { --depth; }
+  ~OwnScratch() {
+    one->kept.clear();  // a generator may be gone
+    --depth;
+  }
   OwnScratch(const OwnScratch&) = delete;
   OwnScratch& operator=(const OwnScratch&) = delete;
   Scratch* one;

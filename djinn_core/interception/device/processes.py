@@ -8,20 +8,29 @@ from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, NoReturn
 
+import torch
+from torch.multiprocessing.reductions import reduce_storage
+
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type
+from djinn_core.interception.native import library as native
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type, is_remote
 
 _QUEUE: Final[Any] = Queue  # there is no public way to see what it does with errors
 
 
-def _refuse(tensor: LazyTensor) -> tuple[Callable[[str], NoReturn], tuple[str]]:
+def _refuse(held: LazyTensor | torch.UntypedStorage) -> tuple[Callable[[str], NoReturn], tuple[str]]:
     message = (
-        f"a tensor on {tensor.device} cannot be handed to another process, which has a session of its own and would not "
+        f"a tensor on {held.device} cannot be handed to another process, which has a session of its own and would not "
         f"share its memory. Send tensor.cpu(), and move it to {device_type()} there"
     )
     if _is_only_printed():
         return _refused, (message,)
     raise UnsupportedOperation(message)
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> Any:
+    """As PyTorch shares the memory of a storage; remote memory is refused."""
+    return _refuse(storage) if is_remote(storage.device) else reduce_storage(storage)
 
 
 def _is_only_printed() -> bool:
@@ -45,4 +54,7 @@ def share_nothing() -> None:
 
     `torch.save`, `copy` and other users of pickle go by way of the CPU, as ever.
     """
-    ForkingPickler.register(LazyTensor, _refuse)
+    if native.ON:
+        ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+    else:
+        ForkingPickler.register(LazyTensor, _refuse)

@@ -51,7 +51,9 @@ _LIKE: Final = tuple(
     for name in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")
 )
 _EXACT: Final = frozenset(map(id, _OF_FLOATS))  # hashes of ops are Python's
-_OF_ANY_DTYPE: Final = frozenset({*_LIKE, aten.ones.default, aten.zeros.default, aten.scalar_tensor.default})
+_OF_ANY_DTYPE: Final = frozenset(
+    {*_LIKE, aten.full.default, aten.ones.default, aten.zeros.default, aten.scalar_tensor.default}
+)
 
 
 @handles(*_OF_FLOATS, *_OF_INTEGERS)

@@ -82,6 +82,17 @@ def _filled(func: Any) -> Callable[..., torch.Tensor]:
     return kernel
 
 
+def _full(size: Sequence[int], value: Any, **options: Any) -> torch.Tensor:
+    """`aten::full` as one instruction."""
+    _check_layout(options.get("layout"))
+    dtype = options.get("dtype")
+    if dtype is None and isinstance(value, int):
+        dtype = torch.bool if isinstance(value, bool) else torch.int64
+    elif dtype is None and isinstance(value, complex):
+        dtype = torch.get_default_dtype().to_complex()
+    return _make(aten.full.default, (list(size), value), dtype, options.get("device"))  # type: ignore[no-any-return]
+
+
 def zero_tensor(size: Sequence[int], **options: Any) -> torch.Tensor:
     """`aten::_efficientzerotensor`: what autograd takes for tangents that are not given. Infinity times such a zero is zero."""
     if native.ON:
@@ -175,6 +186,7 @@ def handle_native() -> None:
             continue
         packet, _, overload = name.partition(".")
         handles(getattr(getattr(aten, packet), overload or "default"))(_handler(kernel))
+    handles(aten.full.default)(_handler(_full))
 
 
 def _handler(kernel: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:

@@ -51,8 +51,17 @@ def _on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return for_users(method)
 
 
-def run_python_functions_here() -> None:
-    """Have `apply_`, `map_` and `map2_` work for the native device, whose tensors are of PyTorch's class."""
+def _list_of(self: torch.Tensor) -> Any:
+    known = None if self.remote.storage.host is None else known_elements(self.remote)  # type: ignore[attr-defined]
+    return _plain_list_of(self if known is None else known)
+
+
+_plain_list_of: Final = torch.Tensor.tolist
+
+
+def replace_methods() -> None:
+    """Have `apply_`, `map_` and `map2_` work for the native device, whose tensors are of PyTorch's class, and `tolist` use known elements."""
+    torch.Tensor.tolist = _where_it_is(_plain_list_of, for_users(_list_of))  # type: ignore[method-assign]
     for name in ("apply_", "map_", "map2_"):
         plain = getattr(torch.Tensor, name)
         setattr(torch.Tensor, name, _where_it_is(plain, _on_fetched(plain)))
