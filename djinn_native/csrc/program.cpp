@@ -39,6 +39,7 @@ thread_local ThreadProgram thread_program;
 Program::Program(int64_t n) : number(n) {
   for (auto& counter : counters) counter.store(0);
   counters[kLimit].store(int64_t{1} << 40);
+  counters[kNode].store(kUntold);
 }
 
 // Python sends what another thread's program has recorded so far.
@@ -74,6 +75,7 @@ static void restart(Program* p) {
   p->counters[kWatched].store(0);
   p->counters[kDifferentiating].store(0);
   p->counters[kLimit].store(int64_t{1} << 40);
+  p->counters[kNode].store(kUntold);
 }
 
 void let_go(Program* p) {
@@ -319,6 +321,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("begin_program(int program) -> ()");
   m.def("cut(int program) -> ()");  // these are implemented in Python
   m.def("at_limit() -> ()");
+  m.def("at_node(int node) -> ()");
   m.def("resize_storage(Storage storage, int nbytes) -> ()");
 }
 

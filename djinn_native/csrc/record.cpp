@@ -51,10 +51,17 @@ void increment_versions(const Call& call, at::ArrayRef<Operand> operands) {
   }
 }
 
+// Sequence number of the autograd node that the thread is at: -1 outside of backward passes, -2 at a node that has none.
 int64_t autograd_node(Program& p) {
   if (!p.counters[kDifferentiating].load(std::memory_order_relaxed)) return -1;
   const auto node = torch::autograd::get_current_node();
-  return node ? static_cast<int64_t>(node->sequence_nr()) : -2;
+  const int64_t number = node && node->sequence_nr() != UINT64_MAX ? static_cast<int64_t>(node->sequence_nr()) : -2;
+  const int64_t told = p.counters[kNode].load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(told != kUntold && told != number)) {
+    Stack stack{number};
+    call_python("djinn::at_node", &stack);
+  }
+  return number;
 }
 
 // The program of another thread that must be sent before this call.

@@ -171,7 +171,9 @@ void call_python(const char* op, Stack* stack);
 // ---- programs (program.cpp) ------------------------------------------------------------------------------------------
 
 enum SlotKind : uint8_t { kIntSlot, kFloatSlot, kUnsignedSlot };
-enum Counter : uint8_t { kEntries, kEpoch, kLimit, kDifferentiating, kWatched, kCounters };
+enum Counter : uint8_t { kEntries, kEpoch, kLimit, kDifferentiating, kWatched, kNode, kCounters };
+// Values of the counter `kNode` that are no autograd node: Python does not ask for nodes; Python knows no node.
+constexpr int64_t kUntold = -4, kForgotten = -3;
 
 struct Program {
   explicit Program(int64_t n);

@@ -15,7 +15,8 @@ from djinn_core.interception.recording.entry import Entry
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.ir.program import Call, Program, Site, Slot
 
-ENTRIES, EPOCH, LIMIT, DIFFERENTIATING, WATCHED = range(5)  # counters of a program
+ENTRIES, EPOCH, LIMIT, DIFFERENTIATING, WATCHED, NODE = range(6)  # counters of a program
+UNTOLD, FORGOTTEN = -4, -3  # values of `NODE` that are no autograd node
 
 _sites: Final[list[Site]] = []
 _NOWHERE: Final[Site] = ((lambda: None).__code__, 0)

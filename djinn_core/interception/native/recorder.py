@@ -13,12 +13,16 @@ from djinn_core.interception.native.entries import (
     DIFFERENTIATING,
     ENTRIES,
     EPOCH,
+    FORGOTTEN,
     LIMIT,
+    NODE,
+    UNTOLD,
     WATCHED,
     Entries,
     UnsentEntries,
 )
 from djinn_core.interception.native.library import implement, ops
+from djinn_core.interception.recording.module_calls import at_node
 from djinn_core.interception.recording.recorder import Recorder, Recorders, SyncRequest, current, recorders
 from djinn_core.interception.runtime_interface import WHOLE, Submission, port
 from djinn_core.ir.handles import number_storages_by, storage_of
@@ -40,7 +44,7 @@ def _memory_of(tensor: torch.Tensor) -> memoryview[int]:
 
 _thread = _Thread()
 _NO_PROGRAM: Final = -1
-_no_counters: Final = _memory_of(torch.zeros(WATCHED + 1, dtype=torch.int64))  # of recorders whose threads have ended
+_no_counters: Final = _memory_of(torch.zeros(NODE + 1, dtype=torch.int64))  # of recorders whose threads have ended
 _by_program: Final[dict[int, NativeRecorder]] = {}
 
 
@@ -51,7 +55,7 @@ class NativeRecorder(Recorder):
         program: its number. counters: its counters, which are memory of C++.
     """
 
-    __slots__ = ("_module", "_moments", "_watcher", "counters", "program")
+    __slots__ = ("_module", "_module_moments", "_moments", "_watcher", "counters", "program")
 
     def __init__(self, shared: Recorders, program: int | None = None) -> None:
         """`program`: number of a thread's program; None: a new one that no thread records yet."""
@@ -60,6 +64,7 @@ class NativeRecorder(Recorder):
         self._moments: list[tuple[int, ModuleCall | None]] = []
         self._module: ModuleCall | None = None
         self._watcher: Any = None
+        self._module_moments: list[Any] | None = None
         super().__init__(shared)
         for other in [*_by_program.values()]:
             if other.done:
@@ -161,12 +166,24 @@ class NativeRecorder(Recorder):
     @module.setter
     def module(self, module: ModuleCall | None) -> None:
         self._module = module
+        if self._module_moments is not None:
+            self.counters[NODE] = FORGOTTEN
         count = self.counters[ENTRIES]
         moments = self._moments
         if moments and moments[-1][0] == count:
             moments[-1] = count, module
         else:
             moments.append((count, module))
+
+    @property
+    def module_moments(self) -> list[Any] | None:  # type: ignore[override]
+        """As `Recorder.module_moments`. While a timeline is recorded, C++ reports autograd nodes."""
+        return self._module_moments
+
+    @module_moments.setter
+    def module_moments(self, moments: list[Any] | None) -> None:
+        self._module_moments = moments
+        self.counters[NODE] = UNTOLD if moments is None else FORGOTTEN
 
     def order_after(self, storage: Storage) -> None:  # type: ignore[override]
         """Order the unsent work of other threads on `storage` before the entries that this thread records next."""
@@ -282,6 +299,13 @@ def _at_limit() -> None:
     current().cut_at_limit()
 
 
+def _at_node(node: int) -> None:
+    recorder: Any = current()
+    if recorder.module is None:
+        at_node(recorder)
+    recorder.counters[NODE] = node
+
+
 def _begin_program(_program: int) -> None:
     if not _thread.begins:
         current()
@@ -295,7 +319,7 @@ def _synchronize() -> None:
 
 def register() -> None:
     """Have C++ call these."""
-    implement(cut=_cut, at_limit=_at_limit, begin_program=_begin_program, synchronize=_synchronize)
+    implement(cut=_cut, at_limit=_at_limit, at_node=_at_node, begin_program=_begin_program, synchronize=_synchronize)
     number_storages_by(ops.reserve_storages)  # plans make values beside those that programs record
     recorders.kind = NativeRecorder
     port.ops_unsent = _unsent_ops
