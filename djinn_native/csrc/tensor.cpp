@@ -182,10 +182,11 @@ Result described(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset,
   return r;
 }
 
-// A tensor with memory of its own for which nothing is recorded: the caller has the executor make its value.
+// A tensor with memory of its own, or with that of `beside`, for which nothing is recorded: the caller has the executor make its value.
 at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
-                      int64_t nbytes) {
-  return make_result(described(sizes, strides, offset, dtype, index, bits, nbytes), nullptr);
+                      int64_t nbytes, const std::optional<at::Tensor>& beside) {
+  auto* storage = beside ? beside->storage().unsafeGetStorageImpl() : nullptr;
+  return make_result(described(sizes, strides, offset, dtype, index, bits, nbytes), nullptr, storage);
 }
 
 // As `new_tensor`, for the `view`-th of the `views` views of the memory for which handles are given out.
@@ -279,7 +280,8 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("handle(Tensor t) -> int", &handle_of);
   m.def("facts(Tensor t) -> int[]", &facts);
   m.def("twin(Tensor t) -> Tensor", [](const at::Tensor& t) { return twin_of(operand_of(t)); });
-  m.def("new_tensor(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes) -> Tensor", &new_tensor);
+  m.def("new_tensor(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, Tensor? beside) -> Tensor",
+        &new_tensor);
   m.def("new_view(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, int view, int views) -> Tensor",
         &new_view);
   m.def("next_view(Tensor t) -> int", [](const at::Tensor& t) { return next_handle(operand_of(t).record()); });

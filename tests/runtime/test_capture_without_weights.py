@@ -148,4 +148,4 @@ def test_a_model_may_be_moved_without_its_weights_inside_a_capture() -> None:
         made = layer(torch.ones(3))
     assert layer.weight.device.type == "remote_accelerator"
     assert made.shape == (3,)
-    assert captured.graph.by_op["empty"]
+    assert sum(len(nodes) for op, nodes in captured.graph.by_op.items() if op.startswith("empty")) == 2

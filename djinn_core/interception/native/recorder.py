@@ -22,6 +22,7 @@ from djinn_core.interception.native.entries import (
     UnsentEntries,
 )
 from djinn_core.interception.native.library import implement, ops
+from djinn_core.interception.native.values import live_values, still_to_free
 from djinn_core.interception.recording.module_calls import at_node
 from djinn_core.interception.recording.recorder import Recorder, Recorders, SyncRequest, current, recorders
 from djinn_core.interception.runtime_interface import WHOLE, Submission, port
@@ -269,7 +270,7 @@ class NativeRecorder(Recorder):
         present: Any = taken
         if meta_only.storages:
             present, known = meta_only.sift(taken), None  # it may have fewer instructions
-            dead = [handle for handle in dead if storage_of(handle) not in meta_only.storages]
+            dead = self._forget_meta_only(dead)
         handles = [*dead, *self._take_dead()] if self.dead else dead
         if not len(present):
             program = NOTHING
@@ -278,6 +279,18 @@ class NativeRecorder(Recorder):
         inside = program.dead
         free = tuple(filterfalse(inside.__contains__, handles)) if handles and inside != set(handles) else ()
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize, known, at)
+
+
+    def _forget_meta_only(self, dead: list[int]) -> list[int]:
+        """Return those of the dead handles whose values exist. A storage without data is forgotten with its last value."""
+        storages = self._shared.meta_only.storages
+        gone = {storage_of(handle) for handle in dead}.intersection(storages)
+        if not gone:
+            return dead
+        left = {storage_of(handle) for handle in (*(handle for handle, _ in live_values()), *still_to_free())}
+        present = [handle for handle in dead if storage_of(handle) not in storages]
+        storages -= gone - left
+        return present
 
 
 def recorder_of(program: int) -> Recorder | None:

@@ -198,9 +198,12 @@ class NativeValue:
 
     @classmethod
     def begin(cls, storage: NativeStorage, meta: TensorMeta) -> NativeValue:
-        """A new value with memory of its own."""
-        made = ops.new_tensor(*described(meta), storage.nbytes)
-        return cls(made, ops.handle(made), meta)
+        """A new value over `storage`, whose memory is made with its first value."""
+        made = ops.new_tensor(*described(meta), storage.nbytes, storage.holder)
+        value = cls(made, ops.handle(made), meta)
+        if storage.holder is None:
+            storage.id, storage.holder = value.storage.id, made
+        return value
 
     @property
     def meta(self) -> TensorMeta:

@@ -177,12 +177,15 @@ class MetaSubstitution(TorchFunctionMode):
 
     def _made(self, tensor: torch.Tensor) -> LazyTensor:
         key = torch_private.storage_key(tensor)
-        if key not in self._storages:
-            storage = self._storages[key] = Storage.begin(tensor.untyped_storage().nbytes(), None)
-            with recorders.sending:  # looked up each time: a forked child has a new one
-                recorders.meta_only.add(storage.id)
+        is_first = key not in self._storages
+        if is_first:
+            self._storages[key] = Storage.begin(tensor.untyped_storage().nbytes(), None)
         with torch.inference_mode(tensor.is_inference()):
-            stand_in = wrap(Value.begin(self._storages[key], meta_of(tensor)))
+            value = Value.begin(self._storages[key], meta_of(tensor))
+            stand_in = wrap(value)
+        if is_first:
+            with recorders.sending:  # looked up each time: a forked child has a new one
+                recorders.meta_only.add(value.storage.id)
         if tensor.requires_grad:
             stand_in.requires_grad_()
         return stand_in
