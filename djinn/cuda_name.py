@@ -12,8 +12,16 @@ from djinn_core.torch_private import pass_for
 
 if native.ON:
     from djinn_core.interception.native.generators import NativeGenerator
+    from djinn_core.interception.native.streams import NamedEvent, NamedStream
 
     RemoteGenerator = NativeGenerator  # type: ignore[misc, assignment]
+    RemoteStream, RemoteEvent = NamedStream, NamedEvent  # type: ignore[misc, assignment]
+
+
+def is_native() -> bool:
+    """True if remote tensors have PyTorch's own class and storages."""
+    return native.ON
+
 
 __all__ = [
     "RemoteEvent",
@@ -22,6 +30,7 @@ __all__ = [
     "current_device",
     "get_device_properties",
     "go_by_cuda",
+    "is_native",
     "pass_for",
     "set_current_device",
 ]

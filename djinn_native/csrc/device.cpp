@@ -284,6 +284,8 @@ void install_device() {
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("current_index() -> int", [] { return static_cast<int64_t>(current_index()); });
   m.def("set_current_index(int index) -> ()", [](int64_t i) { set_current_index(static_cast<c10::DeviceIndex>(i)); });
+  // The mark of an event that was recorded, by the address that PyTorch gives as its id.
+  m.def("mark_of_event(int id) -> Tensor", [](int64_t id) { return twin_of(operand_of(mark_of(reinterpret_cast<void*>(id)))); });
   // Implemented in Python.
   m.def("device_count() -> int");
   m.def("check_index(int index) -> ()");

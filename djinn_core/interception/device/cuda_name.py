@@ -36,5 +36,7 @@ def go_by_cuda() -> None:
     lazy_tensor.go_by("cuda")
     if native.ON:
         from djinn_core.interception.native.generators import Generator
+        from djinn_core.interception.native.streams import show_names
 
+        show_names()
         torch_private.replace_classes(Generator=Generator)

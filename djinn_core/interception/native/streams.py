@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
 
 import torch
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import index_of
-from djinn_core.interception.native.library import implement
+from djinn_core.interception.device.device_state import DEVICE_NAME
+from djinn_core.interception.native.library import implement, ops
 from djinn_core.interception.tensors.lazy_tensor import device_type, logical_device
 from djinn_core.torch_backend import own_device_kind
+from djinn_core.tracebacks import for_users
 
 
 class _EventMeta(type):
@@ -33,6 +37,96 @@ class NativeEvent(torch.Event, metaclass=_EventMeta):
     def from_ipc_handle(cls, *_: Any, **__: Any) -> NoReturn:
         """Refused: other processes have sessions of their own."""
         _refuse()
+
+
+class NamedEvent(torch.Event):
+    """An event whose device is shown under another name. PyTorch refuses it in two places, which are Python here.
+
+    Attributes:
+        timed: whether `elapsed_time` may be asked.
+    """
+
+    timed: bool
+    _index: int
+
+    def __new__(  # noqa: D102
+        cls, device: Any = None, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Self:
+        if interprocess:
+            _refuse()
+        index = index_of(device)
+        made = super().__new__(cls, logical_device(index), enable_timing=enable_timing, blocking=blocking)
+        made.timed, made._index = enable_timing, index
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The logical device; PyTorch knows an index once the event is recorded."""
+        index: int | None = _device_of_event(self).index
+        return logical_device(self._index if index is None else index)
+
+    @for_users
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds on the device from this mark to the other; waits for both, one round trip.
+
+        Raises:
+            ValueError: one of them was made without `enable_timing=True`, or was not recorded.
+        """
+        if not (self.timed and end_event.timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self.event_id and end_event.event_id):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return _elapsed_time(ops.mark_of_event(self.event_id), ops.mark_of_event(end_event.event_id))
+
+    def ipc_handle(self) -> NoReturn:
+        """Refused: other processes have sessions of their own."""
+        _refuse()
+
+    @classmethod
+    def from_ipc_handle(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refused: other processes have sessions of their own."""
+        _refuse()
+
+
+class NamedStream(torch.Stream):
+    """A stream whose device is shown under another name."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Self:  # noqa: D102
+        if "stream_id" in kwargs:
+            return super().__new__(cls, priority=priority, **kwargs)
+        return super().__new__(cls, logical_device(index_of(device)), priority=priority)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The logical device."""
+        return logical_device(self.device_index)
+
+    def record_event(self, event: Any = None) -> Any:
+        """Put a mark into the program: `event`, or a new one."""
+        made = NamedEvent(self.device_index) if event is None else event
+        made.record(self)
+        return made
+
+
+_device_of_event: Any = torch.Event.device.__get__
+
+
+def show_names() -> None:
+    """Have the device's module make streams and events of classes that may show another name."""
+
+    def named(find: Callable[..., torch.Stream]) -> Callable[..., NamedStream]:
+        @functools.wraps(find)
+        def stream(device: Any = None) -> NamedStream:
+            found = find(device)
+            return NamedStream(
+                stream_id=found.stream_id, device_index=found.device_index, device_type=found.device_type
+            )
+
+        return for_users(stream)
+
+    module: Any = getattr(torch, DEVICE_NAME)
+    module.Stream, module.Event = NamedStream, NamedEvent
+    module.current_stream, module.default_stream = named(current_stream), named(default_stream)
 
 
 def _refuse() -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from djinn.cuda_name import RemoteEvent, RemoteGenerator, RemoteStream, current_device
+from djinn.cuda_name import RemoteEvent, RemoteGenerator, RemoteStream, current_device, is_native
 from djinn.libraries import is_remote, logical_device
 from djinn.recording import LazyTensor
 
@@ -41,6 +41,8 @@ def meant(device: Any) -> Any:
 # PyTorch's own, which `rename` replaces on `torch.Tensor`.
 _own_device: Any = torch._C.TensorBase.device.__get__
 _own_to: Any = torch._C.TensorBase.to
+_own_numpy: Any = torch._C.TensorBase.numpy
+_own_device_of_storage: Any = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
 
 
 def _device(self: LazyTensor) -> torch.device:
@@ -83,6 +85,14 @@ def _array_interface(self: LazyTensor) -> NoReturn:
     raise AttributeError(f"a tensor on {self.device} has no address on a GPU of this machine: use Tensor.cpu()")
 
 
+def _numpy(self: LazyTensor, *, force: bool = False) -> Any:
+    try:
+        return _own_numpy(self, force=force)
+    except TypeError as error:
+        name = _own_device(self)
+        raise TypeError(str(error).replace(str(name), str(shown(name.index)))) from None
+
+
 def _renamed(device: property) -> property:
     """A device that remote tensors are not asked for: that of a generator, a stream or an event."""
     assert device.fget is not None
@@ -95,6 +105,7 @@ _MEMBERS: dict[str, Any] = {
     "is_cuda": property(_is_cuda),
     "to": _to,
     "cuda": _cuda,
+    "numpy": _numpy,
     "record_stream": _record_stream,
     "__cuda_array_interface__": property(_array_interface),
 }
@@ -121,8 +132,34 @@ def _of_remote_tensors(name: str, member: Any) -> Any:
     return property(get)
 
 
+def _rename_storages() -> None:
+    """Have remote storages say `cuda`, and be made by this name: builds of PyTorch without CUDA have no memory there."""
+    storage: Any = torch.UntypedStorage
+    own_to, own_new = storage.to, storage.__new__
+
+    def device(self: torch.UntypedStorage) -> torch.device:
+        found: torch.device = _own_device_of_storage(self)
+        return shown(found.index) if is_remote(found) else found
+
+    @functools.wraps(own_to)
+    def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        wanted = meant(device)
+        if _own_device_of_storage(self) == wanted:
+            return self
+        return own_to(self, device=wanted, non_blocking=non_blocking)  # type: ignore[no-any-return]
+
+    def new(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
+        if kwargs.get("device") is not None:
+            kwargs["device"] = meant(kwargs["device"])
+        return own_new(cls, *args, **kwargs)  # type: ignore[no-any-return]
+
+    storage.device, storage.to, storage.__new__ = property(device), to, new
+
+
 def rename() -> None:
-    """Have remote tensors, generators, streams and events say `cuda`."""
+    """Have remote tensors, storages, generators, streams and events say `cuda`."""
+    if is_native():
+        _rename_storages()
     for name, member in _MEMBERS.items():
         setattr(torch.Tensor, name, _of_remote_tensors(name, member))
     torch.Tensor.cuda = _to_cuda(torch.Tensor.cuda)  # type: ignore[method-assign]
