@@ -345,6 +345,24 @@ void register_kernels() {
   backend.impl("_copy_from", torch::CppFunction::makeFromBoxedFunction<&ask_python_always>());
 }
 
+namespace {
+
+// Have Python handle an op of another library, which has a kernel of its own for any backend.
+void handle_in_python(const std::string& name, const std::string& overload) {
+  struct Silent final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);  // PyTorch says that a kernel is replaced
+  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>();
+  libraries->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, name.find(':')), c10::DispatchKey::PrivateUse1,
+                                                        __FILE__, __LINE__));
+  const std::string full = overload.empty() ? name : name + "." + overload;
+  libraries->back()->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&ask_python_always>());
+}
+
+}  // namespace
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_any>()); }
 // Ops that make tensors of these layouts: Python makes them of strided ones.
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&ask_python_always>()); }
@@ -364,6 +382,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shallow_copy_type", &takes_over); }
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("handle_in_python(str name, str overload) -> ()", &handle_in_python);
   // Implemented in Python.
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, bool enable_gqa) -> Tensor");

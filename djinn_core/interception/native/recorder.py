@@ -280,7 +280,6 @@ class NativeRecorder(Recorder):
         free = tuple(filterfalse(inside.__contains__, handles)) if handles and inside != set(handles) else ()
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize, known, at)
 
-
     def _forget_meta_only(self, dead: list[int]) -> list[int]:
         """Return those of the dead handles whose values exist. A storage without data is forgotten with its last value."""
         storages = self._shared.meta_only.storages

@@ -7,7 +7,7 @@ Only `send` does not wait for the other end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,7 +15,9 @@ from torch.utils import _pytree as pytree
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.device.device_state import Handler
 from djinn_core.interception.dispatch import handles
+from djinn_core.interception.native import library as native
 from djinn_core.interception.sync import copy, fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.upload import upload_copy
@@ -114,13 +116,21 @@ def register() -> None:
     """Have these called for collectives, where PyTorch has them."""
     if not torch.distributed.is_available():
         return
-    kinds = (
+    kinds: tuple[tuple[Sequence[str], Handler], ...] = (
         (_READ_AND_WRITTEN, _updating),
         (_WRITTEN, _writing),
         (_WRITE_NOTHING, _sending),
         (_FUNCTIONAL, _functional),
     )
     for names, handler in kinds:
-        handles(*torch_private.collectives(names))(handler)
-    handles(*torch_private.collectives(("wait_tensor",)))(_waiting)
-    handles(*torch_private.collectives(("recv_any_source_",)))(_refused)
+        _handle(names, handler)
+    _handle(("wait_tensor",), _waiting)
+    _handle(("recv_any_source_",), _refused)
+
+
+def _handle(names: Sequence[str], handler: Handler) -> None:
+    found = torch_private.collectives(names)
+    handles(*found)(handler)
+    if native.ON:
+        for op in found:
+            native.ops.handle_in_python(op.name(), "")
