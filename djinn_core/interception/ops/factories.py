@@ -90,6 +90,8 @@ def _full(size: Sequence[int], value: Any, **options: Any) -> torch.Tensor:
         dtype = torch.bool if isinstance(value, bool) else torch.int64
     elif dtype is None and isinstance(value, complex):
         dtype = torch.get_default_dtype().to_complex()
+    if isinstance(value, bool):  # as `canonicalize.fill`: a bool would be a constant of the form
+        value = int(value)
     return _make(aten.full.default, (list(size), value), dtype, options.get("device"))  # type: ignore[no-any-return]
 
 
