@@ -12,6 +12,7 @@ import attrs
 from djinn.hooks import Graph, Node, OptimizationPlan, slot_positions, storage_of
 
 CANDIDATES: Final = 16  # equal nodes that may stand in for others; where none may, more would not help
+FILLED: Final = 4096  # bytes up to which memory is filled sooner than a plan is made again because the number has changed
 
 
 @attrs.define
@@ -47,7 +48,8 @@ class _Search:
         self.merged = MergedNodes()
 
     def take(self, node: Node) -> None:
-        if not node.writes and not node.random and node.outputs and node.form is not None and _comparable(node):
+        mergeable = not node.writes and not node.random and node.outputs and node.form is not None
+        if mergeable and _comparable(node) and not self._fills_little(node):
             key = self._key(node)
             first = next((n for n in self.known[key] if self._may_stand_in(n, node)), None)
             if first is not None:
@@ -56,6 +58,10 @@ class _Search:
                 self.known[key].append(node)
         for value in node.writes:
             self.versions[storage_of(value)] += 1
+
+    def _fills_little(self, node: Node) -> bool:
+        """True if the node fills a small tensor with a number, such as a flag that the last step of a loop sets."""
+        return node.op == "aten::full" and self.graph.meta(node.outputs[0]).nbytes <= FILLED
 
     def _key(self, node: Node) -> Hashable:
         """Key of the results: the form, the scalars with their types, the operands and their numbers of writes."""

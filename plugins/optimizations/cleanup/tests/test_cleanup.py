@@ -114,6 +114,16 @@ def test_other_scalars_are_other_computations(slot):
     assert not dropped(builder)
 
 
+@pytest.mark.parametrize(("size", "merged"), [(8, False), (2048, True)])
+def test_full_is_merged_only_where_it_fills_much_memory(size, merged):
+    """The last step of a `generate()` fills a flag with another number, and would be planned again."""
+    builder = ProgramBuilder()
+    values = [builder.op("aten::full", shape=(size,), slots=(size, 1)) for _ in range(2)]
+    builder.op("aten::add.Tensor", *values, shape=(size,))
+    builder.drop(*values)
+    assert bool(dropped(builder)) == merged
+
+
 def test_nan_equals_nothing_not_even_itself():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
