@@ -25,8 +25,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 import djinn
 from djinn_core import torch_private
-from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.native import library as native
+from djinn_core.interception.native.library import ops
 from djinn_core.interception.recording.recorder import SyncRequest, current
 
 REMOTE = torch.device("remote_accelerator:0")
@@ -78,7 +77,7 @@ class Listening(TorchFunctionMode):
 def nothing_is_sent() -> None:
     """Forget what was recorded, and send nothing however much is recorded next."""
     current().take(SyncRequest())
-    device_state.freed.clear()
+    ops.drop_freed()
     current().limit = 10**9
 
 
@@ -227,11 +226,9 @@ _FREED_BYTES = 64  # of a freed value in the queue in C++
 
 def bytes_in_cpp() -> tuple[int, int]:
     """Bytes of this thread's program in C++, which `tracemalloc` does not see: without freed values, and with them."""
-    if not native.ON:
-        return 0, 0
     recorder: Any = current()
-    recorded = sum(column.nbytes for column in native.ops.look(recorder.program, 0))
-    return recorded, recorded + _FREED_BYTES * len(native.ops.look_freed())
+    recorded = sum(column.nbytes for column in ops.look(recorder.program, 0))
+    return recorded, recorded + _FREED_BYTES * len(ops.look_freed())
 
 
 def allocated(calls: list[Issued]) -> tuple[int, int]:
@@ -245,7 +242,7 @@ def allocated(calls: list[Issued]) -> tuple[int, int]:
         gc.collect()  # it also empties Python's lists of tuples to use again, which no object holds
         whole, _ = tracemalloc.get_traced_memory()
         in_cpp, whole_in_cpp = bytes_in_cpp()
-        device_state.freed.clear()
+        ops.drop_freed()
         gc.collect()
         recorded, _ = tracemalloc.get_traced_memory()
     finally:

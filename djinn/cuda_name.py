@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from djinn_core.interception.device.cuda_name import go_by_cuda
 from djinn_core.interception.device.current_device import current_device, set_current_device
-from djinn_core.interception.device.generators import RemoteGenerator
 from djinn_core.interception.device.properties import get_device_properties
-from djinn_core.interception.device.streams import RemoteEvent, RemoteStream
-from djinn_core.interception.native import library as native
+from djinn_core.interception.native.generators import NativeGenerator as RemoteGenerator
+from djinn_core.interception.native.streams import NamedEvent as RemoteEvent
+from djinn_core.interception.native.streams import NamedStream as RemoteStream
 from djinn_core.torch_private import pass_for
-
-if native.ON:
-    from djinn_core.interception.native.generators import NativeGenerator
-    from djinn_core.interception.native.streams import NamedEvent, NamedStream
-
-    RemoteGenerator = NativeGenerator  # type: ignore[misc, assignment]
-    RemoteStream, RemoteEvent = NamedStream, NamedEvent  # type: ignore[misc, assignment]
-
-
-def is_native() -> bool:
-    """True if remote tensors have PyTorch's own class and storages."""
-    return native.ON
-
 
 __all__ = [
     "RemoteEvent",
@@ -30,7 +17,6 @@ __all__ = [
     "current_device",
     "get_device_properties",
     "go_by_cuda",
-    "is_native",
     "pass_for",
     "set_current_device",
 ]

@@ -63,8 +63,3 @@ def has_python_key(tensor: torch.Tensor) -> bool:
 
 
 is_transformed: Final[Callable[[torch.Tensor], bool]] = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-def as_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
-    """A tensor of class `cls` over the same memory, without history."""
-    return torch.Tensor._make_subclass(cls, tensor)

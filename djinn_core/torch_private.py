@@ -8,11 +8,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
@@ -27,7 +25,6 @@ import torch.utils._device
 import torch.utils._foreach_utils
 import torch.utils._python_dispatch
 import torch.utils.dlpack
-from torch.utils import backend_registration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -155,98 +152,6 @@ def _exists(name: str) -> bool:
     return True
 
 
-def register_backend(name: str, module: ModuleType) -> None:
-    """Make `torch.device(name)` a device whose kernels are written in Python, with `torch.<name>` as its module."""
-    backend_registration._setup_privateuseone_for_python_backend(
-        rename=name, backend_module=module, device_guard=_device_guard(torch._C._autograd.DeviceType.PrivateUse1)
-    )
-
-
-def _device_guard(device_type: Any) -> Any:
-    """A guard that says its type, which PyTorch asks for where it cannot bear an exception: one aborts the process.
-
-    It asks also while it unwinds from an exception that Python code raised in a backward pass. What is pending then is put aside for
-    `take_pending_errors`. And nothing of it is a step of Python's own, in which the handler of a signal might run, and raise.
-    """
-    put_aside: Any = ctypes.PyDLL(None).PyErr_Fetch
-    put_aside.restype = functools.partial(next, itertools.repeat(device_type))
-    places = [[ctypes.byref(_pending, (3 * n + part) * _POINTER) for n in range(_PENDING)] for part in range(3)]
-    calls = map(put_aside, *(_endless(column) for column in places))
-
-    class Guard(torch._C._acc.DeviceGuard):
-        type_ = staticmethod(functools.partial(next, calls))
-
-    return Guard()
-
-
-def _endless(items: list[Any]) -> Iterator[Any]:
-    cycle = itertools.cycle(items)
-    for _ in range(len(items) + 1):  # from then on it has a list of its own, and looks at no iterator
-        next(cycle)
-    return cycle
-
-
-# Errors that were put aside, in turns: type, value and traceback of each.
-_PENDING: Final = 1024
-_POINTER: Final = ctypes.sizeof(ctypes.c_void_p)
-_pending: Any = (ctypes.c_void_p * (3 * _PENDING))()
-_NONE_PENDING: Final = bytes(_pending)
-
-
-def take_pending_errors() -> list[BaseException]:
-    """The errors that were pending when PyTorch asked for the type of a device; once."""
-    if bytes(_pending) == _NONE_PENDING:
-        return []
-    taken = [_owned(place) for place in range(3 * _PENDING)]
-    found = zip(taken[::3], taken[1::3], taken[2::3], strict=True)
-    return [_raised(kind, value).with_traceback(trace) for kind, value, trace in found if kind is not None]
-
-
-def _owned(place: int) -> Any:
-    """The object that a place holds a reference to, which the place gives away; None where there is none."""
-    address, _pending[place] = _pending[place], None
-    if address is None:
-        return None
-    held = ctypes.cast(address, ctypes.py_object)
-    found = held.value
-    ctypes.pythonapi.Py_DecRef(held)
-    return found
-
-
-def _raised(kind: type[BaseException], value: Any) -> BaseException:
-    """The exception that Python would make of what was pending."""
-    if isinstance(value, BaseException):
-        return value
-    return kind(*value) if isinstance(value, tuple) else kind() if value is None else kind(value)
-
-
-def stand_in_for_cuda() -> None:
-    """Give the device type `cuda` a guard written in Python, in place of PyTorch's, which is missing or finds no GPU.
-
-    PyTorch registers such guards for the device type of `register_backend` only, so this one is registered there for a
-    moment and then moved in PyTorch's table of guards.
-
-    Raises:
-        OSError, ValueError: this PyTorch has no such table where it is looked for.
-    """
-    table = _table_of_guards()
-    ours, theirs = int(_DEVICE_KINDS.PrivateUse1), int(_DEVICE_KINDS.CUDA)
-    registered, table[ours] = table[ours], None
-    try:
-        guard = _device_guard(_DEVICE_KINDS.CUDA)
-        torch._C._acc.register_python_privateuseone_device_guard(guard)
-        table[theirs] = table[ours]
-    finally:
-        table[ours] = registered
-
-
-def _table_of_guards() -> Any:
-    return (ctypes.c_void_p * _DEVICE_TYPES).in_dll(_libc10(), "_ZN3c104impl26device_guard_impl_registryE")
-
-
-_DEVICE_TYPES: Final = 21  # those that the table has at least: PrivateUse1 is the last
-
-
 @functools.cache
 def _libc10() -> ctypes.CDLL:
     """Load PyTorch's core library.
@@ -300,18 +205,6 @@ def make_wrapper(
 
 # By place, and nothing said that needs no saying: that is a quarter cheaper. For the hot path, which has no call to spare.
 make_wrapper_by_place: Any = torch.Tensor._make_wrapper_subclass
-
-
-_ZERO_TENSOR: Final = torch._C.DispatchKeySet.from_raw_repr(0).add(torch._C.DispatchKey.ZeroTensor)
-
-
-def make_zero_wrapper(
-    cls: type[torch.Tensor], shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Any:
-    """As `make_wrapper`, for a tensor that PyTorch knows to be zero: its ops add nothing of it, and its products are zero."""
-    return make_wrapper_by_place(
-        cls, shape, stride, dtype=dtype, layout=torch.strided, device=device, _extra_dispatch_keys=_ZERO_TENSOR
-    )
 
 
 def never_compiled(function: F) -> F:
@@ -390,33 +283,6 @@ def default_tolerances(dtype: torch.dtype) -> tuple[float, float]:
     return torch.testing._comparison.default_tolerances(dtype)
 
 
-def spare_dispatch_rules(cls: type[torch.Tensor]) -> None:
-    """Answer PyTorch's question for a rule of `cls`, which it asks before each op, in one step in place of five.
-
-    `torch.library.register_torch_dispatch` makes such rules; from the first one for `cls` on PyTorch looks them up itself.
-    C++ keeps the function that it finds at the first op on a tensor of any subclass, so this comes before.
-    """
-    rules = torch._library.simple_registry
-    holder, look_up = rules.GenericTorchDispatchRuleHolder, rules.find_torch_dispatch_rule
-    register = holder.register
-    spared: type | None = cls
-
-    def find(op: Any, torch_dispatch_class: type) -> Callable[..., Any] | None:
-        if torch_dispatch_class is spared:
-            return None
-        found: Callable[..., Any] | None = look_up(op, torch_dispatch_class)
-        return found
-
-    def noted(self: Any, kind: type, rule: Callable[..., Any]) -> Any:
-        nonlocal spared
-        if kind is spared:
-            spared = None
-        return register(self, kind, rule)
-
-    rules.find_torch_dispatch_rule = find
-    setattr(holder, "register", noted)  # noqa: B010 - type checkers refuse to have it assigned
-
-
 def without_modes(function: F) -> F:
     """Decorator: what the function computes is not seen by modes that are in force, such as those that trace."""
 
@@ -432,12 +298,6 @@ def without_modes(function: F) -> F:
 
 # As `torch.inference_mode`, which takes nine calls of Python's for each block.
 inference_mode: Final[Callable[[bool], AbstractContextManager[object]]] = torch._C._InferenceMode
-
-
-def seen_by_subclasses() -> AbstractContextManager[object]:
-    """Blocks whose ops reach `__torch_dispatch__` also where PyTorch has switched that off, as in `torch.tensor`."""
-    guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Python, False)
-    return guard
 
 
 def notes_views_and_writes() -> AbstractContextManager[object]:
@@ -481,23 +341,6 @@ def set_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
     """Set the lazy conjugation and negation bits of a tensor."""
     torch._C._set_conj(tensor, conj)
     torch._C._set_neg(tensor, neg)
-
-
-def without_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory without the lazy conjugation and negation bits: a view of what is really there."""
-    plain = tensor.conj() if tensor.is_conj() else tensor
-    return torch._neg_view(plain) if plain.is_neg() else plain
-
-
-def adopt_metadata(tensor: torch.Tensor, source: torch.Tensor) -> None:
-    """Give `tensor` the sizes, strides, offset and dtype of `source` without telling its subclass."""
-    torch.Tensor.data.__set__(tensor, source)  # type: ignore[attr-defined]
-
-
-def get_data(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor.data`, for a class that overrides it."""
-    data: torch.Tensor = torch.Tensor.data.__get__(tensor)  # type: ignore[attr-defined]
-    return data
 
 
 def dispatched_operators() -> list[str]:
@@ -585,22 +428,6 @@ def kernel_at(func: Any, key: str) -> Callable[..., Any]:
     return kernel
 
 
-def uses_of(tensor: Any) -> int:
-    """Return the number of references to a tensor in C++: views refer to their base."""
-    return int(tensor._use_count())
-
-
-def made_with_gradients(view: torch.Tensor) -> bool:
-    """Return True if `view` was made while gradients were on."""
-    creation: Any = torch._C._autograd
-    return bool(creation._get_creation_meta(view) == creation.CreationMeta.DEFAULT)
-
-
-def take_creation_from(view: torch.Tensor, other: torch.Tensor) -> None:
-    """Have autograd judge writes through `view` as it does those through `other`, by where that was made."""
-    torch._C._autograd._set_creation_meta(view, torch._C._autograd._get_creation_meta(other))
-
-
 @functools.cache
 def composite_kernel(func: Any) -> Callable[..., Any] | None:
     """Composite kernel of `func`, where one is registered."""
@@ -665,7 +492,6 @@ def format_whole(tensor: torch.Tensor) -> str:
 
 
 rebuild_sparse = torch._utils._rebuild_sparse_tensor
-share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
 rebuild_from_cpu = torch._utils._rebuild_device_tensor_from_cpu_tensor
 disabled_torch_function = torch._C._disabled_torch_function_impl
 no_torch_functions = torch._C.DisableTorchFunctionSubclass
@@ -688,12 +514,6 @@ def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
     torch.nn.Module._apply = wrap(torch.nn.Module._apply)  # type: ignore[method-assign]
 
 
-def take_in_lists(cls: type[torch.Tensor]) -> None:
-    """Have optimizers, and what clips gradients, take parameters of this class in lists (`foreach`), as they do for CUDA."""
-    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # the one is no attribute of torch.optim
-        importlib.import_module(name)._foreach_supported_types.append(cls)
-
-
 CGenerator: TypeAlias = torch._C.Generator
 
 
@@ -703,31 +523,10 @@ def generator_key(generator: CGenerator) -> int:
     return key
 
 
-CStream: TypeAlias = torch.Stream
-CEvent: TypeAlias = torch.Event
-
-
-def own_stream(cls: type, number: int, index: int) -> Any:
-    """Stream `number` of the accelerator `index`, of class `cls`, which is a subclass of PyTorch's."""
-    kind = int(_DEVICE_KINDS.PrivateUse1)
-    return CStream.__new__(cls, stream_id=number, device_index=index, device_type=kind)
-
-
-def is_own_type(kind: int) -> bool:
-    """True if a device type's number is that of the device of Python kernels."""
-    return kind == int(_DEVICE_KINDS.PrivateUse1)
-
-
 def replace_classes(**replacements: type) -> None:
     """Make classes in PyTorch's namespace others, by name."""
     for name, replacement in replacements.items():
         setattr(torch, name, replacement)
-
-
-def replace_accelerator_functions(**replacements: Callable[..., Any]) -> None:
-    """Replace what `torch.accelerator` asks of C++, by name: it does not know devices of Python kernels."""
-    for name, replacement in replacements.items():
-        setattr(torch._C, f"_accelerator_{name}", replacement)
 
 
 def numeric_settings() -> dict[str, Any]:
@@ -771,48 +570,14 @@ def wrap_numeric_setters(wrap: Callable[[Callable[..., Any]], Callable[..., Any]
                 switch.setter = wrapped.get(switch.setter, switch.setter)
 
 
-def move_generator(generator: CGenerator, device: torch.device) -> bool:
-    """Have a CPU generator say that it is on `device`, so that ops on the CPU refuse it; whether that was possible.
-
-    PyTorch makes generators of the device types that it knows, and has no door for others. The device is a field of the
-    C++ object, whose place is found by trying.
-    """
-    place = _place_of_device()
-    if place is None:
-        return False
-    own = device.type == torch._C._get_privateuse1_backend_name()
-    kind = _DEVICE_KINDS.PrivateUse1 if own else _DEVICE_KINDS.CUDA
-    _bytes_of(generator)[place : place + 2] = [int(kind), device.index or 0]
-    return True
-
-
 def _bytes_of(generator: CGenerator) -> Any:
     return (ctypes.c_byte * _GENERATOR_HEAD).from_address(generator_key(generator))
 
 
-_DEVICE_KINDS: Any = torch._C._autograd.DeviceType
 _GENERATOR_HEAD: Final = 128  # bytes in which the device lies: a generator has more than that
 
 
-@functools.cache
-def _place_of_device() -> int | None:
-    """Offset of the device in a generator's memory: two bytes, the type and the index, which are 0 and -1 for the CPU."""
-    probe = CGenerator()
-    content, elsewhere = _bytes_of(probe), int(_DEVICE_KINDS.PrivateUse1)
-    for place in range(16, _GENERATOR_HEAD - 1, 2):
-        if content[place] == 0 and content[place + 1] == -1:
-            content[place] = elsewhere
-            found = probe.device.type != "cpu"
-            content[place] = 0
-            if found:
-                return place
-    return None
-
-
 # A reference to a storage that does not keep it; `expired()` says whether it is gone.
-StorageReference: TypeAlias = torch.multiprocessing.reductions.StorageWeakRef
-
-
 Wrap: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -827,39 +592,9 @@ def wrap_device_states(wrap: Wrap) -> None:
     checkpointing.get_device_states = wrap(checkpointing.get_device_states)
 
 
-def pass_through(library: torch.library.Library, key: str) -> None:
-    """Have ops without a kernel for the dispatch key `key` go on to the next; `library` is of the namespace `_`."""
-    library.fallback(torch.library.fallthrough_kernel, key)
-
-
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
-
-
-def without_autocast() -> AbstractContextManager[Any]:
-    """A block in which autocasting does not look at the ops of the device."""
-    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
-
-
 def is_view(tensor: torch.Tensor) -> bool:
     """True if autograd knows `tensor` as a view of another tensor."""
     return tensor._is_view()
-
-
-def in_transform() -> bool:
-    """True if a transform of `torch.func` is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def after_clearing_casts(forget: Callable[[], None]) -> None:
-    """Call `forget` whenever PyTorch drops the casts that autocasting has kept."""
-    clear = torch.clear_autocast_cache
-
-    @functools.wraps(clear)
-    def cleared() -> None:
-        clear()
-        forget()
-
-    torch.clear_autocast_cache = cleared
 
 
 ModuleCallImpl = Callable[..., Any]

@@ -19,14 +19,14 @@ from torch.utils import _pytree as pytree
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.bounded_memo import make_room
 from djinn_core.interception.device.device_state import Handler, device_state
-from djinn_core.interception.device.known_generators import operand_of
-from djinn_core.interception.native import library as native
+from djinn_core.interception.native.calls import forget as forget_in_native
+from djinn_core.interception.native.generators import operand as operand_of
 from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.cpu_operands import CpuOperand, in_lists_of_numbers, upload_operands
 from djinn_core.interception.ops.default_dtype import as_floats
 from djinn_core.interception.ops.own_calls import own_call
-from djinn_core.interception.ops.view_chains import remade_view
-from djinn_core.interception.recording.append import append, own_value, wrap_view
+from djinn_core.interception.recording.append import append, own_value
+from djinn_core.interception.recording.append import remember as remember_in_native
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.remote_infer import ask_executor
@@ -55,17 +55,13 @@ from djinn_core.interception.shape_inference.meta_infer import (
 )
 from djinn_core.interception.shape_inference.meta_overrides import KERNEL_DECIDES, WITH_STATISTICS, is_random
 from djinn_core.interception.shape_inference.scalar_ranges import takes_any_float
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
 from djinn_core.interception.tensors.parts_tensor import holds_parts
 from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
 from djinn_core.ir.program import Call, Slot, canonical_nan
 from djinn_core.torch_private import CGenerator, class_of_script_object, schema_of
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
-
-if native.ON:
-    from djinn_core.interception.native.append import remember as remember_in_native
-    from djinn_core.interception.native.calls import forget as forget_in_native
 
 _handlers: Final = device_state.handlers
 _NEW: Any = object()  # no such call was seen before
@@ -111,10 +107,8 @@ class _ThreadTaker(threading.local):
     take: Callable[[tuple[float, float, Any]], None] | None = None
 
 
-def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int = 2) -> Any:
+def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record one op and return tensors for its results.
-
-    `above`: number of frames, from its own on, that are certainly Djinn's; see `user_site`.
 
     Raises:
         Exception: whatever eager PyTorch would raise for these arguments.
@@ -136,7 +130,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
         any_float = call is not _NEW
     if call is _NEW:
         return _record_unknown(func, args, kwargs, key, operands)
-    if native.ON and (call is not None or not inference_cache.drawing):
+    if call is not None or not inference_cache.drawing:
         remember_in_native(func, args, call, any_float)
     if call is None:
         drawing = inference_cache.drawing.get(tuple(key)) if inference_cache.drawing else None
@@ -144,7 +138,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
     if call.kept_outcome is None:
         call.keep_outcome()
     slots = call.slots
-    return append(call, operands, slots_of(args, kwargs) if slots is None else slots, above)
+    return append(call, operands, slots_of(args, kwargs) if slots is None else slots)
 
 
 def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -227,8 +221,7 @@ def _record_unknown(
     if _changes_nothing(func, call):
         learn(func, args, kwargs, key, call, numbers_in_tensors=False)
         _remember(tuple(key), None)
-        if native.ON:
-            remember_in_native(func, args, None, False)
+        remember_in_native(func, args, None, False)
         return _again(operands[0])
     if call.random and index_of_call(call):
         _remember(tuple(key), None)
@@ -250,8 +243,7 @@ def _record_inferred(
     """Record a call of new sizes whose results a formula computed."""
     if call.aliases == (0,) and call.results[0] is call.operands[0] and _changes_nothing(func, call):
         _remember(tuple(key), None)
-        if native.ON:
-            remember_in_native(func, args, None, False)
+        remember_in_native(func, args, None, False)
         return _again(operands[0])
     _remember_call(func, args, key, call)
     return append(call, operands, slots)
@@ -262,8 +254,7 @@ def _remember_call(func: Any, args: tuple[Any, ...], key: list[Any], call: Call)
     any_float = float in key and infers_for_any_float(func) and takes_any_float(func, call)
     if any_float:
         _remember(without_floats(key), call.with_slots(None))
-    if native.ON:
-        remember_in_native(func, args, call, any_float)
+    remember_in_native(func, args, call, any_float)
 
 
 def _ask(
@@ -313,10 +304,7 @@ def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) ->
     """
     for a in args:
         kind = type(a)
-        if kind is LazyTensor:
-            key.append(a.remote.meta)
-            operands.append(a)
-        elif kind is int or a is None or kind is _DTYPE:
+        if kind is int or a is None or kind is _DTYPE:
             key.append(a)
         elif kind is list or kind is tuple or kind is _SIZE:
             length = len(a)
@@ -368,8 +356,6 @@ def slots_of(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Slot, ...]:
 def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
     for a in args:
         kind = type(a)
-        if kind is LazyTensor:
-            continue
         if kind is int or kind is float:
             slots.append(a if a == a else canonical_nan(a))  # noqa: PLR0124 - False for nan
         elif isinstance(a, (list, tuple)):
@@ -386,7 +372,7 @@ def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
     return any(
         _holds_numbers_in_tensors(a)
         if isinstance(a, (list, tuple))
-        else not isinstance(a, LazyTensor) and isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor)
+        else isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor)
         for a in args
     )
 
@@ -401,8 +387,7 @@ def forget_calls() -> None:
     inference_cache.calls.clear()
     inference_cache.drawing.clear()
     forget_examples()
-    if native.ON:
-        forget_in_native()
+    forget_in_native()
 
 
 def forget_what_was_learnt() -> None:
@@ -423,8 +408,7 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
     for key, known in list(inference_cache.calls.items()):
         if known is not None and known.signature is call.signature:
             inference_cache.calls.pop(key, None)
-    if native.ON:
-        forget_in_native(call.signature)
+    forget_in_native(call.signature)
 
 
 def _changes_nothing(func: Any, call: Call) -> bool:
@@ -443,14 +427,11 @@ def _changes_nothing(func: Any, call: Call) -> bool:
 
 def _again(tensor: LazyTensor) -> LazyTensor:
     """Another tensor for the same value; nothing is recorded."""
-    return wrap_view(tensor.remote, tensor)
+    return wrap(tensor.remote)
 
 
 @handles(torch.ops.aten.as_strided.default)
 def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    view = remade_view()
-    if view is not None:
-        return wrap_view(view.remote, args[0])
     check_extent(*args, **kwargs)
     return record(func, args, kwargs)
 

@@ -10,12 +10,12 @@ import msgspec
 import torch
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.recording.append import append, change
+from djinn_core.interception.recording.append import append
 from djinn_core.interception.recording.encode import encode_form
 from djinn_core.interception.recording.recorder import SyncRequest, current
 from djinn_core.interception.runtime_interface import DescribedValue, SubmissionReply
 from djinn_core.interception.shape_inference.meta_infer import signature_of, written_operands, written_tensors
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, change, wrap
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta, tensor_meta

@@ -57,8 +57,7 @@ def read_only(tensor: LazyTensor) -> torch.Tensor:
     """Elements of a tensor, which the caller must not change: small ones are remembered."""
     recorder = recorders.thread.recorder
     value = tensor.remote
-    if value.storage.user is not recorder:
-        recorder.order_after(value.storage)
+    recorder.order_after(value.storage)
     fetches = recorder.fetches
     if recorder.captures or recorders.meta_only.storages:  # whose programs may not be sent, or refuse values
         fetched = _ask(value, recorder)

@@ -62,13 +62,15 @@ at::Tensor& mark_of(void* event) { return *static_cast<at::Tensor*>(event); }
 
 // Every stream stands for the order of the program, so none waits for another.
 struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return kRemote; }
+  // `kind`: the device type of the devices that it is asked about, which `cuda_is_remote` may change.
+  explicit RemoteGuard(c10::DeviceType kind = kRemote) : kind_(kind) {}
+  c10::DeviceType type() const override { return kind_; }
   c10::Device exchangeDevice(c10::Device d) const override {
     const auto before = thread_index;
     setDevice(d);
-    return {kRemote, before};
+    return {kind_, before};
   }
-  c10::Device getDevice() const override { return {kRemote, thread_index}; }
+  c10::Device getDevice() const override { return {kind_, thread_index}; }
   void setDevice(c10::Device d) const override {
     check_index(d.index());
     uncheckedSetDevice(d);
@@ -125,6 +127,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     Stack stack;
     call_python("djinn::synchronize", &stack);
   }
+  c10::DeviceType kind_;
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, RemoteGuard);
 
@@ -281,7 +284,14 @@ void install_device() {
 #endif
 }
 
+// The device type `cuda` is a name of the remote device from now on. PyTorch's own guard is missing, or finds no GPU.
+static void cuda_is_remote() {
+  static RemoteGuard guard(c10::DeviceType::CUDA);
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(&guard);
+}
+
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("cuda_is_remote() -> ()", &cuda_is_remote);
   m.def("current_index() -> int", [] { return static_cast<int64_t>(current_index()); });
   m.def("set_current_index(int index) -> ()", [](int64_t i) { set_current_index(static_cast<c10::DeviceIndex>(i)); });
   // The mark of an event that was recorded, by the address that PyTorch gives as its id.

@@ -7,6 +7,8 @@
 #include <dlfcn.h>
 #endif
 
+#include <algorithm>
+#include <deque>
 #include <unordered_map>
 
 namespace djinn {
@@ -58,13 +60,23 @@ struct Python {
   bool usable() const { return ensure && release && frame && back && code && lasti && attribute && text && incref && decref; }
 };
 
+const Python& python() {
+  static const Python functions;
+  return functions;
+}
+
 // All of this is guarded by the interpreter's lock, or by the mutex where an interpreter has none.
 struct Sites {
   std::mutex mutex;
   std::vector<std::string> own;                       // folders of PyTorch and Djinn
   std::unordered_map<Object*, bool> users;            // code objects, which are kept: whether they are the user's
   std::unordered_map<uint64_t, int32_t> numbers;      // by code object and offset
-  std::vector<std::pair<int64_t, int64_t>> places;    // code object and offset of each site
+  std::deque<std::pair<int64_t, int64_t>> places;     // code object and offset of each site, from the number `first` on
+  int64_t first = 0;
+  int64_t generation = 0;                             // how often the code objects that are kept were changed for others
+  std::vector<Object*> former;                        // the code objects before, whose sites end at `former_end`
+  int64_t former_end = 0;
+  size_t most = 8192;                                 // code objects: a notebook makes new ones with every cell
 };
 Sites& sites() {
   static auto* one = new Sites();
@@ -85,12 +97,29 @@ bool is_users(const Python& py, Object* code) {
   return users;
 }
 
+// Where there are too many code objects, those from before the last time are let go, with their sites. Returns them, to be released
+// without the mutex: a finalizer may run.
+std::vector<Object*> make_room() {
+  auto& all = sites();
+  if (all.users.size() < all.most) return {};
+  std::vector<Object*> gone = std::move(all.former);
+  all.places.erase(all.places.begin(), all.places.begin() + (all.former_end - all.first));
+  all.first = all.former_end;
+  all.former.clear();
+  for (const auto& [code, users] : all.users) all.former.push_back(code);
+  all.former_end = all.first + static_cast<int64_t>(all.places.size());
+  all.users.clear();
+  all.numbers.clear();
+  ++all.generation;
+  return gone;
+}
+
 int32_t number_of(Object* code, int offset) {
   auto& all = sites();
   const uint64_t key = reinterpret_cast<uint64_t>(code) * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(offset);
   auto found = all.numbers.find(key);
   if (found != all.numbers.end()) return found->second;
-  const auto number = static_cast<int32_t>(all.places.size());
+  const auto number = static_cast<int32_t>(all.first + static_cast<int64_t>(all.places.size()));
   all.places.emplace_back(reinterpret_cast<int64_t>(code), offset);
   all.numbers.emplace(key, number);
   return number;
@@ -106,22 +135,36 @@ struct RecentSite {
 };
 constexpr size_t kRecent = 256;
 thread_local RecentSite recent_sites[kRecent];
+thread_local int64_t recent_generation = 0;
 
 // Number of the site if the frame is the user's, otherwise -2.
 int32_t site_of_frame(const Python& py, Object* code, Object* frame) {
   const int offset = py.lasti(frame);
+  if (recent_generation != sites().generation) {
+    std::fill(std::begin(recent_sites), std::end(recent_sites), RecentSite{});
+    recent_generation = sites().generation;
+  }
   auto& recent = recent_sites[(reinterpret_cast<uintptr_t>(code) / 32 + static_cast<uintptr_t>(offset)) % kRecent];
   if (recent.code == code && recent.offset == offset) return recent.site;
-  std::lock_guard<std::mutex> guard(sites().mutex);
-  recent = {code, offset, is_users(py, code) ? number_of(code, offset) : -2};
-  return recent.site;
+  std::vector<Object*> gone;
+  {
+    std::lock_guard<std::mutex> guard(sites().mutex);
+    gone = make_room();
+    recent = {code, offset, is_users(py, code) ? number_of(code, offset) : -2};
+  }
+  const int32_t site = recent.site;
+  if (!gone.empty()) {
+    std::fill(std::begin(recent_sites), std::end(recent_sites), RecentSite{});
+    for (Object* one : gone) py.decref(one);
+  }
+  return site;
 }
 
 }  // namespace
 
 // The number of the innermost frame outside of PyTorch and Djinn; of the outermost one if all are inside; -1 without frames.
 int32_t user_site() {
-  static const Python py;
+  const auto& py = python();
   if (fixed_site >= 0) return fixed_site;
   if (!py.usable()) return -1;
   const int state = py.ensure();
@@ -148,20 +191,30 @@ std::mutex& sites_mutex() { return sites().mutex; }
 
 void set_own_folders(std::vector<std::string> folders) { sites().own = std::move(folders); }
 
+// The number of the first site that is kept, and code object and offset of each from there or from `first` on. The caller gets a
+// reference to each code object.
 std::vector<int64_t> sites_from(int64_t first) {
+  const auto& py = python();
   auto& all = sites();
-  std::lock_guard<std::mutex> guard(all.mutex);
-  std::vector<int64_t> flat;
-  for (size_t i = static_cast<size_t>(first); i < all.places.size(); ++i) {
+  const int state = py.ensure();
+  std::unique_lock<std::mutex> guard(all.mutex);
+  std::vector<int64_t> flat{all.first};
+  for (auto i = static_cast<size_t>(std::max(first - all.first, int64_t{0})); i < all.places.size(); ++i) {
+    py.incref(reinterpret_cast<Object*>(all.places[i].first));
     flat.push_back(all.places[i].first);
     flat.push_back(all.places[i].second);
   }
+  guard.unlock();
+  py.release(state);
   return flat;
 }
+
+static void limit_sites(int64_t most) { sites().most = static_cast<size_t>(most); }
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("set_own_folders(str[] folders) -> ()", &set_own_folders);
   m.def("sites_from(int first) -> int[]", &sites_from);
+  m.def("limit_sites(int most) -> ()", &limit_sites);
   m.def("user_site() -> int", [] { return static_cast<int64_t>(user_site()); });
   m.def("fix_site(int site) -> ()", [](int64_t site) { fixed_site = static_cast<int32_t>(site); });
 }

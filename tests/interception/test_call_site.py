@@ -12,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 import djinn
 import djinn_core
-from djinn_core.interception.native import library as native
-from djinn_core.interception.recording import append
 
 DEVICE = "remote_accelerator:0"
 OWN = tuple(str(Path(module.__file__).parent) for module in (torch, djinn, djinn_core))
@@ -40,26 +38,10 @@ def _line_at(code, offset):
 
 
 @pytest.fixture
-def lines(embedded, monkeypatch):
+def lines(embedded):
     """Number of ops that each line of this file issued, every one of them checked."""
-    if native.ON:
-        with djinn.capture() as captured:
-            yield _Submitted(captured)
-        return
-    found: Counter[int] = Counter()
-    real = append.user_site
-
-    def checked(issued, module, above=0):
-        frame = sys._getframe(2)
-        while frame.f_code.co_filename.startswith(OWN):
-            frame = frame.f_back
-        site = real(issued, module, above + 1)
-        assert site == (frame.f_code, frame.f_lasti)
-        found[frame.f_lineno] += 1
-        return site
-
-    monkeypatch.setattr(append, "user_site", checked)
-    yield found
+    with djinn.capture() as captured:
+        yield _Submitted(captured)
 
 
 def line() -> int:

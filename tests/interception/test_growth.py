@@ -12,6 +12,7 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference import foreach_infer, write_checks
 
 REMOTE = "remote_accelerator:0"
+LONGEST = 100
 LONGEST = 60  # instructions that a write to a view may take, however many views are between it and its base
 
 

@@ -17,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import djinn
 from djinn_core.interception import sync
-from djinn_core.interception.native import library as native
 
 CASES = []
 
@@ -336,16 +335,6 @@ def test_numpy_as_on_every_accelerator(embedded):
     assert complexes(embedded).conj().numpy(force=True).tolist() == complexes("cpu").conj().tolist()
 
 
-def test_python_functions_of_each_element_run_here(embedded):
-    x, y = numbers(embedded, 3), numbers(embedded, 3)
-    assert x.apply_(lambda e: e + 1) is x
-    assert x.map_(y, lambda a, b: 10 * a + b).tolist() == [10.0, 21.0, 32.0]
-    assert x[::2].map2_(y[:2], y[1:], lambda a, b, c: a + 100 * b + 1000 * c).tolist() == [1010.0, 2132.0]
-    assert x.tolist() == [1010.0, 21.0, 2132.0]
-    with pytest.raises(RuntimeError, match=r"Can't call apply_\(\) on Variable that requires grad"):
-        x.requires_grad_().apply_(abs)
-
-
 def test_a_copy_of_a_row_major_tensor_needs_no_meta_kernel(embedded, monkeypatch):
     x = numbers(embedded, 6).reshape(2, 3)
     monkeypatch.delattr(sync, "laid_out")
@@ -354,7 +343,6 @@ def test_a_copy_of_a_row_major_tensor_needs_no_meta_kernel(embedded, monkeypatch
         x.t().cpu()
 
 
-@pytest.mark.skipif(not native.ON, reason="the storage is one of PyTorch's on the native device alone")
 def test_dlpack_shares_memory_on_the_device(embedded):
     x = numbers(embedded, 3)
     shared = torch.from_dlpack(torch.to_dlpack(x))
@@ -368,16 +356,6 @@ def test_dlpack_shares_memory_on_the_device(embedded):
     for door in (torch.from_dlpack, np.from_dlpack):
         with pytest.raises((ValueError, RuntimeError), match=r"Unknown device type|Unsupported device"):
             door(numbers(embedded, 3))
-
-
-@pytest.mark.skipif(native.ON, reason="see the test before")
-def test_dlpack_is_refused_by_every_door(embedded):
-    x = numbers(embedded, 3)
-    doors = (torch.utils.dlpack.to_dlpack, torch.to_dlpack, torch.from_dlpack, np.from_dlpack)
-    for door in (*doors, lambda t: t.__dlpack__(), lambda t: t.__dlpack_device__()):
-        with pytest.raises(BufferError, match=r"has no memory on this machine to share: use Tensor.cpu\(\) first"):
-            door(x)
-    assert torch.from_dlpack(torch.to_dlpack(numbers("cpu", 3))).tolist() == [0.0, 1.0, 2.0]
 
 
 def test_foreign_memory_is_copied_to_the_device(embedded):

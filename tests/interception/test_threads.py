@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.native import library as native
 from djinn_core.interception.recording.recorded_call import record_call
 from djinn_core.interception.recording.recorder import current, recorders
 from djinn_core.interception.runtime_interface import port
@@ -120,29 +119,8 @@ def test_views_of_one_tensor_made_in_many_threads_have_different_handles(embedde
     assert len(set(found)) == len(found) == 8000
 
 
-def test_an_op_that_another_thread_cuts_in_two_is_sent_before_it_is_used(embedded):
-    """The other thread cuts this one's program between the claim of a write and the append of its instruction."""
-    x = torch.zeros(3, device=embedded)
-    djinn.synchronize()
-    mine = current()
-    append = list.append
-
-    class Entries(list):
-        def append(self, entry):
-            mine.entries = list(self)
-            in_thread(mine.cut)
-            assert mine.epoch > epoch or not self
-            append(mine.entries, entry)
-
-    x + 1
-    epoch = mine.epoch
-    mine.entries = Entries(mine.entries)
-    x.add_(1)
-    assert in_thread(x.tolist) == [1, 1, 1]
-
-
 def during_the_next_append(function):
-    """Call `function` in another thread while this one appends its next entry."""
+    """Call `function` in another thread just before this one appends its next entry: the append itself cannot be interrupted."""
     mine = current()
 
     class Once:
@@ -153,17 +131,7 @@ def during_the_next_append(function):
         def after(self, *_):
             pass
 
-    if native.ON:  # the append itself cannot be interrupted
-        mine.watcher = Once()
-        return
-
-    class Entries(list):
-        def append(self, entry):
-            mine.entries = list(self)
-            in_thread(function)
-            mine.entries.append(entry)
-
-    mine.entries = Entries(mine.entries)
+    mine.watcher = Once()
 
 
 def test_a_write_sends_the_readers_before_it_frees_what_they_read(embedded):
@@ -351,8 +319,6 @@ def test_readers_of_shared_weights_do_not_pile_up(embedded):
     weight = torch.ones(4, device=embedded)
     for _ in range(30):
         assert in_thread(lambda: (weight * 2).sum().item()) == 8
-    if not native.ON:
-        assert len(weight.remote.storage.readers or ()) <= 2
     assert len(recorders.all()) <= 3
 
 

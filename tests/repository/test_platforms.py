@@ -34,7 +34,6 @@ KNOWN = {
     ("djinn_native/building/compiler_here.py", "sys.platform"): "the same",
     ("djinn_core/interception/tensors/printed_lists.py", "ctypes.PyDLL"): "the interpreter, which is there",
     ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
-    ("djinn_core/torch_private.py", "ctypes.PyDLL"): "the interpreter, which is there",
     ("djinn_core/launch/fork_server_client.py", "socket.AF_UNIX"): "not on Windows, where nothing is forked",
     ("djinn_core/launch/fork_server_client.py", "sys.platform"): "the same, for mypy",
     **{("djinn_core/server/fork_server.py", name): "Linux alone: nothing is forked elsewhere" for name in FORKING},

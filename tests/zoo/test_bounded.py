@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import djinn
 from djinn.testing import open_session
-from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.native.library import ops
 from djinn_core.interception.recording import program_prediction
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
@@ -73,7 +73,7 @@ def tables():
     return {
         "calls": len(inference_cache.calls),
         "signatures": len(inference_cache.signatures),
-        "freed": len(device_state.freed),
+        "freed": len(ops.look_freed()),
         "unsent": sum(len(r.entries) for r in recorders.all()),
         "pending": len(session.replies.pending),
     }

@@ -6,25 +6,20 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.native import library as native
+from djinn_core.interception.native.library import ops
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import device_type, is_remote, logical_device
 
 
 def current_device() -> int:
     """The present thread's index."""
-    return int(native.ops.current_index()) if native.ON else device_state.thread.index
+    return int(ops.current_index())
 
 
 def set_current_device(index: int) -> int:
     """Make `index` the present thread's; returns the one before."""
-    if native.ON:
-        former = current_device()
-        native.ops.set_current_index(index)
-        return former
-    thread = device_state.thread
-    before, thread.index = thread.index, index
+    before = current_device()
+    ops.set_current_index(index)
     return before
 
 

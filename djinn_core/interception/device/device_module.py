@@ -9,16 +9,12 @@ from typing import Any
 import torch
 
 from djinn_core.interception import sync
-from djinn_core.interception.device import memory, properties, random_state
-from djinn_core.interception.device import streams as python_streams
+from djinn_core.interception.device import memory, properties
 from djinn_core.interception.device.current_device import current_device, index_of, set_current_device
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
-from djinn_core.interception.device.generators import BoundDefaultGenerator, DefaultGenerator
-from djinn_core.interception.native import generators as native_generators
-from djinn_core.interception.native import library as native
-from djinn_core.interception.native import streams as native_streams
+from djinn_core.interception.native import generators, streams
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.tracebacks import for_users
 
 
@@ -44,21 +40,12 @@ class device_of(device):  # noqa: N801 - PyTorch calls it so
         super().__init__(obj.device if isinstance(obj, LazyTensor) else None)
 
 
-AnyDefault = DefaultGenerator | BoundDefaultGenerator
-streams: Any = native_streams if native.ON else python_streams
-stream_context: Any = native_streams.NativeStreamContext if native.ON else python_streams.StreamContext
-
-
-def default_generator(device: Any = None) -> AnyDefault:
+def default_generator(device: Any = None) -> torch.Generator:
     """The generator that stands for the random state that ops use when they are given none."""
     index = index_of(device)
     defaults = device_state.default_generators
     if index not in defaults:
-        made: Any
-        if native.ON:
-            made = native_generators.default(index)
-        else:
-            made = BoundDefaultGenerator(logical_device(index)) if index else DefaultGenerator(logical_device(index))
+        made = generators.default(index)
         if index and device_state.seed is not None:
             made.manual_seed(device_state.seed)
         defaults[index] = made
@@ -67,13 +54,12 @@ def default_generator(device: Any = None) -> AnyDefault:
 
 def bound_state(index: int) -> LazyTensor:
     """The value that holds the random state of an index that is bound to one device."""
-    generator: Any = default_generator(index)
-    state: Any = native_generators.operand(generator) if native.ON else generator.operand()
-    assert state is not None
-    return state  # type: ignore[no-any-return]
+    state = generators.operand(default_generator(index))
+    assert isinstance(state, LazyTensor)
+    return state
 
 
-def default_generators() -> tuple[AnyDefault, ...]:
+def default_generators() -> tuple[torch.Generator, ...]:
     """The default generators of all indexes."""
     return tuple(default_generator(i) for i in range(device_count()))
 
@@ -112,9 +98,7 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
     generator = default_generator(device)
     if not device_state.thread.keeps_random_state:
         return generator.get_state()
-    if native.ON:
-        return native_generators.keep_state(generator)
-    return generator.keep_state() if isinstance(generator, BoundDefaultGenerator) else random_state.keep_state()
+    return generators.keep_state(generator)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -126,12 +110,7 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Go on from `new_state`."""
     generator = default_generator(device)
     if isinstance(new_state, LazyTensor):
-        if native.ON:
-            native_generators.go_on_from(generator, new_state)
-        elif isinstance(generator, BoundDefaultGenerator):
-            generator.go_on_from(new_state)
-        else:
-            random_state.set_state(new_state)
+        generators.go_on_from(generator, new_state)
     else:
         generator.set_state(new_state)
 
@@ -200,7 +179,7 @@ class DeviceModule(ModuleType):
     """`torch.remote_accelerator`."""
 
     @property
-    def default_generators(self) -> tuple[AnyDefault, ...]:
+    def default_generators(self) -> tuple[torch.Generator, ...]:
         """The default generators of all indexes."""
         return default_generators()
 
@@ -248,10 +227,10 @@ _MEMBERS: tuple[Any, ...] = (
 )
 _NAMED: dict[str, Any] = {
     "LazyTensor": LazyTensor,
-    "Stream": torch.Stream if native.ON else python_streams.RemoteStream,
-    "Event": native_streams.NativeEvent if native.ON else python_streams.RemoteEvent,
-    "stream": stream_context,
-    "StreamContext": stream_context,
+    "Stream": torch.Stream,
+    "Event": streams.NativeEvent,
+    "stream": streams.NativeStreamContext,
+    "StreamContext": streams.NativeStreamContext,
     "is_built": yes,
     "is_bf16_supported": yes,
     "is_current_stream_capturing": no,

@@ -12,13 +12,12 @@ import torch
 from torch.multiprocessing.reductions import reduce_storage
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.native import library as native
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type, is_remote
+from djinn_core.interception.tensors.lazy_tensor import device_type, is_remote
 
 _QUEUE: Final[Any] = Queue  # there is no public way to see what it does with errors
 
 
-def _refuse(held: LazyTensor | torch.UntypedStorage) -> tuple[Callable[[str], NoReturn], tuple[str]]:
+def _refuse(held: torch.UntypedStorage) -> tuple[Callable[[str], NoReturn], tuple[str]]:
     message = (
         f"a tensor on {held.device} cannot be handed to another process, which has a session of its own and would not "
         f"share its memory. Send tensor.cpu(), and move it to {device_type()} there"
@@ -54,7 +53,4 @@ def share_nothing() -> None:
 
     `torch.save`, `copy` and other users of pickle go by way of the CPU, as ever.
     """
-    if native.ON:
-        ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
-    else:
-        ForkingPickler.register(LazyTensor, _refuse)
+    ForkingPickler.register(torch.UntypedStorage, _reduce_storage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, overload
@@ -18,7 +19,9 @@ from djinn_core.ir.program import Call, Program, Site, Slot
 ENTRIES, EPOCH, LIMIT, DIFFERENTIATING, WATCHED, NODE = range(6)  # counters of a program
 UNTOLD, FORGOTTEN = -4, -3  # values of `NODE` that are no autograd node
 
-_sites: Final[list[Site]] = []
+_sites: Final[dict[int, Site]] = {}
+_next_site = 0
+_learning: Final = threading.RLock()
 _NOWHERE: Final[Site] = ((lambda: None).__code__, 0)
 
 
@@ -26,11 +29,25 @@ def site_of(number: int) -> Site:
     """The place in the user's code with a number of C++."""
     if number < 0:
         return _NOWHERE
-    if number >= len(_sites):
-        new = ops.sites_from(len(_sites))
-        for code, offset in zip(new[::2], new[1::2], strict=True):
-            _sites.append((ctypes.cast(code, ctypes.py_object).value, offset))  # C++ keeps a reference to it
-    return _sites[number]
+    found = _sites.get(number)
+    if found is None:
+        with _learning:
+            _learn_sites()
+        found = _sites.get(number, _NOWHERE)  # C++ keeps the last some thousand code objects
+    return found
+
+
+def _learn_sites() -> None:
+    global _next_site
+    first, *new = ops.sites_from(_next_site)
+    for number in [number for number in _sites if number < first]:
+        del _sites[number]
+    _next_site = max(_next_site, first)
+    for code, offset in zip(new[::2], new[1::2], strict=True):
+        held = ctypes.cast(code, ctypes.py_object)
+        _sites[_next_site] = held.value, offset
+        ctypes.pythonapi.Py_DecRef(held)  # the reference that C++ gave away
+        _next_site += 1
 
 
 class Entries(Sequence[Entry]):

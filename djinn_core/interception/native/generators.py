@@ -10,9 +10,11 @@ import torch
 from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.native.library import implement, ops
-from djinn_core.interception.tensors.lazy_tensor import is_remote, logical_device
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.substitute_classes import stand_in
 from djinn_core.torch_private import CGenerator
+
+_PHILOX_BYTES = 16  # the state of generators that count: a seed and an offset
 
 
 def default(index: int) -> torch.Generator:
@@ -21,13 +23,13 @@ def default(index: int) -> torch.Generator:
     return found
 
 
-def operand(generator: torch.Generator) -> torch.Tensor | None:
+def operand(generator: torch.Generator) -> LazyTensor | None:
     """The value that holds the state of a generator; None for the state that the executor's session has.
 
     Raises:
         RuntimeError: the generator is of another device.
     """
-    found: torch.Tensor | None = ops.generator_value(generator)
+    found: LazyTensor | None = ops.generator_value(generator)
     return found
 
 
@@ -36,7 +38,7 @@ def keep_state(generator: torch.Generator) -> torch.Tensor:
     from djinn_core.interception.device import random_state
 
     value = operand(generator)
-    return random_state.keep_state() if value is None else random_state.keep_generator_state(value)  # type: ignore[arg-type]
+    return random_state.keep_state() if value is None else random_state.keep_generator_state(value)
 
 
 def go_on_from(generator: torch.Generator, state: torch.Tensor) -> None:
@@ -73,10 +75,18 @@ def _ask(what: str, index: int, seed: int, given: torch.Tensor | None) -> torch.
 
 
 def _seed_of(state: torch.Tensor | None) -> torch.Tensor:
-    from djinn_core.interception.device.generators import note_state
+    """The seed in a state.
 
+    Raises:
+        TypeError: `state` is not a CPU tensor of bytes.
+        RuntimeError: it is not the state of a generator.
+    """
+    if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.device.type != "cpu":
+        raise TypeError("expected a torch.ByteTensor on the CPU, as get_state() returns it")
+    if state.nbytes == _PHILOX_BYTES:
+        return state.view(torch.int64)[0].clone()
     probe = CGenerator()
-    note_state(probe, state)
+    probe.set_state(state)
     seed = probe.initial_seed()
     return torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, device="cpu")
 

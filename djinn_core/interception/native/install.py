@@ -14,14 +14,16 @@ from djinn_core import torch_objects
 from djinn_core.interception import sync
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.dispatch import forget_calls
-from djinn_core.interception.native import device, generators, recorder, storages, streams
-from djinn_core.interception.native.append import asked
-from djinn_core.interception.native.library import implement_differentiable, load, ops, send_upcalls_to
-from djinn_core.interception.native.values import is_remote_tensor, show_values
+from djinn_core.interception.native import device, generators, storages, streams
+from djinn_core.interception.native.library import implement, implement_differentiable, load, ops, send_upcalls_to
 from djinn_core.interception.ops.attention import attention, backward_on_cpu
 from djinn_core.interception.ops.default_dtype import with_default_dtype
+from djinn_core.interception.recording import recorder as recorders
+from djinn_core.interception.recording.append import asked
+from djinn_core.interception.recording.module_calls import report_node
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.float_arg_cache import infers_for_any_float
+from djinn_core.interception.tensors.lazy_tensor import is_remote_tensor, show_values
 from djinn_core.torch_backend import add_device_module, overloads_of
 from djinn_core.torch_private import never_compiled
 from djinn_core.tracebacks import for_users, shorten
@@ -74,7 +76,7 @@ def _folding_flag(func: Any, handler: Any) -> int:
 def _set_flags() -> None:
     from djinn_core.interception.ops import attention, composite, constant_folding, factories
 
-    factories.handle_native()
+    factories.handle_factories()
 
     folding = {
         constant_folding.fold,
@@ -120,11 +122,12 @@ def own_folders() -> Sequence[str]:
 
 def install_device() -> None:
     """Make the device known to PyTorch, with its kernels."""
-    recorder.register()
+    recorders.register()
     device.register()
     generators.register()
     streams.register()
     storages.register()
+    implement(synchronize=sync.synchronize, at_node=report_node)
     implement_differentiable(attention=_attention, attention_backward=backward_on_cpu)
     send_upcalls_to(Upcalls())  # type: ignore[no-untyped-call]
     ops.set_own_folders(own_folders())

@@ -1,9 +1,8 @@
-"""The library djinn-native: whether this process uses it, and its functions, which are ops `torch.ops.djinn`."""
+"""The library djinn-native: its functions, which are ops `torch.ops.djinn`."""
 
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any, Final
 
 import torch
@@ -11,9 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.torch_backend import boxed_function, rename_backend, without_torch_dispatch
-
-# The device in C++ replaces the one in Python when both pass the same tests.
-ON: Final = os.environ.get("NATIVE_DEVICE", "") == "1"
 
 
 def load() -> None:

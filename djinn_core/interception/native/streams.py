@@ -1,4 +1,9 @@
-"""Streams and events of the native device: those of PyTorch, whose marks Python records. See `device.streams` for what they mean."""
+"""Streams and events of the remote device: those of PyTorch, whose marks Python records.
+
+The device runs ops in one order: that of the program. Every stream stands for that order, so streams need no
+synchronization for a correct result. An event is a mark in the program: the executor notes the time at which it reaches the
+mark, and `elapsed_time` is the difference of two such times.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,11 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import index_of
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.native.library import implement, ops
-from djinn_core.interception.tensors.lazy_tensor import device_type, logical_device
+from djinn_core.interception.ops.own_calls import own_call
+from djinn_core.interception.recording.append import append
+from djinn_core.interception.sync import fetch
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type, logical_device
+from djinn_core.ir.operators import ELAPSED_TIME, HAS_PASSED, MARK
 from djinn_core.torch_backend import own_device_kind
 from djinn_core.tracebacks import for_users
 
@@ -165,26 +174,20 @@ class NativeStreamContext:
 
 
 def _mark(index: int) -> torch.Tensor:
-    from djinn_core.interception.ops.own_calls import own_call
-    from djinn_core.interception.recording.append import append
-    from djinn_core.ir.operators import MARK
-
     return append(own_call(MARK, (), device=index), [], ())  # type: ignore[no-any-return]
 
 
-def _has_passed(mark: torch.Tensor) -> bool:
-    from djinn_core.interception.device.streams import _asked
-    from djinn_core.interception.sync import fetch
-    from djinn_core.ir.operators import HAS_PASSED
+def _asked(op: str, *marks: LazyTensor) -> LazyTensor:
+    """Record one of Djinn's own ops on marks, which are on one device; its result."""
+    metas = tuple(mark.remote.meta for mark in marks)
+    return append(own_call(op, metas, device=metas[0].device), list(marks), ())  # type: ignore[no-any-return]
 
+
+def _has_passed(mark: torch.Tensor) -> bool:
     return bool(fetch(_asked(HAS_PASSED, mark)).item())  # type: ignore[arg-type]
 
 
 def _elapsed_time(begin: torch.Tensor, end: torch.Tensor) -> float:
-    from djinn_core.interception.device.streams import _asked
-    from djinn_core.interception.sync import fetch
-    from djinn_core.ir.operators import ELAPSED_TIME
-
     if begin.device != end.device:
         raise ValueError(f"Both events must be of one device, and not {begin.device} and {end.device}.")
     return float(fetch(_asked(ELAPSED_TIME, begin, end)).item())  # type: ignore[arg-type]

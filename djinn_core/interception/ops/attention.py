@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -207,12 +206,3 @@ class _Gradients(torch.autograd.Function):
             first = torch.autograd.grad(made, inputs, grad, create_graph=True)
             second = torch.autograd.grad(first, (grad, *inputs), grads, create_graph=again, allow_unused=True)
         return (*second, None, None, None)
-
-
-def register() -> torch.library.Library:
-    """Have these called where autograd looks; in force as long as the returned object lives."""
-    library = torch.library.Library("aten", "IMPL")
-    kernels: tuple[tuple[Any, Callable[..., Any]], ...] = ((_WHOLE, attention), (_BACKWARD_ON_CPU, backward_on_cpu))
-    for func, kernel in kernels:
-        library.impl(func, kernel, "AutogradPrivateUse1")
-    return library

@@ -1,4 +1,4 @@
-"""Backward passes: on the caller's thread, and with errors that arrive as themselves."""
+"""Backward passes: on the caller's thread."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.recording.call_site import Boundary, mark_boundary
 from djinn_core.interception.recording.recorder import current_or_none
 from djinn_core.ir.module_path import BACKWARD
-from djinn_core.torch_private import EngineRun, take_pending_errors
+from djinn_core.torch_private import EngineRun
 from djinn_core.tracebacks import shorten_through
 
 
 def guard_engine(run: EngineRun) -> EngineRun:
-    """Wrap the entry of the autograd engine, so that capture stays in order and errors inside reach the caller.
+    """Wrap the entry of the autograd engine, so that capture stays in order.
 
-    Multithreading is off for the run: PyTorch's Python device guard knows one device, and a program belongs to one
-    thread.
+    Multithreading is off for the run, because a program belongs to one thread.
     """
 
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        take_pending_errors()  # of before
         recorder = current_or_none()
         if recorder is None:
             return run(*args, **kwargs)
-        outer = recorder.differentiating, recorder.module, recorder.call_sites.backward
-        recorder.differentiating, recorder.module, recorder.call_sites.backward = True, None, None
+        outer = recorder.differentiating, recorder.module
+        recorder.differentiating, recorder.module = True, None
         moments = recorder.module_moments
         if moments is not None:
             moments.extend((perf_counter(), BACKWARD))
@@ -37,16 +34,11 @@ def guard_engine(run: EngineRun) -> EngineRun:
             with torch.autograd.set_multithreading_enabled(False):
                 return run(*args, **kwargs)
         except BaseException as error:
-            pending = take_pending_errors()
-            if not pending:
-                shorten_through(error)
-                raise
-            raise pending[0] from (None if isinstance(error, SystemError) else error)
+            shorten_through(error)
+            raise
         finally:
-            recorder.differentiating, recorder.module, recorder.call_sites.backward = outer
+            recorder.differentiating, recorder.module = outer
             if moments is not None:
                 moments.extend((perf_counter(), None))
 
-    for function in (run, guarded):
-        mark_boundary(function, Boundary.BACKWARD)
     return guarded

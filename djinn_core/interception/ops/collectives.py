@@ -17,7 +17,7 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import Handler
 from djinn_core.interception.dispatch import handles
-from djinn_core.interception.native import library as native
+from djinn_core.interception.native.library import ops
 from djinn_core.interception.sync import copy, fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.upload import upload_copy
@@ -131,6 +131,5 @@ def register() -> None:
 def _handle(names: Sequence[str], handler: Handler) -> None:
     found = torch_private.collectives(names)
     handles(*found)(handler)
-    if native.ON:
-        for op in found:
-            native.ops.handle_in_python(op.name(), "")
+    for op in found:
+        ops.handle_in_python(op.name(), "")

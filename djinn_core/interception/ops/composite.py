@@ -18,7 +18,6 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.operators import is_allowed, needs_other_layout
 from djinn_core.tracebacks import shorten
 
@@ -87,37 +86,10 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
-def register_whole(record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> torch.library.Library:
-    """Have `record` called for the ops that are kept whole; in force as long as the returned object lives."""
-    library = torch.library.Library("aten", "IMPL")
-    for func in (*KEPT_WHOLE, *IN_EVALUATION):
-        library.impl(func, _whole_unless_differentiated(func, record), "AutogradPrivateUse1")
-    for func in WITH_KERNELS:
-        library.impl(func, _kernel(func, record), "PrivateUse1")
-    return library
-
-
 def _kernel(func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., Any]:
     @torch_private.never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
-            return record(func, args, kwargs)
-        except BaseException as error:
-            shorten(error)
-            raise
-
-    return kernel
-
-
-def _whole_unless_differentiated(
-    func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-) -> Callable[..., Any]:
-    @torch_private.never_compiled
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        try:
-            apart = torch_private.in_forward_mode() or torch_private.dispatch_modes()
-            if apart or not isinstance(args[0], LazyTensor) or is_differentiated(args):
-                return take_apart(func, args, kwargs)
             return record(func, args, kwargs)
         except BaseException as error:
             shorten(error)

@@ -30,7 +30,6 @@ from djinn_core.interception.tensors.upload import upload_copy, upload_dense
 from djinn_core.ir.values import TensorMeta
 
 aten: Final = torch.ops.aten
-_FRAMES: Final = 3  # of Djinn's from `record` to `__torch_dispatch__`
 _CPU: Final = torch.device("cpu")
 _OPERAND: Final = object()  # stands for the next tensor among the arguments
 _COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -63,12 +62,12 @@ def fold(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if type(first) is list:
         first = first[0] if first else None
     if not isinstance(first, LazyTensor) or first.remote.storage.host is None:  # as nearly always
-        return record(func, args, kwargs, _FRAMES)
+        return record(func, args, kwargs)
     of_floats = id(func) in _EXACT or (bool(kwargs) and kwargs.get("dtype") is torch.bool)
     if not of_floats and first.remote.meta.dtype not in INTEGERS:
-        return record(func, args, kwargs, _FRAMES)
+        return record(func, args, kwargs)
     operands = _known_operands(args, of_floats)
-    made = record(func, args, kwargs, _FRAMES)
+    made = record(func, args, kwargs)
     if operands and isinstance(made, LazyTensor) and _is_small(made.remote):
         _note(made.remote, func, args, kwargs, operands)
     return made
@@ -87,7 +86,7 @@ def find_nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Upload the places of known elements that are not zero: their number is known then. Record the op for other operands."""
     found = _places(args[0])
     if found is None:
-        return record(func, args, kwargs, _FRAMES)
+        return record(func, args, kwargs)
     return upload_dense(found, args[0].remote.meta.device)
 
 
@@ -128,7 +127,7 @@ def fold_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     target = args[0]
     known = isinstance(target, LazyTensor) and target.remote.storage.host is not None
     operands = _known_operands(args, of_floats=False) if known else None
-    made = record(func, args, kwargs, _FRAMES)
+    made = record(func, args, kwargs)
     if operands and isinstance(made, LazyTensor) and _is_small(made.remote) and _is_whole(made.remote):
         _note(made.remote, partial(_on_a_copy, func), args, kwargs, operands)
     return made
@@ -137,7 +136,7 @@ def fold_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 @handles(*_LIKE)
 def fold_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record an op that looks at no more than the metadata of its operand."""
-    made = record(func, args, kwargs, _FRAMES)
+    made = record(func, args, kwargs)
     if isinstance(made, LazyTensor) and _is_small(made.remote, of_floats=True):
         _note(made.remote, partial(_on_metadata, func, args[0].remote.meta), args[1:], kwargs, ())
     return made
@@ -187,7 +186,7 @@ class _FetchedNumber(msgspec.Struct, frozen=True):
 @handles(aten.isnan.default, aten.isinf.default)
 def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record the op. Of a single number: it is the number that is fetched, so that `isnan(x) or isinf(x)` is one round trip."""
-    made = record(func, args, kwargs, _FRAMES)
+    made = record(func, args, kwargs)
     value = args[0].remote
     if value.meta.numel == 1 and value.storage.nbytes == value.meta.nbytes and not value.meta.offset:
         if value.storage.host is None:

@@ -7,7 +7,6 @@ converts them first.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,23 +16,6 @@ from djinn_core.ir.program import Call
 from djinn_core.torch_private import schema_of
 
 EXECUTORS_HAVE = torch.float32
-
-SetDefault = Callable[..., None]
-
-
-def noting_changes(forget: Callable[[], None]) -> Callable[[SetDefault], SetDefault]:
-    """Decorator for setters of the default dtype: it calls `forget` if the dtype has changed, because results may differ then."""
-
-    def decorate(plain: SetDefault) -> SetDefault:
-        def set_default(*arguments: Any) -> None:
-            before = torch.get_default_dtype()
-            plain(*arguments)
-            if torch.get_default_dtype() != before:
-                forget()
-
-        return set_default
-
-    return decorate
 
 
 def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] | None:

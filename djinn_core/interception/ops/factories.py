@@ -9,12 +9,10 @@ import torch
 
 from djinn_core.interception.device.current_device import current_device, existing_index
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.native import library as native
 from djinn_core.interception.ops.constant_folding import record_factory
 from djinn_core.interception.sync import copy, fetch
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device
-from djinn_core.interception.tensors.loading import set_to_storage
-from djinn_core.torch_private import make_zero_wrapper, never_compiled, seen_by_subclasses
+from djinn_core.interception.tensors.lazy_tensor import logical_device
+from djinn_core.torch_private import never_compiled
 from djinn_core.tracebacks import for_users
 
 aten = torch.ops.aten
@@ -97,12 +95,7 @@ def _full(size: Sequence[int], value: Any, **options: Any) -> torch.Tensor:
 
 def zero_tensor(size: Sequence[int], **options: Any) -> torch.Tensor:
     """`aten::_efficientzerotensor`: what autograd takes for tangents that are not given. Infinity times such a zero is zero."""
-    if native.ON:
-        return torch._efficientzerotensor(size, **options)
-    zeros: LazyTensor = _filled(aten.zeros.default)(size, **options)  # type: ignore[assignment]
-    tensor: LazyTensor = make_zero_wrapper(LazyTensor, zeros.shape, zeros.stride(), zeros.dtype, zeros.device)
-    tensor.remote = zeros.remote
-    return tensor
+    return torch._efficientzerotensor(size, **options)
 
 
 @handles(aten.dot.default, aten.vdot.default)
@@ -145,12 +138,6 @@ def item(tensor: torch.Tensor) -> Any:
     return fetch(tensor).item()  # type: ignore[arg-type]
 
 
-def look_into(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """`aten::set_.source_Storage`, below the dispatch of subclasses: `torch.tensor(storage)`."""
-    with seen_by_subclasses():
-        return set_to_storage(aten.set_.source_Storage, (tensor, storage), {})  # type: ignore[no-any-return]
-
-
 _KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
@@ -170,21 +157,15 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "tril_indices": _indices(aten.tril_indices.default),
     "triu_indices": _indices(aten.triu_indices.default),
     "_local_scalar_dense": item,
-    "set_.source_Storage": look_into,
     "record_stream": lambda tensor, stream: None,  # FSDP calls it there; see `device.streams`
 }
 
 
 # Those whose small results the client knows; the others are recorded like any op.
-KNOWN_FACTORIES = tuple(
-    name for name in _KERNELS if not name.startswith(("empty", "set_", "record_stream", "_local_scalar"))
-)
-
-
-def handle_native() -> None:
-    """Have these handle the ops that the native device calls Python with."""
+def handle_factories() -> None:
+    """Have these handle the ops that C++ calls Python with."""
     for name, kernel in _KERNELS.items():
-        if name.startswith(("set_", "record_stream", "_local_scalar", "_efficientzerotensor")):
+        if name.startswith(("record_stream", "_local_scalar", "_efficientzerotensor")):
             continue
         packet, _, overload = name.partition(".")
         handles(getattr(getattr(aten, packet), overload or "default"))(_handler(kernel))

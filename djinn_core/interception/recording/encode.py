@@ -9,7 +9,7 @@ import torch
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.bounded_memo import keep
-from djinn_core.interception.device.known_generators import operand_of
+from djinn_core.interception.native.generators import operand as operand_of
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.ir.form import (
     Argument,

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from djinn_core.interception.native import library as native
 from djinn_core.interception.recording.recorder import Recorder, Recorders, current
-
-if native.ON:
-    from djinn_core.interception.native.recorder import NativeRecorder as Recorder
 
 
 class GroupingRecorder(Recorder):

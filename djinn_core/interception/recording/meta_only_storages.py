@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.recording.entry import Entry
-from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.handles import storage_of
-from djinn_core.reference_counts import counts_beside
 
 
 class MetaOnlyStorages:
@@ -55,17 +53,6 @@ class MetaOnlyStorages:
                 "have none: capture recorded it, and nothing can run it. Where a program asks for numbers, give it real "
                 "weights; where it does not, ask for the graph, the profile and the plan only"
             )
-
-    def forget(self, dead: list[Value]) -> list[Value]:
-        """Those of the dead values that exist elsewhere. A storage is forgotten with its last value."""
-        present: list[Value] = []
-        while dead:
-            value = dead.pop()
-            if value.storage.id not in self.storages:
-                present.append(value)
-            elif counts_beside([value.storage]) == [1]:  # its only value is this one
-                self.storages.discard(value.storage.id)
-        return present[::-1]
 
     def clear(self) -> None:
         """Forget all."""

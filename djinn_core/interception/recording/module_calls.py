@@ -10,8 +10,8 @@ from weakref import ref
 import torch
 
 from djinn_core import torch_private
-from djinn_core.interception.recording.call_site import Boundary, mark_boundary
-from djinn_core.interception.recording.recorder import Recorder, current_or_none
+from djinn_core.interception.native.entries import NODE
+from djinn_core.interception.recording.recorder import Recorder, current, current_or_none
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.torch_private import ModuleCallImpl
@@ -56,7 +56,6 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
             if moments is not None:
                 moments.extend((perf_counter(), None))
 
-    mark_boundary(called, Boundary.MODULE)
     return torch_private.not_compiled_itself(called)
 
 
@@ -72,3 +71,11 @@ def at_node(recorder: Recorder) -> ModuleCall:
     if moments is not None and moments[-1] != number:
         moments.extend((perf_counter(), number))
     return number, None, recorder.forward_calls
+
+
+def report_node(node: int) -> None:
+    """Note in the timeline that the present thread has reached an autograd node, of which C++ tells."""
+    recorder = current()
+    if recorder.module is None:
+        at_node(recorder)
+    recorder.counters[NODE] = node

@@ -10,7 +10,8 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import DjinnError
-from djinn_core.interception.recording.call_site import user_site
+from djinn_core.interception.native.entries import site_of
+from djinn_core.interception.native.library import ops
 from djinn_core.interception.recording.module_calls import module_now
 from djinn_core.interception.recording.recorder import SyncRequest, current
 from djinn_core.interception.sync import fetch
@@ -70,8 +71,7 @@ def unwatched() -> Iterator[None]:
 
 def place_of_op() -> tuple[Site, ModuleCall | None]:
     """The line of the user's program that issued the op, and the call of a module that it is in; asked by `OpObserver.after` itself."""
-    recorder = current()
-    return user_site(recorder.call_sites, recorder.module, 1), module_now(recorder)
+    return site_of(int(ops.user_site())), module_now(current())
 
 
 def module_in_words(module: ModuleCall | None) -> str:

@@ -14,23 +14,18 @@ from typing import Any
 import attrs
 import torch
 
-from djinn_core.interception.native import library as native
+from djinn_core.interception.native.calls import encoded_slots, number_of
 from djinn_core.interception.native.library import ops
-from djinn_core.interception.recording.call_site import user_site
 from djinn_core.interception.recording.entry import Entry, SentEntries
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
-from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.interception.tensors.storage import described
 from djinn_core.interception.tensors.upload import upload_copy
-from djinn_core.ir.handles import make_handle, new_handles, storage_of
+from djinn_core.ir.handles import make_handle, storage_of
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta
 from djinn_core.torch_private import increment_versions
-
-if native.ON:
-    from djinn_core.interception.native.calls import encoded_slots, number_of
-    from djinn_core.interception.native.values import described
 
 Handles = Callable[[Sequence[int]], tuple[int, ...]]
 CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
@@ -60,7 +55,7 @@ class RecordedCall:
         kept: of storages that are returned, which they are, their size in bytes and how many views of them there are.
         views: per view that the call makes of a storage that is there before, the input or constant over that storage.
         outputs: the returned objects; an object that is no tensor is returned as it is.
-        dead: places of values that are not referenced afterwards. scalars: of all instructions, as the native device keeps them.
+        dead: places of values that are not referenced afterwards. scalars: of all instructions, as C++ keeps them.
     """
 
     steps: tuple[tuple[Call, Handles, tuple[Slot, ...]], ...]
@@ -76,40 +71,6 @@ class RecordedCall:
 
     def record(self, inputs: Sequence[LazyTensor]) -> list[Any]:
         """Record the call once more with `inputs`, whose metadata must be as it was; what it returns."""
-        if native.ON:
-            return self._record_native(inputs)
-        recorder = current()
-        epoch, overtaken = recorder.epoch, recorder.overtaken
-        values = [tensor.remote for tensor in inputs]
-        there = values + [tensor.remote for tensor in self.constants]
-        for value in there:
-            if value.storage.user is not recorder:
-                recorder.order_after(value.storage)
-        written = [inputs[place] for place in self.written]
-        recorder.begin_writes(written)
-        increment_versions(written)
-        places = [value.handle for value in there]
-        first = new_handles(self.storages)
-        storages: dict[int, Storage] = {}
-        for which, nbytes, views in self.kept:
-            storages[which] = storage = Storage.begin(nbytes, recorder)
-            first[which] = storage.last
-            storage.views = views
-        places += [first[which] + view for which, view in self.made]
-        places += [there[place].storage.view() for place in self.views]
-        site, module = user_site(recorder.call_sites, recorder.module), recorder.module
-        recorder.entries += [Entry(call, find(places), slots, site, module) for call, find, slots in self.steps]
-        recorder.dead += [places[place] for place in self.dead]
-        port.ops_captured += len(self.steps)
-        outputs = [self._output(o, inputs, storages, places) for o in self.outputs]
-        if recorder.epoch != epoch or recorder.overtaken != overtaken:
-            changed = [values[place].storage for place in self.written]
-            recorder.settle([value.storage for value in there], [*changed, *storages.values()])
-        if len(recorder.entries) >= recorder.limit:
-            recorder.cut_at_limit()
-        return outputs
-
-    def _record_native(self, inputs: Sequence[LazyTensor]) -> list[Any]:
         given = [*inputs, *self.constants]
         places = [ops.handle(tensor) for tensor in given]
         number = ops.reserve_storages(self.storages)
@@ -137,15 +98,6 @@ class RecordedCall:
         bits, kinds = self.scalars
         ops.append_recorded([number_of(call) for call, _, _ in self.steps], handles, bits, kinds, given, written, made)
         return outputs
-
-    @staticmethod
-    def _output(output: Any, inputs: Sequence[LazyTensor], storages: dict[int, Storage], places: list[int]) -> Any:
-        if not isinstance(output, _Output):
-            return output
-        if output.same >= 0:
-            return inputs[output.same]
-        assert output.meta is not None
-        return wrap(Value(places[output.place], output.meta, storages[output.storage]))
 
 
 def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> tuple[Any, RecordedCall | None]:
@@ -227,7 +179,7 @@ class _Analysis:
             views=tuple(self.there[storage_of(h)] for h in self._views_of_what_was_there()),
             outputs=found,
             dead=tuple(places[h] for h in self.new if places[h] not in kept),
-            scalars=encoded_slots([slot for e in self.entries for slot in e.slots]) if native.ON else ([], []),
+            scalars=encoded_slots([slot for e in self.entries for slot in e.slots]),
         )
 
     def _look_at(self, entry: Entry) -> None:

@@ -5,19 +5,29 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, filterfalse
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import torch
 
 from djinn_core.errors import DjinnError, ForkedProcess, UnsupportedOperation
-from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
-from djinn_core.interception.recording.call_site import CallSites
+from djinn_core.interception.native.entries import (
+    DIFFERENTIATING,
+    ENTRIES,
+    EPOCH,
+    FORGOTTEN,
+    LIMIT,
+    NODE,
+    UNTOLD,
+    WATCHED,
+    Entries,
+    UnsentEntries,
+)
+from djinn_core.interception.native.library import implement, ops
 from djinn_core.interception.recording.cut_points import steady_cut
 from djinn_core.interception.recording.entry import Entry, SentEntries
 from djinn_core.interception.recording.fetch_prediction import FetchPredictor
@@ -36,8 +46,9 @@ from djinn_core.interception.runtime_interface import (
     port,
 )
 from djinn_core.interception.shape_inference.message_limits import check_dimensions
-from djinn_core.interception.tensors.storage import Storage, Value, take_freed
+from djinn_core.interception.tensors.storage import Storage, Value, live_values, still_to_free
 from djinn_core.interrupts import InterruptibleLock, interrupt_mask
+from djinn_core.ir.handles import number_storages_by, storage_of
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
@@ -51,7 +62,6 @@ UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so 
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.op_observer import OpObserver
-    from djinn_core.interception.tensors.lazy_tensor import LazyTensor
     from djinn_core.wire.cache_messages import CacheAction
 
 T = TypeVar("T")
@@ -65,94 +75,119 @@ class SyncRequest(msgspec.Struct, frozen=True):
     synchronize: bool = False
 
 
+class _Thread(threading.local):
+    begins = False
+
+
+def _memory_of(tensor: torch.Tensor) -> memoryview[int]:
+    array: Any = tensor.numpy()
+    return memoryview(array)
+
+
+_thread = _Thread()
+_NO_PROGRAM: Final = -1
+_no_counters: Final = _memory_of(torch.zeros(NODE + 1, dtype=torch.int64))  # of recorders whose threads have ended
+_by_program: Final[dict[int, Recorder]] = {}
+
+
 class Recorder:
     """Records one thread's program.
 
-    Entries are appended without a lock, while other threads may cut the program or use its storages. So the appending thread
-    reads `epoch` and `overtaken` before and after an append. If one has changed, `settle` makes the new entries known to other
-    threads, or sends them. At most one recorder has unsent writes to a storage, or unsent views of it: using the storage from
-    another thread sends that program first (`order_after`).
+    C++ appends the entries, and orders the programs of threads that use a storage.
 
     Attributes:
-        entries: unsent entries. epoch: number of cuts so far. overtaken: number of times that another thread used or wrote a storage
-            of which this recorder was the user or the writer. limit: number of entries at which `cut_at_limit` must be called.
+        program: its number in C++. counters: its counters, which are memory of C++.
         captures: what captures under way get of programs that are sent. fixed: the last entry from before the innermost capture.
         constants: uploaded values (handle, elements, logical device) while a capture tracks them. dead: handles that no tensor refers to or ever referred to.
-        module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
-        module_moments: while a timeline is recorded, when the thread entered what, one after the other in one list: a weak reference to
-            a module, `BACKWARD`, the number of an autograd node, or None where it left the former two.
-        call_sites: of the module calls, and of the backward pass, that the thread is inside.
-        differentiating: whether the thread is in a backward pass. watcher: observer that is called for every op.
+        forward_calls: the calls of modules that the thread was inside before.
     """
 
     __slots__ = (
         "__weakref__",
+        "_module",
+        "_module_moments",
+        "_moments",
         "_predictor",
         "_shared",
         "_thread",
         "_usual",
-        "call_sites",
+        "_watcher",
         "captures",
         "constants",
+        "counters",
         "dead",
-        "differentiating",
-        "entries",
-        "epoch",
         "fetches",
         "fixed",
         "forward_calls",
-        "limit",
-        "module",
-        "module_moments",
-        "overtaken",
+        "program",
         "uploaded",
         "uploads",
-        "watcher",
     )
 
-    def __init__(self, shared: Recorders) -> None:
-        """`shared`: what it has in common with the recorders of other threads."""
+    def __init__(self, shared: Recorders, program: int | None = None) -> None:
+        """`shared`: what it has in common with the recorders of other threads.
+
+        `program`: number of a thread's program; None: a new one that no thread records yet.
+        """
         self._shared = shared
-        self.entries: list[Entry] = []
-        self.epoch = 0
-        self.overtaken = 0
+        self.program = int(ops.new_program()) if program is None else program
+        self.counters = _memory_of(ops.counters(self.program))
+        self._moments: list[tuple[int, ModuleCall | None]] = []
+        self._module: ModuleCall | None = None
+        self._watcher: OpObserver | None = None
+        self._module_moments: list[Any] | None = None
         self.captures: list[SentEntries] = []
         self.fetches = FetchPredictor()
         self.constants: list[tuple[int, torch.Tensor, int]] | None = None
         self.dead: list[int] = []
         self.fixed: Entry | None = None
-        self.module: ModuleCall | None = None
-        self.module_moments: list[Any] | None = None
+        self.module = None
+        self.module_moments = None
         self.forward_calls = ForwardCalls()
-        self.call_sites = CallSites()
         self.differentiating = False
-        self.watcher: OpObserver | None = None
+        self.watcher = None
         self.uploaded = 0
         self.uploads = 0
         self.limit = OPENING
         self._usual = OPENING, 0  # the limit as it was set last, and the largest length of a program then
         self._predictor = ProgramPredictor(shared.predictable_programs)
         self._thread = weakref.ref(threading.current_thread())
+        for other in [*_by_program.values()]:
+            if other.done:
+                other.retire()
+        _by_program[self.program] = self
 
     @classmethod
     def of_thread(cls, shared: Recorders) -> Recorder:
         """The recorder of the present thread."""
-        return cls(shared)
+        _thread.begins = True
+        try:
+            return cls(shared, int(ops.current_program()))
+        finally:
+            _thread.begins = False
+
+    def retire(self) -> None:
+        """Give the program to another thread: this one has ended, and everything was sent."""
+        if _by_program.get(self.program) is self:
+            del _by_program[self.program]
+            number, self.program, self.counters = self.program, _NO_PROGRAM, _no_counters
+            ops.let_go(number)
 
     @staticmethod
     def end_session() -> None:
-        """Forget what was freed: a session has ended, and the next one has no use for it."""
-        device_state.freed.clear()
+        """Forget what was freed, and states of generators: a session has ended, and the next one has no use for it."""
+        ops.end_session()
 
     @staticmethod
     def begin_in_child() -> None:
         """Forget everything in a forked child, before it records."""
-        device_state.freed.clear()
+        _by_program.clear()
+        ops.forget_programs()
+        ops.set_forked(port.forked)
 
-    @staticmethod
-    def any_unsent(recorders: Iterable[Recorder]) -> bool:
-        """True if an unsent program has values."""
-        return any(entry.handles for recorder in recorders for entry in recorder.entries)
+    def begin_on_thread(self) -> None:
+        """The present thread records on this recorder from now on."""
+        ops.switch_program(self.program)
 
     @property
     def thread(self) -> str:
@@ -173,86 +208,113 @@ class Recorder:
 
     def drop(self) -> None:
         """Forget what was recorded. Nothing records on this recorder any more."""
-        self.entries = []
+        self.retire()
 
-    def begin_on_thread(self) -> None:
-        """The present thread records on this recorder from now on."""
+    @property
+    def entries(self) -> UnsentEntries:
+        """Unsent entries."""
+        return UnsentEntries(self)
+
+    @property
+    def epoch(self) -> int:
+        """Number of cuts so far."""
+        return self.counters[EPOCH]
+
+    @property
+    def limit(self) -> int:
+        """Number of entries at which C++ calls `cut_at_limit`."""
+        return self.counters[LIMIT]
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self.counters[LIMIT] = limit
+
+    @property
+    def differentiating(self) -> bool:
+        """True if the thread is in a backward pass."""
+        return bool(self.counters[DIFFERENTIATING])
+
+    @differentiating.setter
+    def differentiating(self, on: bool) -> None:
+        self.counters[DIFFERENTIATING] = on
+
+    @property
+    def watcher(self) -> OpObserver | None:
+        """Observer that is called for every op."""
+        return self._watcher
+
+    @watcher.setter
+    def watcher(self, watcher: OpObserver | None) -> None:
+        self._watcher = watcher
+        self.counters[WATCHED] = watcher is not None
+
+    @property
+    def module(self) -> ModuleCall | None:
+        """The call of a module that the thread is inside."""
+        return self._module
+
+    @module.setter
+    def module(self, module: ModuleCall | None) -> None:
+        self._module = module
+        if self._module_moments is not None:
+            self.counters[NODE] = FORGOTTEN
+        count = self.counters[ENTRIES]
+        moments = self._moments
+        if moments and moments[-1][0] == count:
+            moments[-1] = count, module
+        else:
+            moments.append((count, module))
+
+    @property
+    def module_moments(self) -> list[Any] | None:
+        """While a timeline is recorded, when the thread entered what, one after the other in one list.
+
+        That is a weak reference to a module, `BACKWARD`, the number of an autograd node, which C++ reports, or None where the thread left
+        the former two.
+        """
+        return self._module_moments
+
+    @module_moments.setter
+    def module_moments(self, moments: list[Any] | None) -> None:
+        self._module_moments = moments
+        self.counters[NODE] = UNTOLD if moments is None else FORGOTTEN
 
     def order_after(self, storage: Storage) -> None:
         """Order the unsent work of other threads on `storage` before the entries that this thread records next."""
-        if (writer := self._other_writer(storage)) is not None:
-            writer.cut()
-        with self._shared.tracking:
-            last = storage.user
-            if last is not None and last is not self:
-                # It may be about to append a read, so it counts even where it has nothing unsent.
-                storage.readers = {r for r in storage.readers or () if not r.done} | {last}
-                last.overtaken += 1
-            storage.user = self
-        if (writer := self._other_writer(storage)) is not None:  # it appended before it could see the new user
-            writer.cut()
+        ops.note_read(storage.holder)
 
-    def begin_writes(self, targets: Iterable[LazyTensor]) -> None:
+    def begin_writes(self, targets: Iterable[torch.Tensor]) -> None:
         """Send unsent reads of `targets` by other threads, then note the writes."""
         for target in targets:
-            storage = target.remote.storage
-            if storage.readers:
-                self._cut_readers(storage)
-            if storage.written is self:
-                storage.written_at = self.epoch
-            else:
-                self.claim(storage, self.epoch)
-            storage.elements = storage.host = None
+            ops.note_write(target)
 
-    def claim(self, storage: Storage, epoch: int) -> None:
-        """Make this recorder the one with unsent writes or views of `storage`, in its `epoch`; other such programs are sent."""
-        while (writer := self._other_writer(storage)) is not None and writer.entries:
-            writer.cut()
-        storage.written, storage.written_at = self, epoch  # no other thread runs between the check and this
-        if writer is not None:  # in the middle of an append: it sees one of these two
-            with self._shared.tracking:
-                writer.overtaken += 1
-            writer.cut()
+    def take_back(self, value: Value, _names: Container[str]) -> bool:
+        """Take back the last instruction where it made the empty memory of `value`; whether it was."""
+        if self.fixed is not None and len(self.entries) and self.entries[-1].handles == self.fixed.handles:
+            return False
+        return bool(ops.take_back(value.holder))
 
-    def _other_writer(self, storage: Storage) -> Recorder | None:
-        """The other recorder that may have unsent writes or views of `storage`."""
-        writer = storage.written
-        return writer if writer is not None and writer is not self and storage.written_at == writer.epoch else None
+    def look(self, first: int) -> Entries:
+        """The unsent entries from `first` on."""
+        columns = ops.look(self.program, first)
+        return Entries(columns, self._modules(columns, first))
 
-    def _cut_readers(self, storage: Storage) -> None:
-        """Send the programs of other threads that read `storage`.
-
-        They count as its readers until they are sent: a freed value waits for the unsent programs of all readers.
-        """
-        for reader in set(storage.readers or ()) - {self}:
-            reader.cut()
-        with self._shared.tracking:
-            storage.readers = {r for r in storage.readers or () if r.entries and r is not self} or None
-
-    def take_back(self, value: Value, ops: Container[str]) -> bool:
-        """Take back the last instruction where it is one of `ops` and made `value`; whether it was."""
-        with collect_later, self._shared.sending:
-            last = self.entries[-1] if self.entries else None
-            if last is None or last is self.fixed or last.call.op not in ops or last.handles != (value.handle,):
-                return False
-            self.entries.pop()
-        value.storage.written = None
-        return True
-
-    def settle(self, used: Iterable[Storage], written: Collection[Storage]) -> None:
-        """Make an appended op known to the other threads that cut this program, or used its storages, during the append.
-
-        Another thread that took over a storage may not have seen the op. Then the op is sent now.
-
-        Args:
-            used: storages of the operands.
-            written: storages that the op wrote, made or made views of.
-        """
-        for storage in written:
-            if storage.written is self:
-                storage.written_at = self.epoch
-        if any(storage.user is not self for storage in used) or any(one.written is not self for one in written):
-            self.cut()
+    def _modules(self, columns: Sequence[torch.Tensor], first: int = 0) -> list[ModuleCall | None]:
+        """The call of a module, or the autograd node, in which each entry was issued."""
+        nodes: list[int] = columns[5].tolist()
+        count = len(nodes)
+        made: list[ModuleCall | None] = []
+        moments = [(at - first, module) for at, module in self._moments]
+        ends = [at for at, _ in moments[1:]] + [count]
+        begin = moments[0][0] if moments else count
+        made += [None] * max(0, min(begin, count))
+        for (_, module), end in zip(moments, ends, strict=True):
+            made += [module] * (min(end, count) - len(made))
+        made += [None] * (count - len(made))
+        if not nodes or (min(nodes) == -1 and max(nodes) == -1):
+            return made
+        calls = self.forward_calls
+        return [(node, None, calls) if m is None and node != -1 else m for node, m in zip(nodes, made, strict=True)]
 
     @without_modes
     def prepare(self) -> None:
@@ -423,7 +485,7 @@ class Recorder:
         self.uploads += 1
         if self.uploaded >= UPLOADED_LIMIT or self.uploads >= port.checkpoint_instructions:
             self.uploaded = self.uploads = 0
-            if device_state.freed and not self.captures:
+            if ops.look_freed() and not self.captures:
                 self._send(runtime, SyncRequest())
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int) -> None:
@@ -470,47 +532,66 @@ class Recorder:
         finally:
             shared.sending.release()
 
-    def take(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Submission:
+    def take(self, ask: SyncRequest, cut: Callable[[Any], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
-        meta_only = self._shared.meta_only
+        if self.program == _NO_PROGRAM:  # another thread has taken all since the caller looked
+            return Submission(NOTHING, (), ask.fetch, ask.describe, ask.synchronize)
+        shared = self._shared
+        meta_only = shared.meta_only
         if meta_only.storages:
             meta_only.sift(self.entries)
             meta_only.refuse((*ask.fetch, *ask.describe))
-        # Values freed by now were used by entries recorded by now. A thread that appends after `epoch` has changed will see
-        # that; where only a part is taken, by this recorder's own thread, the remaining entries are as unsent as before.
-        dead = take_freed() if self._shared.made == 1 else self._collect_freed()
-        entries = self.entries
-        if cut is len:
-            self.epoch += 1
-            count = len(entries)
-        else:
-            count = cut(entries)
-        taken = entries[:count]  # another thread may append meanwhile
-        del entries[:count]
+        dead, shared.waiting = ops.freed(self.program)
+        count = -1 if cut is len else cut(self.entries)
+        columns = ops.take(self.program, count)
+        taken = Entries(columns, self._modules(columns))
+        self._moments = [(max(0, at - len(taken)), module) for at, module in self._moments[-1:]]
         if (timeline := port.timeline) is not None:
-            timeline.taken(self, count)
-        if taken:
+            timeline.taken(self, len(taken))
+        port.ops_captured += len(taken)
+        if len(taken):
             if not self._predictor.taken(taken) or (self.limit, port.checkpoint_instructions) != self._usual:
                 self._set_limit()
             if not ask.fetch:
                 self.fetches.sent(taken)
-        if cut is not len:
-            dead = _put_back(dead, self.entries)
+        if count >= 0 and len(self.entries):
+            used = set(self.look(0).handles)
+            ops.put_back([handle for handle in dead if handle in used], self.program)
+            dead = [handle for handle in dead if handle not in used]
         self.uploaded = self.uploads = 0
         for captured in self.captures:
             captured.entries.extend(taken)
             captured.fetched.update(ask.fetch)
-        known, at = self._predictor.place if taken else (None, WHOLE)
+        known, at = self._predictor.place if len(taken) else (None, WHOLE)
+        if count < 0 and self.ended:
+            self.retire()
+        return self._submission(taken, dead, ask, known, at)
+
+    def _submission(self, taken: Entries, dead: list[int], ask: SyncRequest, known: object, at: int) -> Submission:
+        meta_only = self._shared.meta_only
+        present: Any = taken
         if meta_only.storages:
-            taken, dead = meta_only.sift(taken), meta_only.forget(dead)
-            known = None  # it may have fewer instructions
-        handles = [*map(_handle_of, dead)]
-        if self.dead:
-            handles += self._take_dead()
-        program = freeze(taken, handles)
+            present, known = meta_only.sift(taken), None  # it may have fewer instructions
+            dead = self._forget_meta_only(dead)
+        handles = [*dead, *self._take_dead()] if self.dead else dead
+        if not len(present):
+            program = NOTHING
+        else:
+            program = present.program(handles) if isinstance(present, Entries) else freeze(present, handles)
         inside = program.dead
         free = tuple(filterfalse(inside.__contains__, handles)) if handles and inside != set(handles) else ()
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize, known, at)
+
+    def _forget_meta_only(self, dead: list[int]) -> list[int]:
+        """Return those of the dead handles whose values exist. A storage without data is forgotten with its last value."""
+        storages = self._shared.meta_only.storages
+        gone = {storage_of(handle) for handle in dead}.intersection(storages)
+        if not gone:
+            return dead
+        left = {storage_of(handle) for handle in (*(handle for handle, _ in live_values()), *still_to_free())}
+        present = [handle for handle in dead if storage_of(handle) not in storages]
+        storages -= gone - left
+        return present
 
     def _take_dead(self) -> list[int]:
         """Take the handles in `dead` that no remaining entry refers to."""
@@ -521,32 +602,6 @@ class Recorder:
         taken = [handle for handle in self.dead if handle not in used]
         self.dead = [handle for handle in self.dead if handle in used]
         return taken
-
-    def _collect_freed(self) -> list[Value]:
-        """Freed values that no other thread's unsent program uses; the others wait."""
-        gone = take_freed()
-        shared = self._shared
-        # As mostly, and a weak set takes long to walk through.
-        alone = not gone or shared.has_only(self)
-        busy = set() if alone else {other for other in shared.all() if other.entries and other is not self}
-        if not busy:
-            shared.waiting = 0
-            return gone
-        mine: list[Value] = []
-        waiting: list[Value] = []
-        for value in gone:
-            users = {value.storage.user, *(value.storage.readers or ())}
-            (mine if busy.isdisjoint(users) else waiting).append(value)
-        device_state.freed.extend(waiting)
-        shared.waiting = len(waiting)
-        return mine
-
-
-def _put_back(dead: list[Value], entries: list[Entry]) -> list[Value]:
-    """Let those of the freed values wait that `entries` mention; the others."""
-    used = {handle for entry in entries for handle in entry.handles}
-    device_state.freed.extend(value for value in dead if value.handle in used)
-    return [value for value in dead if value.handle not in used]
 
 
 def _runtime() -> Runtime:
@@ -568,22 +623,18 @@ def freeze(entries: list[Entry], dead: list[int]) -> Program:
     return Program(calls, operands, tuple(chain.from_iterable(slots)), inside, sites, modules)
 
 
-_handle_of: Final = attrgetter("handle")
-
-
 class Recorders:
     """The recorders of all threads, and what they share: how programs follow one another, and what waits to be sent.
 
     Attributes:
-        thread: the present thread's recorder, which its first use makes.
+        thread: the present thread's recorder, which its first use makes; there since `begin`.
         sending: serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because
             cutting one thread's program may demand that another's goes first. A forked child has a new one. No thread that holds
             it begins a session: `locked_session` begins the session first.
-        tracking: held while it changes which recorders use a storage.
         held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
         unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
         waiting: number of freed handles that wait for the unsent programs of other threads.
-        made: number of recorders that there have been. meta_only: storages without data. predictable_programs: programs as they were recorded last time.
+        meta_only: storages without data. predictable_programs: programs as they were recorded last time.
     """
 
     def __init__(self) -> None:
@@ -594,28 +645,22 @@ class Recorders:
         self.predictable_programs = PredictablePrograms()
         # Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
         self._all: weakref.WeakSet[Recorder] = weakref.WeakSet()
-        self.made = 0
-        self.kind: type[Recorder] = Recorder
         self._make_locks()
-        self.thread: _ThreadRecorder | _ForkedChild = _ThreadRecorder(self)
+        self.thread: _ThreadRecorder | _ForkedChild
 
     def _make_locks(self) -> None:
         self.sending = InterruptibleLock()
-        self.tracking = threading.RLock()
         self._all_lock = threading.RLock()
 
-    def begin_thread(self) -> None:
-        """Give the present thread a recorder of another kind."""
-        self._all.clear()
-        self.made = 0
+    def begin(self) -> None:
+        """Give each thread a recorder; once the library is loaded."""
         self.thread = _ThreadRecorder(self)
 
     def new(self) -> Recorder:
         """A recorder for a thread."""
-        made = self.kind.of_thread(self)
+        made = Recorder.of_thread(self)
         with self._all_lock:
             self._all.add(made)
-            self.made += 1
         if (timeline := port.timeline) is not None:
             timeline.follow(made)
         return made
@@ -624,10 +669,6 @@ class Recorders:
         """The recorders of all threads."""
         with self._all_lock:
             return list(self._all)
-
-    def has_only(self, recorder: Recorder) -> bool:
-        """True if no thread has another recorder than this one."""
-        return self.made == 1 or (len(self._all) == 1 and recorder in self._all)
 
     @contextmanager
     def locked_session(self) -> Iterator[Runtime]:
@@ -676,7 +717,7 @@ class Recorders:
         with self.sending:
             for recorder in self.all():
                 recorder.take(SyncRequest())
-            self.kind.end_session()
+            Recorder.end_session()
             self.held_back.clear()
             self.unsent.clear()
             self.meta_only.clear()
@@ -685,15 +726,15 @@ class Recorders:
 
     def have_unsent_values(self) -> bool:
         """Return True if an unsent program has values. A program that only seeds the random state has no values."""
-        return bool(self.held_back) or self.kind.any_unsent(self._all)
+        return bool(self.held_back) or bool(ops.any_unsent_values())
 
     def forget_everything(self) -> None:
         """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""
         self._make_locks()
         collect_later.restart()
         self._all.clear()
-        self.made = self.waiting = 0
-        self.kind.begin_in_child()
+        self.waiting = 0
+        Recorder.begin_in_child()
         self.held_back.clear()
         self.unsent.clear()
         self.thread = _ForkedChild() if port.forked else _ThreadRecorder(self)
@@ -746,3 +787,35 @@ def recording_on(recorder: Recorder) -> Iterator[None]:
     finally:
         thread.recorder = before
         before.begin_on_thread()
+
+
+def recorder_of(program: int) -> Recorder | None:
+    """The recorder over a program of C++."""
+    return _by_program.get(program)
+
+
+def _unsent_ops() -> int:
+    """Entries of all threads that were not taken yet."""
+    return sum(recorder.counters[ENTRIES] for recorder in list(_by_program.values()))
+
+
+def _cut(program: int) -> None:
+    if (recorder := recorder_of(program)) is not None:
+        recorder.cut()
+
+
+def _at_limit() -> None:
+    current().cut_at_limit()
+
+
+def _begin_program(_program: int) -> None:
+    if not _thread.begins:
+        current()
+
+
+def register() -> None:
+    """Have C++ call these."""
+    implement(cut=_cut, at_limit=_at_limit, begin_program=_begin_program)
+    number_storages_by(ops.reserve_storages)  # plans make values beside those that programs record
+    port.ops_unsent = _unsent_ops
+    recorders.begin()

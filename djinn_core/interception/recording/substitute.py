@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import attrs
 import msgspec
@@ -20,7 +20,7 @@ from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.recording.groups import GroupingRecorder
 from djinn_core.interception.recording.recorder import SyncRequest, recorders, recording_on
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
-from djinn_core.interception.tensors.storage import OWN_VIEWS, Value, borrow
+from djinn_core.interception.tensors.storage import Value, borrow
 from djinn_core.ir.handles import make_handle, storage_of, view_of
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Instruction, Program
@@ -98,6 +98,10 @@ class _NewInstruction:
     node: int
     own: bool
     group: int
+
+
+# From here on views of borrowed memory are numbered, whose owner numbers its own.
+_OWN_VIEWS: Final = 1 << 30
 
 
 class _Rewriter:
@@ -279,7 +283,7 @@ class _Rewriter:
         memory = self.memories.get(storage_of(handle))
         if memory is None:
             return handle
-        return make_handle(memory, OWN_VIEWS + view_of(handle))
+        return make_handle(memory, _OWN_VIEWS + view_of(handle))
 
     def _renamed(self, made: _NewInstruction) -> _NewInstruction:
         renamed = tuple(self._known_as(handle) for handle in made.entry.handles)

@@ -17,7 +17,7 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.bounded_memo import keep
 from djinn_core.interception.device.current_device import existing_index
-from djinn_core.interception.device.known_generators import operand_of
+from djinn_core.interception.native.generators import operand as operand_of
 from djinn_core.interception.recording.encode import encode_form
 from djinn_core.interception.shape_inference.argument_checks import (
     check_arguments,

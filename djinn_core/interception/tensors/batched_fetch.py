@@ -18,7 +18,6 @@ import torch
 from djinn_core.errors import RemoteError
 from djinn_core.interception.async_fetch import Pending, fetch_later
 from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.native import library as native
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
@@ -94,20 +93,7 @@ class BatchedFetch:
 
 
 class SavedStorages(BatchedFetch):
-    """Expects the bytes of the storages that were looked at: what is pickled is written afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: {s.key: s.octets().remote for s in self._seen.values()})
-        self._seen: dict[int, Any] = {}
-
-    def saw(self, storage: Any) -> None:
-        """As `ExpectedFetches.saw`."""
-        if storage.base is not None:
-            self._seen[storage.key] = storage
-
-
-class SavedNativeStorages(BatchedFetch):
-    """As `SavedStorages`, of the native device: PyTorch reads all bytes of a storage as one tensor."""
+    """Expects the bytes of the storages that were looked at, which PyTorch reads as one tensor each."""
 
     def __init__(self) -> None:
         super().__init__(self._octets)
@@ -184,12 +170,11 @@ def _see(storage: Any) -> None:
 def fetch_saved_together() -> None:
     """Have `torch.save`, which writes one storage after the other, fetch all of them together."""
     save = torch.serialization.save
-    if native.ON:
-        torch.serialization.register_package(_PRIORITY, _see, lambda _storage, _location: None)
+    torch.serialization.register_package(_PRIORITY, _see, lambda _storage, _location: None)
 
     @functools.wraps(save)
     def saved(*args: Any, **kwargs: Any) -> Any:
-        with expecting(SavedNativeStorages() if native.ON else SavedStorages()):
+        with expecting(SavedStorages()):
             return save(*args, **kwargs)
 
     torch.save = torch.serialization.save = saved

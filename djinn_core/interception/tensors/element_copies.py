@@ -8,7 +8,7 @@ write that is recorded drops the copies.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
@@ -17,9 +17,6 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.memory_views import memory_between, view_of
 from djinn_core.lru import LruCache
-
-if TYPE_CHECKING:
-    from djinn_core.interception.tensors.lazy_clones import SharedAddresses
 
 PAGE: Final = 1 << 16  # bytes: as much as travels in the time of a round trip over most links
 PAGES: Final = 64  # of one storage, whose copies are kept
@@ -35,13 +32,11 @@ class ElementCopy:
         fetches: parts of a page that were fetched since the storage was written last.
         pages: the bytes of pages.
         changes: `port.memory_changes` when it was made.
-        shared: the addresses that the storage has in common with a lazy clone (`lazy_clones.py`), or None.
     """
 
-    __slots__ = ("changes", "fetches", "pages", "shared")
+    __slots__ = ("changes", "fetches", "pages")
 
-    def __init__(self, shared: SharedAddresses | None = None) -> None:
-        self.shared = shared
+    def __init__(self) -> None:
         self.fetches: dict[int, int] = {}
         self.pages: LruCache[int, torch.Tensor] = LruCache(PAGES)
         self.changes = port.memory_changes
@@ -68,7 +63,7 @@ def fetch_part(tensor: LazyTensor, fetch: Callable[[LazyTensor], torch.Tensor]) 
     storage, page = value.storage, _page_of(tensor)
     copy = storage.elements
     if copy is None or copy.changes != port.memory_changes:
-        copy = storage.elements = ElementCopy(copy.shared if copy is not None else None)
+        copy = storage.elements = ElementCopy()
     memory = copy.pages.use(page)
     if memory is None:
         copy.fetches[page] = count = copy.fetches.get(page, 0) + 1

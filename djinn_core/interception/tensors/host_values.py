@@ -7,8 +7,9 @@ first recorded write to the storage takes it from the storage.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import ref
 
 import torch
@@ -17,8 +18,10 @@ from djinn_core import torch_private
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.values import TensorMeta
+from djinn_core.tracebacks import for_users
 
 LARGEST: Final = 1 << 18  # bytes of a storage whose contents are known: an attention mask of 8 x 4,000
 LARGEST_OF_FLOATS: Final = 1 << 12  # the same where they are floats: weights are no concern of the client
@@ -180,3 +183,16 @@ def _view_of(memory: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
         return torch.empty(0, dtype=meta.dtype, device="cpu").set_(
             memory.untyped_storage(), meta.offset, meta.shape, meta.stride
         )
+
+
+def tolist(plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """`Tensor.tolist` that makes no round trip where the client knows the elements."""
+
+    @functools.wraps(plain)
+    def listed(self: torch.Tensor) -> Any:
+        if isinstance(self, LazyTensor) and self.remote.storage.host is not None:
+            known = known_elements(self.remote)
+            return plain(self if known is None else known)
+        return plain(self)
+
+    return for_users(listed)

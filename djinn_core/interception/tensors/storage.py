@@ -1,128 +1,193 @@
-"""Client-side reference tracking of remote storages and the values over them."""
+"""Values and storages of remote tensors, as Python sees them.
+
+C++ has the handle, the version and the metadata. Python makes an object when it asks for one. Facts about contents are kept by the number
+of the storage, and hold for one version of it.
+"""
 
 from __future__ import annotations
 
-import gc
-from functools import partial
-from itertools import compress, repeat, starmap
-from types import MethodType
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
+from typing import Any, Final, NoReturn
 
-import msgspec
+import torch
 
-from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.native import library as native
-from djinn_core.ir.handles import make_handle, new_handle, storage_of, view_of
-from djinn_core.ir.values import TensorMeta
-from djinn_core.reference_counts import counts_beside, only_listed
-
-if TYPE_CHECKING:
-    from djinn_core.interception.recording.recorder import Recorder
-    from djinn_core.interception.tensors.element_copies import ElementCopy
-    from djinn_core.interception.tensors.host_values import HostValue
-    from djinn_core.interception.tensors.lazy_clones import SharedAddresses
+from djinn_core.interception.native.library import ops
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
-# From here on views of borrowed memory are numbered, whose owner numbers its own.
-OWN_VIEWS: Final = 1 << 30
+def meta_of_tensor(tensor: torch.Tensor) -> TensorMeta:
+    """Metadata of a tensor of the device."""
+    return tensor_meta(
+        tuple(tensor.shape),
+        tensor.stride(),
+        int(tensor.storage_offset()),
+        tensor.dtype,
+        tensor.device.index or 0,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
 
 
-def take_freed() -> list[Value]:
-    """The values in `freed` that are gone for good; the others stay there."""
-    freed = device_state.freed
-    if not freed:
-        return []
-    taken = list(starmap(freed.popleft, repeat((), len(freed))))
-    if not only_listed(taken):
-        counts = counts_beside(taken)
-        freed.extend(compress(taken, counts))
-        taken = [value for value, count in zip(taken, counts, strict=True) if not count]
-    return taken
+def described(meta: TensorMeta) -> tuple[Any, ...]:
+    """Metadata as C++ takes them: sizes, strides, offset, dtype, index, bits."""
+    return meta.shape, meta.stride, meta.offset, meta.dtype, meta.device, meta.conj + 2 * meta.neg
 
 
-def still_to_free() -> list[int]:
-    """The handles of the values that are gone for good, which stay in `freed`."""
-    gone = take_freed()
-    device_state.freed.extend(gone)
-    return [value.handle for value in gone]
+class KnownFacts:
+    """Facts about the contents of a storage, at one version of it."""
+
+    __slots__ = ("elements", "host", "version")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.host: Any = None
+        self.elements: Any = None
 
 
-def live_values() -> list[tuple[int, int]]:
-    """Return the handle of each value of the process that it owns, and the bytes of its storage.
-
-    The garbage collector lists the values. It does not list objects after `gc.freeze()`, so they are unfrozen.
-    """
-    if gc.get_freeze_count():
-        gc.unfreeze()
-    return [(item.handle, item.storage.nbytes) for item in gc.get_objects() if type(item) is Value]
+_facts: Final[dict[int, KnownFacts]] = {}
+_FEWEST: Final = 64  # facts that are kept before those of storages that are gone are looked for
+_sweep_at = _FEWEST
 
 
-class Storage(msgspec.Struct, eq=False, gc=False):  # made in one step: each op makes one
-    """Memory on the remote side that one or more values look into.
+def _sweep() -> None:
+    """Forget storages that are gone."""
+    global _sweep_at
+    for number in [n for n in [*_facts] if ops.storage_version(n) < 0]:  # other threads add to it
+        _facts.pop(number, None)
+    _sweep_at = max(_FEWEST, 2 * len(_facts))
 
-    The garbage collector does not look at it: what it refers to does not refer to tensors, so no cycle leads through one.
 
-    Attributes:
-        last: the handle that was given out last. nbytes: its size.
-        user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
-        written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
-        addresses: results of `data_ptr()`; None before its first call.
-        elements: what was fetched of its contents, or None. host: its contents, where the client knows them without fetching; or None.
-        shrunk: the size that the program gave it, where that is less than its memory; otherwise None.
-        sharing: the addresses that it has, or had until it was written, in common with a lazy clone; None without one.
-    """
+class Storage:
+    """Memory on the remote side that one or more values look into."""
 
-    last: int
-    nbytes: int
-    user: Recorder | None
-    readers: set[Recorder] | None
-    written: Recorder | None
-    written_at: int
-    addresses: range | None = None
-    elements: ElementCopy | None = None
-    host: HostValue | None = None
-    shrunk: int | None = None
-    sharing: SharedAddresses | None = None
+    __slots__ = ("holder", "id", "new_nbytes")
+
+    def __init__(self, number: int, tensor: torch.Tensor | None, new_nbytes: int = 0) -> None:
+        self.id = number
+        self.holder = tensor
+        self.new_nbytes = new_nbytes
 
     @classmethod
-    def begin(cls, nbytes: int, user: Recorder | None) -> Storage:
-        """New memory of `nbytes` bytes, which `user` is about to write."""
-        epoch = user.epoch if user is not None else 0
-        return cls(new_handle(), nbytes, user, None, user, epoch)
+    def begin(cls, nbytes: int, _user: Any) -> Storage:
+        """Memory of `nbytes` bytes that `Value.begin` makes."""
+        return cls(-1, None, nbytes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Storage) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     @property
-    def id(self) -> int:
-        """Its number."""
-        return storage_of(self.last)
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.new_nbytes if self.holder is None else int(ops.facts(self.holder)[2])
+
+    @nbytes.setter
+    def nbytes(self, nbytes: int) -> None:
+        """C++ has set it with the metadata."""
 
     @property
-    def views(self) -> int:
-        """Number of handles of values over it that were given out."""
-        return view_of(self.last)
+    def version(self) -> int:
+        """Number of writes that were recorded."""
+        assert self.holder is not None
+        return int(ops.watch_storage(self.holder))
 
-    @views.setter
-    def views(self, count: int) -> None:
-        self.last = make_handle(self.id, count)
+    @property
+    def written(self) -> Any:
+        """The recorder that wrote last."""
+        from djinn_core.interception.recording.recorder import recorder_of
 
-    def view(self) -> int:
-        """A handle for one more value over this storage."""
-        self.last = handle = self.last + 1
-        return handle
+        return recorder_of(ops.writer(self.holder)[0])
+
+    @property
+    def written_at(self) -> int:
+        """The epoch of that recorder then."""
+        return int(ops.writer(self.holder)[1])
+
+    def _known(self) -> KnownFacts:
+        version = self.version
+        found = _facts.get(self.id)
+        if found is None or found.version != version:
+            if len(_facts) >= _sweep_at:
+                _sweep()
+            found = _facts[self.id] = KnownFacts(version)
+        return found
+
+    @property
+    def host(self) -> Any:
+        """Its contents, where the client knows them without fetching; or None."""
+        found = _facts.get(self.id)
+        if found is None or found.host is None:
+            return None
+        return found.host if found.version == self.version else None
+
+    @host.setter
+    def host(self, contents: Any) -> None:
+        self._known().host = contents
+        ops.set_known(self.holder, contents is not None)
+
+    @property
+    def elements(self) -> Any:
+        """The elements that were fetched of it; or None."""
+        found = _facts.get(self.id)
+        if found is None or found.elements is None:
+            return None
+        return found.elements if found.version == self.version else None
+
+    @elements.setter
+    def elements(self, fetched: Any) -> None:
+        self._known().elements = fetched
 
 
-class Value(msgspec.Struct, eq=False):
-    """One remote tensor. When the last reference to it goes, its handle is freed."""
+class Value:
+    """One remote tensor. It keeps the value: the handle is freed when neither this object nor a tensor refers to it."""
 
-    borrowed: ClassVar[bool] = False
-    handle: int
-    meta: TensorMeta
-    storage: Storage
+    __slots__ = ("_meta", "handle", "holder", "storage")
+
+    def __init__(self, tensor: torch.Tensor, handle: int, meta: TensorMeta | None = None) -> None:
+        """`tensor`: a tensor for the value that has no history."""
+        self.holder = tensor
+        self._meta = meta
+        self.handle = handle
+        self.storage = Storage(storage_of(handle), tensor)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Value:
+        """The value that a tensor of the device stands for."""
+        twin = ops.twin(tensor)
+        return cls(twin, ops.handle(twin))
 
     @classmethod
     def begin(cls, storage: Storage, meta: TensorMeta) -> Value:
-        """A new value over `storage`."""
-        storage.last = handle = storage.last + 1
-        return cls(handle, meta, storage)
+        """A new value over `storage`, whose memory is made with its first value."""
+        made = ops.new_tensor(*described(meta), storage.nbytes, storage.holder)
+        value = cls(made, ops.handle(made), meta)
+        if storage.holder is None:
+            storage.id, storage.holder = value.storage.id, made
+        return value
+
+    @property
+    def meta(self) -> TensorMeta:
+        """Its metadata."""
+        found = self._meta
+        if found is None:
+            found = self._meta = meta_of_tensor(self.holder)
+        return found
+
+    @meta.setter
+    def meta(self, meta: TensorMeta) -> None:
+        nbytes = meta.extent * meta.dtype.itemsize
+        self.holder = ops.redescribe(
+            self.holder, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes
+        )
+        self._meta = meta
+        self.storage = Storage(storage_of(self.handle), self.holder)
+
+    @property
+    def borrowed(self) -> bool:
+        """True if it is owned elsewhere: its handle is not freed with it."""
+        return not ops.facts(self.holder)[4]
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
@@ -130,31 +195,20 @@ class Value(msgspec.Struct, eq=False):
     def __copy__(self) -> NoReturn:
         raise TypeError("a remote value cannot be copied: its handle would be freed twice")
 
-    # `device_state.freed.append(self)`, without a step of Python's own: in one, the handler of a signal would run, and Python drops what a
-    # finalizer raises, which is how Ctrl-C gets lost in the middle of a backward pass.
-    __del__ = property(partial(MethodType, device_state.freed.append))
-
-
-class BorrowedValue(Value, eq=False):
-    """A value owned elsewhere: its handle is not freed with this object."""
-
-    borrowed = True
-    __del__ = property(partial(partial, bool))  # nothing: another value frees it
-
 
 def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
     """The value `handle` of a program, without holding it; over the memory of `beside`, where that is another view of the same."""
-    if beside is None:
-        storage = Storage.begin(meta.extent * meta.dtype.itemsize, None)
-        storage.last = make_handle(storage_of(handle), OWN_VIEWS)
-    else:
-        storage = beside.storage
-    return BorrowedValue(handle, meta, storage)
+    tensor = None if beside is None else beside.holder
+    made = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize, tensor)
+    return Value(made, handle, meta)
 
 
-if native.ON:
-    from djinn_core.interception.native import values as native_values
+def still_to_free() -> list[int]:
+    """The handles of the values that are gone for good, which stay in the queue."""
+    return list(ops.look_freed())
 
-    Storage, Value = native_values.NativeStorage, native_values.NativeValue  # type: ignore[misc, assignment]
-    borrow, still_to_free = native_values.borrow, native_values.still_to_free  # type: ignore[assignment]
-    take_freed, live_values = native_values.take_freed, native_values.live_values  # type: ignore[assignment]
+
+def live_values() -> list[tuple[int, int]]:
+    """Return the handle of each value of the process that it owns, and the bytes of its storage."""
+    found = ops.live_values()
+    return [*zip(found[::2], found[1::2], strict=True)]

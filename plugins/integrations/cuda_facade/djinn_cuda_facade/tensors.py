@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from djinn.cuda_name import RemoteEvent, RemoteGenerator, RemoteStream, current_device, is_native
+from djinn.cuda_name import RemoteEvent, RemoteGenerator, RemoteStream, current_device
 from djinn.libraries import is_remote, logical_device
 from djinn.recording import LazyTensor
 
@@ -158,8 +158,7 @@ def _rename_storages() -> None:
 
 def rename() -> None:
     """Have remote tensors, storages, generators, streams and events say `cuda`."""
-    if is_native():
-        _rename_storages()
+    _rename_storages()
     for name, member in _MEMBERS.items():
         setattr(torch.Tensor, name, _of_remote_tensors(name, member))
     torch.Tensor.cuda = _to_cuda(torch.Tensor.cuda)  # type: ignore[method-assign]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -35,20 +35,13 @@ def session():
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def dispatched(monkeypatch):
-    """Names of the ops that PyTorch hands to remote tensors."""
+@contextmanager
+def dispatched():
+    """Names of the ops that PyTorch dispatches in the block."""
     names = []
-    if os.environ.get("NATIVE_DEVICE") == "1":
-        pytest.skip("PyTorch hands no ops to tensors of the device in C++")
-    real = LazyTensor.__torch_dispatch__.__func__
-
-    def counting(cls, func, types, args=(), kwargs=None):
-        names.append(func.name())
-        return real(cls, func, types, args, kwargs)
-
-    monkeypatch.setattr(LazyTensor, "__torch_dispatch__", classmethod(counting))
-    return names
+    with torch.autograd.profiler.profile() as profile:
+        yield names
+    names += [event.name for event in profile.function_events if event.name.startswith("aten::")]
 
 
 def compiled(function, **options):
@@ -68,15 +61,15 @@ def network():
 
 
 @torch.no_grad()
-def test_a_model_runs_as_it_does_without(dispatched):
+def test_a_model_runs_as_it_does_without():
     model, given = network(), torch.randn(5, 8)
     expected = model(given)
     run = compiled(model.to(REMOTE))
     remote = given.to(REMOTE)
     assert torch.equal(run(remote).cpu(), expected)
-    dispatched.clear()
-    out = run(remote)
-    assert dispatched == []
+    with dispatched() as names:
+        out = run(remote)
+    assert names == []
     assert torch.equal(out.cpu(), expected)
     assert recorded(lambda: run(remote)) == recorded(lambda: model(remote)) > 3
 
@@ -99,7 +92,7 @@ def test_symbolic_sizes():
 
 
 @torch.no_grad()
-def test_what_is_written_in_place_is_written(dispatched):
+def test_what_is_written_in_place_is_written():
     def step(state, x):
         state.mul_(0.5).add_(x)
         state[0].zero_()
@@ -111,9 +104,10 @@ def test_what_is_written_in_place_is_written(dispatched):
     for turn in range(4):
         version = there._version
         expected = step(here, x)
-        dispatched.clear()
-        assert torch.equal(run(there, far).cpu(), expected)
-        assert turn == 0 or "aten::mul_.Tensor" not in dispatched
+        with dispatched() as names:
+            made = run(there, far)
+        assert turn == 0 or "aten::mul_" not in names
+        assert torch.equal(made.cpu(), expected)
         assert there._version > version, "autograd must see the write"
         assert torch.equal(there.cpu(), here)
 
@@ -216,13 +210,13 @@ def test_recordings_are_bounded():
 
 
 @torch.no_grad()
-def test_without_the_plugin_a_graph_runs_op_by_op(dispatched):
+def test_without_the_plugin_a_graph_runs_op_by_op():
     run, x = compiled(lambda x: (x + 1) * 2), torch.ones(2, device=REMOTE)
     run(x)
     DynamoInterceptor().uninstall()
-    dispatched.clear()
-    assert run(x).tolist() == [4.0, 4.0]
-    assert len(dispatched) >= 2
+    with dispatched() as names:
+        assert run(x).tolist() == [4.0, 4.0]
+    assert {"aten::add", "aten::mul"} <= set(names)
 
 
 @torch.no_grad()
@@ -249,7 +243,7 @@ def test_other_backends_leave_remote_tensors_alone():
 
 
 @torch.no_grad()
-def test_decoding_with_a_static_cache(dispatched):
+def test_decoding_with_a_static_cache():
     from transformers import GPT2Config, GPT2LMHeadModel, StaticCache
 
     torch.manual_seed(0)
@@ -269,9 +263,9 @@ def test_decoding_with_a_static_cache(dispatched):
     run = torch.compile(remote, backend="djinn", dynamic=False)
     expected = decode(local, local, "cpu")
     assert decode(remote, run, REMOTE) == expected
-    dispatched.clear()
-    assert decode(remote, run, REMOTE) == expected
-    eager = len(dispatched)
-    dispatched.clear()
-    decode(remote, remote, REMOTE)
-    assert eager < len(dispatched) / 3
+    counts = []
+    for forward in (run, remote):
+        with dispatched() as names:
+            assert decode(remote, forward, REMOTE) == expected
+        counts.append(len(names))
+    assert counts[0] < counts[1] / 2  # most of the rest are the cache and the token

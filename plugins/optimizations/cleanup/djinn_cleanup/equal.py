@@ -12,7 +12,9 @@ import attrs
 from djinn.hooks import Graph, Node, OptimizationPlan, slot_positions, storage_of
 
 CANDIDATES: Final = 16  # equal nodes that may stand in for others; where none may, more would not help
-FILLED: Final = 4096  # bytes up to which memory is filled sooner than a plan is made again because the number has changed
+FILLED: Final = (
+    4096  # bytes up to which memory is filled sooner than a plan is made again because the number has changed
+)
 
 
 @attrs.define

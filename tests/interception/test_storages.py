@@ -1,4 +1,4 @@
-"""Lazy clones, tensors of storages, and alerts, as PyTorch's own tests look at them."""
+"""Tensors of storages, and alerts, as PyTorch's own tests look at them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,6 @@ import pytest
 import torch
 
 
-def test_a_lazy_clone_is_copied_at_the_first_write(embedded):
-    source = torch.tensor([[0.0, 1.0], [2.0, 3.0]], device=embedded)
-    clone, view = source._lazy_clone(), source.view(4)
-    address = torch._C._data_address(source)
-    assert torch._C._data_address(clone) == torch._C._data_address(view) == address
-    assert torch._C._storage_address(view) == torch._C._storage_address(source) != torch._C._storage_address(clone)
-
-    view += 1
-
-    assert [torch._C._is_cow_tensor(t) for t in (source, view, clone)] == [False, False, True]
-    assert torch._C._data_address(view) == torch._C._data_address(source) != address
-    clone += 5
-    assert not torch._C._is_cow_tensor(clone)
-    assert torch._C._data_address(clone) == address  # nothing else uses it any more
-    assert source.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert clone.tolist() == [[5.0, 6.0], [7.0, 8.0]]
-    assert not torch._C._is_cow_tensor(torch.zeros(2))
-
-
-def test_a_lazy_clone_of_uploaded_memory_keeps_its_strides(embedded):
-    source = torch.arange(3.0).to(embedded).expand(2, 3)
-    clone = source._lazy_clone()
-    assert clone.stride() == (0, 1)
-    assert clone.tolist() == [[0.0, 1.0, 2.0]] * 2
-
-
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_tensors_are_made_of_storages(embedded):
     source = torch.arange(6.0, device=embedded)
     for storage in (source.storage(), source.untyped_storage()):
