@@ -25,7 +25,7 @@ _RUNNING_SECONDS = 2.0  # that threads may take that go on, such as those that u
 def begin() -> None:
     """The interpreter ends; only the main thread goes on."""
     port.ending = True
-    port.around = _only_main(port.around)
+    port.stand_around(_only_main(port.around))
 
 
 def settle() -> None:

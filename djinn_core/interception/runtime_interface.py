@@ -295,13 +295,18 @@ def no_ops() -> int:
     return 0
 
 
+def _all_are_shown(_on: bool) -> None:
+    """Do nothing: Python dispatches each op of the device in Python."""
+
+
 class Port(RuntimeFunctions, eq=False):
     """The one object of a process that interception and the runtime meet at: what each sets for the other, and counters.
 
     Attributes:
         record: records an op of `LazyTensor.__torch_dispatch__` that has no handler of its own. dispatch_layout: implementation of
             `PartsTensor.__torch_dispatch__`.
-        around: stands around each op, which it calls; None: nothing does.
+        around: stands around each op, which it calls; None: nothing does. Set it with `stand_around`.
+        show_all_ops: have C++ hand each op to Python, or only those that it does not know.
         show: how a remote tensor prints; `contents` may be given.
         copy_later: begin a copy to a new CPU tensor (source, memory format); None if it must wait.
         copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
@@ -312,6 +317,7 @@ class Port(RuntimeFunctions, eq=False):
 
     record: Dispatch = _not_installed
     around: Around | None = None
+    show_all_ops: Callable[[bool], None] = _all_are_shown
     dispatch_layout: Dispatch = _not_installed
     show: Callable[[Any, str | None], str] = _not_installed
     copy_later: Callable[[Any, torch.memory_format], torch.Tensor | None] = _not_installed
@@ -338,6 +344,11 @@ class Port(RuntimeFunctions, eq=False):
         default_factory=dict
     )  # ops that a server of the session lacks, and which server
     forked: bool = False
+
+    def stand_around(self, around: Around | None) -> None:
+        """Have `around` stand around each op from now on; None: nothing."""
+        self.around = around
+        self.show_all_ops(around is not None)
 
     def take(self, functions: RuntimeFunctions) -> None:
         """Put all functions of the runtime in the place of those from before."""

@@ -19,6 +19,19 @@ at::Tensor ask(const char* what, c10::DeviceIndex index, uint64_t seed, const at
 
 at::Tensor without_object(const at::Tensor& t) { return twin_of(operand_of(t)); }
 
+// PyTorch calls generators with their mutex held, and mostly with the interpreter's lock. Python may release the latter, and a thread that
+// gets it then waits for the mutex with it. So the mutex is free while Python is called.
+struct Unlocked {
+  explicit Unlocked(std::mutex& m) : mutex(m) {
+    (void)mutex.try_lock();  // for callers that do not hold it
+    mutex.unlock();
+  }
+  ~Unlocked() { mutex.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+  std::mutex& mutex;
+};
+
 struct RemoteGenerator final : at::GeneratorImpl {
   RemoteGenerator(c10::DeviceIndex index, bool is_default)
       // Without a key of its own, so that ops on the CPU which are given it refuse it themselves.

@@ -26,7 +26,7 @@ std::vector<Program*>& released() {
 }
 
 struct ThreadProgram {
-  Program* program = nullptr;
+  Program* program = nullptr;  // that the thread records; null until Python has a recorder for it
   Program* own = nullptr;
   ~ThreadProgram() {
     if (own) let_go(own);
@@ -89,6 +89,7 @@ std::vector<Program*> all_programs() { return programs(); }
 
 void forget_programs() {
   for (auto* p : programs()) restart(p);
+  thread_program.program = nullptr;  // Python makes a recorder again
   drop_freed();
 }
 
@@ -98,14 +99,23 @@ Program* program_of(int64_t number) {
   return programs()[static_cast<size_t>(number)];
 }
 
+static Program& own_program() {
+  auto& own = thread_program.own;
+  if (!own) own = new_program(2);
+  return *own;
+}
+
+// Python makes the recorder. If it raises, the next op asks again: without a recorder, nothing could send the program.
+static void begin_program() {
+  own_program();
+  Stack stack;
+  call_python("djinn::begin_program", &stack);
+  thread_program.program = thread_program.own;
+}
+
 Program& current_program() {
-  auto& mine = thread_program.program;
-  if (C10_UNLIKELY(!mine)) {
-    mine = thread_program.own = new_program(2);
-    Stack stack{mine->number};
-    call_python("djinn::begin_program", &stack);
-  }
-  return *mine;
+  if (C10_UNLIKELY(!thread_program.program)) begin_program();
+  return *thread_program.program;
 }
 
 Program* switch_program(Program* to) {
@@ -298,13 +308,17 @@ std::tuple<std::vector<int64_t>, int64_t> freed(int64_t number) {
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("current_program() -> int", [] { return current_program().number; });
+  m.def("thread_program() -> int", [] { return own_program().number; });
   m.def("new_program() -> int", [] { return new_program(1)->number; });
   m.def("switch_program(int program) -> int", [](int64_t n) { return switch_program(program_of(n))->number; });
   m.def("let_go(int program) -> ()", [](int64_t n) { let_go(program_of(n)); });
   m.def("forget_programs() -> ()", &forget_programs);
   m.def("any_unsent_values() -> bool", [] {
     std::lock_guard<SpinLock> guard(sharing_mutex());
-    return std::any_of(programs().begin(), programs().end(), [](const Program* p) { return !p->handles.empty(); });
+    return std::any_of(programs().begin(), programs().end(), [](Program* p) {
+      std::lock_guard<SpinLock> own(p->mutex);
+      return !p->handles.empty();
+    });
   });
   m.def("counters(int program) -> Tensor", &counters_of);
   m.def("take(int program, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &take);
@@ -318,8 +332,8 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("drop_freed() -> ()", &drop_freed);
   m.def("set_forked(bool on) -> ()", [](bool on) { forked = on; });
   m.def("put_back(int[] handles, int program) -> ()", [](at::IntArrayRef handles, int64_t n) { put_back(handles, program_of(n)); });
-  m.def("begin_program(int program) -> ()");
-  m.def("cut(int program) -> ()");  // these are implemented in Python
+  m.def("begin_program() -> ()");  // these are implemented in Python
+  m.def("cut(int program) -> ()");
   m.def("at_limit() -> ()");
   m.def("at_node(int node) -> ()");
   m.def("resize_storage(Storage storage, int nbytes) -> ()");

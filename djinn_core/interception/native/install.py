@@ -133,6 +133,7 @@ def install_device() -> None:
     ops.set_own_folders(own_folders())
     _set_flags()
     torch_objects.wrap_element_printing(_printing_fetched)
+    port.show_all_ops = ops.watch_all
     ops.install_device()
     ops.register_kernels()
 

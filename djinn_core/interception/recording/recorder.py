@@ -75,19 +75,15 @@ class SyncRequest(msgspec.Struct, frozen=True):
     synchronize: bool = False
 
 
-class _Thread(threading.local):
-    begins = False
-
-
 def _memory_of(tensor: torch.Tensor) -> memoryview[int]:
     array: Any = tensor.numpy()
     return memoryview(array)
 
 
-_thread = _Thread()
 _NO_PROGRAM: Final = -1
 _no_counters: Final = _memory_of(torch.zeros(NODE + 1, dtype=torch.int64))  # of recorders whose threads have ended
 _by_program: Final[dict[int, Recorder]] = {}
+_retiring = threading.RLock()  # held while a program loses its recorder
 
 
 class Recorder:
@@ -160,18 +156,16 @@ class Recorder:
     @classmethod
     def of_thread(cls, shared: Recorders) -> Recorder:
         """The recorder of the present thread."""
-        _thread.begins = True
-        try:
-            return cls(shared, int(ops.current_program()))
-        finally:
-            _thread.begins = False
+        return cls(shared, int(ops.thread_program()))
 
     def retire(self) -> None:
         """Give the program to another thread: this one has ended, and everything was sent."""
-        if _by_program.get(self.program) is self:
-            del _by_program[self.program]
-            number, self.program, self.counters = self.program, _NO_PROGRAM, _no_counters
-            ops.let_go(number)
+        with _retiring:
+            if (number := self.program) == _NO_PROGRAM:
+                return
+            _by_program.pop(number, None)
+            self.program, self.counters = _NO_PROGRAM, _no_counters
+        ops.let_go(number)
 
     @staticmethod
     def end_session() -> None:
@@ -181,6 +175,8 @@ class Recorder:
     @staticmethod
     def begin_in_child() -> None:
         """Forget everything in a forked child, before it records."""
+        global _retiring
+        _retiring = threading.RLock()  # a thread of the parent may have held it
         _by_program.clear()
         ops.forget_programs()
         ops.set_forked(port.forked)
@@ -204,7 +200,10 @@ class Recorder:
     def ended(self) -> bool:
         """True if the thread will record nothing more."""
         thread = self._thread()
-        return thread is None or not thread.is_alive()
+        if thread is None:
+            return True
+        # Python counts the main thread as ended before it calls what is registered to run at exit, which may record.
+        return not thread.is_alive() and thread is not threading.main_thread()
 
     def drop(self) -> None:
         """Forget what was recorded. Nothing records on this recorder any more."""
@@ -808,9 +807,8 @@ def _at_limit() -> None:
     current().cut_at_limit()
 
 
-def _begin_program(_program: int) -> None:
-    if not _thread.begins:
-        current()
+def _begin_program() -> None:
+    current()
 
 
 def register() -> None:

@@ -147,14 +147,15 @@ class Recording:
 
         def stop() -> None:
             if port.around is timed:  # as the interpreter's shutdown has not wrapped it
-                port.around = None
+                port.stand_around(None)
             for record in list(self.threads):
                 record.recorder.module_moments = None
                 record.recorder.forward_calls.keep_no_more()
 
         enter, leave = record_function.__enter__, record_function.__exit__
         try:  # an interrupt leaves nothing of it behind
-            port.around, port.timeline, self._stop_ops = timed, self, stop
+            port.timeline, self._stop_ops = self, stop
+            port.stand_around(timed)
             for recorder in recorders.all():
                 self.follow(recorder)
             record_function.__enter__ = self._range_begins(enter)  # type: ignore[method-assign]
