@@ -70,7 +70,6 @@ struct Memo {
   std::shared_mutex mutex;
   ska::flat_hash_map<uint64_t, Known*> by_hash;
   std::vector<Known*> by_age;  // oldest first
-  std::vector<Known*> dropped;  // at the last time
   std::atomic<uint64_t> generation{1};
   size_t limit = 65536;
 };
@@ -95,16 +94,17 @@ uint64_t hash_text(const std::string& s) {
   return h;
 }
 
-// What this thread looked up last, by hash. It holds while no key was dropped or changed.
+// What this thread looked up last, by hash. It holds while no key was dropped or changed. With a copy of the key: another thread may drop it.
 struct Recent {
   uint64_t hash = 0, generation = 0;
-  const Known* known = nullptr;
+  std::vector<uint64_t> words;
+  int32_t call = -1;
 };
 constexpr size_t kRecent = 1024;
 thread_local std::unique_ptr<Recent[]> recent_calls;
 
-template <class Words> bool same_words(const Known* k, const Words& words) {
-  return k->words.size() == words.size() && !std::memcmp(k->words.data(), words.data(), words.size() * sizeof(uint64_t));
+template <class Words> bool same_words(const std::vector<uint64_t>& a, const Words& b) {
+  return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(uint64_t));
 }
 
 template <class Words> int32_t find(const Words& words) {
@@ -112,15 +112,17 @@ template <class Words> int32_t find(const Words& words) {
   auto& m = memo();
   if (C10_UNLIKELY(!recent_calls)) recent_calls = std::make_unique<Recent[]>(kRecent);
   auto& recent = recent_calls[hash % kRecent];
-  // A key that another thread drops just now lives until the next drop: `dropped` keeps it.
-  if (recent.hash == hash && recent.generation == m.generation.load(std::memory_order_acquire) && same_words(recent.known, words))
-    return recent.known->call;
+  if (recent.hash == hash && recent.generation == m.generation.load(std::memory_order_acquire) && same_words(recent.words, words))
+    return recent.call;
   std::shared_lock<std::shared_mutex> guard(m.mutex);
   auto found = m.by_hash.find(hash);
   if (found == m.by_hash.end()) return -1;
   for (auto* k = found->second; k; k = k->next) {
-    if (!same_words(k, words)) continue;
-    recent = {hash, m.generation.load(std::memory_order_relaxed), k};
+    if (!same_words(k->words, words)) continue;
+    recent.hash = hash;
+    recent.generation = m.generation.load(std::memory_order_relaxed);
+    recent.words.assign(words.begin(), words.end());
+    recent.call = k->call;
     return k->call;
   }
   return -1;
@@ -134,11 +136,11 @@ void unlink(Memo& m, Known* gone) {
   if (!found->second) m.by_hash.erase(found);
 }
 
-// Drops keys. Those of the time before are destroyed: no thread looks at them any more.
-void drop(Memo& m, std::vector<Known*> gone) {
-  for (auto* k : gone) unlink(m, k);
-  for (auto* k : m.dropped) delete k;
-  m.dropped = std::move(gone);
+void drop(Memo& m, const std::vector<Known*>& gone) {
+  for (auto* k : gone) {
+    unlink(m, k);
+    delete k;
+  }
   m.generation.fetch_add(1, std::memory_order_release);
 }
 
@@ -149,6 +151,7 @@ void insert(const std::vector<uint64_t>& words, int32_t call) {
   auto& first = m.by_hash[hash];
   for (auto* k = first; k; k = k->next) {
     if (k->words == words) {
+      if (k->call != call) m.generation.fetch_add(1, std::memory_order_release);
       k->call = call;
       return;
     }
@@ -494,7 +497,7 @@ void forget_calls(at::IntArrayRef ids) {
     }
   }
   m.by_age.swap(left);
-  drop(m, std::move(gone));
+  drop(m, gone);
 }
 
 // Numbers of calls that no key has and no unsent entry mentions.

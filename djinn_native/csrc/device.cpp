@@ -9,6 +9,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
 
+#include <array>
 #include <map>
 
 #ifndef _WIN32
@@ -166,6 +167,8 @@ struct PinnedAllocator final : c10::Allocator {
   }
 };
 
+std::mutex& pinned_mutex() { return PinnedAllocator::blocks().mutex; }
+
 struct RemoteHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return !forked.load(); }
@@ -244,32 +247,33 @@ void forget_device_count() { known_count = 1; }
 #ifndef _WIN32
 namespace {
 
-// The forking thread takes every mutex, so that no other thread is in the middle of a change that the child would see.
+std::array<std::mutex*, 5> mutexes() { return {&infos_mutex(), &calls_mutex(), &sites_mutex(), &generators_mutex(), &pinned_mutex()}; }
+
+// The forking thread takes every lock, in their order, so that no other thread is in the middle of a change that the child would see.
 void before_fork() {
   sharing_mutex().lock();
   for (auto* p : all_programs()) p->mutex.lock();
   freed_lock().lock();
-  infos_mutex().lock();
+  for (size_t i = 0; i < kRecordLocks; ++i) record_lock_at(i).lock();
   memo_mutex().lock();
-  calls_mutex().lock();
-  sites_mutex().lock();
+  for (auto* mutex : mutexes()) mutex->lock();
 }
-void after_fork_in_parent() {
-  sites_mutex().unlock();
-  calls_mutex().unlock();
-  memo_mutex().unlock();
-  infos_mutex().unlock();
+void unlock_spin_locks() {
+  for (size_t i = 0; i < kRecordLocks; ++i) record_lock_at(i).unlock();
   freed_lock().unlock();
   for (auto* p : all_programs()) p->mutex.unlock();
   sharing_mutex().unlock();
+}
+void after_fork_in_parent() {
+  for (auto* mutex : mutexes()) mutex->unlock();
+  memo_mutex().unlock();
+  unlock_spin_locks();
 }
 // A mutex may know its holder by a number of the parent's, so each is made again.
 void after_fork_in_child() {
-  for (auto* mutex : {&sites_mutex(), &calls_mutex(), &infos_mutex()}) new (mutex) std::mutex();
-  for (auto* p : all_programs()) p->mutex.unlock();
-  sharing_mutex().unlock();
+  for (auto* mutex : mutexes()) new (mutex) std::mutex();
   new (&memo_mutex()) std::shared_mutex();
-  freed_lock().unlock();
+  unlock_spin_locks();
   forked = true;  // until Python knows better
 }
 

@@ -22,14 +22,14 @@ at::Tensor without_object(const at::Tensor& t) { return twin_of(operand_of(t)); 
 // PyTorch calls generators with their mutex held, and mostly with the interpreter's lock. Python may release the latter, and a thread that
 // gets it then waits for the mutex with it. So the mutex is free while Python is called.
 struct Unlocked {
-  explicit Unlocked(std::mutex& m) : mutex(m) {
-    (void)mutex.try_lock();  // for callers that do not hold it
-    mutex.unlock();
+  explicit Unlocked(std::mutex& m) : mutex(m), held(!m.try_lock()) { mutex.unlock(); }
+  ~Unlocked() {
+    if (held) mutex.lock();
   }
-  ~Unlocked() { mutex.lock(); }
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;
   std::mutex& mutex;
+  const bool held;  // by the caller
 };
 
 struct RemoteGenerator final : at::GeneratorImpl {
@@ -44,13 +44,13 @@ struct RemoteGenerator final : at::GeneratorImpl {
   at::Tensor present() const {
     if (is_the_sessions()) return {};
     int64_t at;
-    at::Tensor from;
+    at::Tensor from, gone[2];  // which die without the lock
     {
       std::lock_guard<std::mutex> guard(mutex);
       if (follows_sessions && session != sessions.load()) {
         session = sessions.load();
-        value.reset();
-        origin.reset();
+        gone[0] = std::move(value);
+        gone[1] = std::move(origin);
       }
       if (value.defined()) return value;
       at = changes;
@@ -67,11 +67,12 @@ struct RemoteGenerator final : at::GeneratorImpl {
     std::lock_guard<std::mutex> guard(mutex);
     ++changes;
     session = sessions.load();
-    value = std::move(new_value);
-    origin = std::move(new_origin);
+    std::swap(value, new_value);  // those from before die without the lock
+    std::swap(origin, new_origin);
   }
 
   void set_current_seed(uint64_t s) override {
+    const Unlocked unlocked(mutex_);
     seed_ = s;
     if (is_the_sessions()) ask("seed", 0, s);
     else restart({}, {});
@@ -83,8 +84,12 @@ struct RemoteGenerator final : at::GeneratorImpl {
     return s;
   }
   at::Tensor state() const { return is_the_sessions() ? ask("get_state", 0, 0) : ask("read", device_.index(), 0, present()); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return state().getIntrusivePtr(); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    const Unlocked unlocked(callers_mutex());
+    return state().getIntrusivePtr();
+  }
   void set_state(const c10::TensorImpl& given) override {
+    const Unlocked unlocked(mutex_);
     go_on(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(&given))));
   }
   void go_on(const at::Tensor& given) {
@@ -98,19 +103,26 @@ struct RemoteGenerator final : at::GeneratorImpl {
     TORCH_CHECK(found.numel() == 16, "the executor's generators have no offset: those of the CPU do not count");
     return found.clone();
   }
-  uint64_t get_offset() const override { return static_cast<uint64_t>(counting().view(at::kLong)[1].item<int64_t>()); }
+  uint64_t get_offset() const override {
+    const Unlocked unlocked(callers_mutex());
+    return static_cast<uint64_t>(counting().view(at::kLong)[1].item<int64_t>());
+  }
   void set_offset(uint64_t offset) override {
+    const Unlocked unlocked(mutex_);
     auto changed = counting();
     changed.view(at::kLong)[1].fill_(static_cast<int64_t>(offset));
     go_on(changed);
   }
   RemoteGenerator* clone_impl() const override {
+    const Unlocked unlocked(callers_mutex());
     auto copy = std::make_unique<RemoteGenerator>(device_.index(), false);
     if (is_the_sessions()) copy->go_on(state());
     else copy->restart(without_object(ask("copy", device_.index(), 0, present())), {});
     copy->seed_ = seed_;
     return copy.release();
   }
+
+  std::mutex& callers_mutex() const { return const_cast<RemoteGenerator*>(this)->mutex_; }
 
   const bool follows_sessions;  // it begins again from its seed with each session
   uint64_t seed_ = c10::default_rng_seed_val;
@@ -127,10 +139,14 @@ RemoteGenerator* ours(const at::Generator& g) {
 
 }  // namespace
 
+std::mutex& generators_mutex() {
+  static auto* one = new std::mutex();
+  return *one;
+}
+
 const at::Generator& default_generator(c10::DeviceIndex index) {
-  static auto* mutex = new std::mutex();
   static auto* all = new std::vector<at::Generator>(256);
-  std::lock_guard<std::mutex> guard(*mutex);
+  std::lock_guard<std::mutex> guard(generators_mutex());
   const auto place = static_cast<size_t>(index < 0 ? current_index() : index);
   auto& one = (*all)[place];
   if (!one.defined()) one = at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(place), true);

@@ -143,8 +143,8 @@ void note_read(Program& mine, StorageRecord* s) {
 }
 
 void note_write(Program& mine, StorageRecord* s) {
-  ++s->version;
-  s->known = false;
+  s->version.fetch_add(1, std::memory_order_relaxed);
+  s->known.store(false, std::memory_order_relaxed);
   if (C10_UNLIKELY(!s->readers.empty())) s->readers.clear();  // they were sent, or are this program
   s->writer = {&mine, mine.epoch()};
 }

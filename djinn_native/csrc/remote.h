@@ -58,16 +58,20 @@ struct Layout {
 using LayoutPtr = std::shared_ptr<const Layout>;  // never null; values of one call share it
 Layout layout_of(const c10::TensorImpl* t);
 
-// One value of an executor. Tensors that stand for the same value (`detach`) share it. Its handle is freed with it.
+// One value of an executor. Tensors that stand for the same value (`detach`) share it. Its handle is freed with the last of its owners.
+// The list of its storage has a weak reference, so that a thread which finds it there and the last owner notice each other.
 struct Value final : c10::intrusive_ptr_target {
-  Value(Handle h, StorageRecord* r, bool o, LayoutPtr l);
-  ~Value() override;
+  Value(Handle h, StorageRecord* r, bool o, LayoutPtr l) : handle(h), record(r), owned(o), layout(std::move(l)) {}
+  void release_resources() override;
+  void set_layout(LayoutPtr to);
+  LayoutPtr present_layout() const;
   const Handle handle;
   StorageRecord* const record;
   const bool owned;
   LayoutPtr layout;
 };
 using ValuePtr = c10::intrusive_ptr<Value>;
+ValuePtr new_value(Handle handle, StorageRecord* record, bool owned, LayoutPtr layout);  // the only way to make one
 
 constexpr uint32_t kNoSlot = 0xffffffff;  // storages without bytes have no address
 
@@ -76,11 +80,10 @@ struct StorageRecord {
   int64_t number = 0;
   std::atomic<int64_t> views{0};  // views whose handles were given out
   uint32_t slot = kNoSlot;     // of its address
-  bool known = false;          // the client knows its contents: `version` is the one at which it does
+  std::atomic<bool> known{false};    // the client knows its contents: `version` is the one at which it does
   bool watched = false;        // Python keeps facts about it
-  int64_t version = 0;         // number of recorded writes
-  SpinLock lock;               // guards `values`, `kept` and `anchor`; never held while one of these dies
-  c10::SmallVector<Value*, 2> values;  // that exist
+  std::atomic<int64_t> version{0};   // number of recorded writes
+  c10::SmallVector<Value*, 2> values;  // that exist; `record_lock` guards these, their layouts, `kept` and `anchor`
   size_t held = 0;             // bytes that the executor's memory has at least
   c10::StorageImpl* storage = nullptr;
   Use writer;                  // unsent writes, or unsent views
@@ -89,6 +92,9 @@ struct StorageRecord {
   std::vector<ValuePtr> kept;  // of views that PyTorch made without an op, as `param.data = x` does
   ValuePtr anchor;             // the last value, while only the storage itself is referenced
 };
+
+// The lock of a storage. Storages share a few, so that a fork can take all of them.
+SpinLock& record_lock(const StorageRecord* r);
 
 Handle first_handle(int64_t storage);
 inline Handle next_handle(StorageRecord* r) { return first_handle(r->number) + ++r->views; }
@@ -152,12 +158,23 @@ std::pair<size_t, size_t> memory_info(c10::DeviceIndex index);
 void change_memory(const char* what, c10::DeviceIndex index);
 void install_device();
 
-// Mutexes that a fork takes, so that what they guard is whole in the child.
+// Locks. None is held while Python is called, the interpreter's lock is taken, or a tensor or a value dies: a thread that waits for one of
+// them may have the interpreter's lock. (`sites_mutex` is the exception: all that wait for it have that lock, but `sites_from`, which needs
+// none.) Where a thread takes several, this is the order; of those in one line it takes one at a time:
+//   1. sharing_mutex: which programs use a storage, the table of programs
+//   2. Program::mutex: the entries of a program
+//   3. freed_lock: values that were freed, the table of storages
+//   4. record_lock: values of a storage
+//   5. infos_mutex, memo_mutex, calls_mutex, sites_mutex, generators_mutex, pinned_mutex, and that of each generator
+// A fork takes all but the last, so that what they guard is whole in the child.
 std::mutex& infos_mutex();
 std::shared_mutex& memo_mutex();
 std::mutex& calls_mutex();
 std::mutex& sites_mutex();
+std::mutex& generators_mutex();
 SpinLock& freed_lock();
+constexpr size_t kRecordLocks = 64;
+SpinLock& record_lock_at(size_t place);
 extern std::atomic<bool> forked;  // this process is a forked child of one that used the device
 
 // ---- upcalls (upcall.cpp) --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 #include "remote.h"
 
 #include <algorithm>
+#include <array>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -164,39 +165,63 @@ StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before) {
   return all.records[slot];
 }
 
-Value::Value(Handle h, StorageRecord* r, bool o, LayoutPtr l) : handle(h), record(r), owned(o), layout(std::move(l)) {
-  std::lock_guard<SpinLock> guard(r->lock);
-  r->values.push_back(this);
+SpinLock& record_lock_at(size_t place) {
+  struct alignas(64) Padded {
+    SpinLock lock;
+  };
+  static auto* all = new std::array<Padded, kRecordLocks>();
+  return (*all)[place].lock;
 }
 
-Value::~Value() {
+SpinLock& record_lock(const StorageRecord* r) { return record_lock_at(reinterpret_cast<uintptr_t>(r) / 64 % kRecordLocks); }
+
+ValuePtr new_value(Handle handle, StorageRecord* record, bool owned, LayoutPtr layout) {
+  auto made = c10::make_intrusive<Value>(handle, record, owned, std::move(layout));
+  c10::raw::weak_intrusive_ptr::incref(made.get());  // the list's
+  std::lock_guard<SpinLock> guard(record_lock(record));
+  record->values.push_back(made.get());
+  return made;
+}
+
+void Value::set_layout(LayoutPtr to) {
+  std::lock_guard<SpinLock> guard(record_lock(record));
+  layout.swap(to);
+}
+
+LayoutPtr Value::present_layout() const {
+  std::lock_guard<SpinLock> guard(record_lock(record));
+  return layout;
+}
+
+// The last owner is gone.
+void Value::release_resources() {
   auto* r = record;
   bool last;
   {
-    std::lock_guard<SpinLock> guard(r->lock);
+    std::lock_guard<SpinLock> guard(record_lock(r));
     auto& all = r->values;
     all.erase(std::find(all.begin(), all.end(), this));
     last = all.empty();
   }
-  if (!owned) return;
-  // The storage object outlives its tensors where Python holds it, and a tensor may be made over it again.
-  if (last && r->storage && c10::raw::intrusive_ptr::use_count(r->storage) > 1) {
-    auto anchor = c10::make_intrusive<Value>(handle, r, true, layout);
-    std::lock_guard<SpinLock> guard(r->lock);
-    r->anchor.swap(anchor);
-    return;
+  if (owned) {
+    // The storage object outlives its tensors where Python holds it, and a tensor may be made over it again.
+    if (last && r->storage && c10::raw::intrusive_ptr::use_count(r->storage) > 1) {
+      auto anchor = new_value(handle, r, true, layout);
+      std::lock_guard<SpinLock> guard(record_lock(r));
+      r->anchor.swap(anchor);
+    } else {
+      queue_freed(*this);
+    }
   }
-  queue_freed(*this);
+  c10::raw::weak_intrusive_ptr::decref(this);  // the list's; the caller has one as well
 }
 
 ValuePtr value_with(StorageRecord* r, const Layout* layout) {
   ValuePtr found;
-  std::lock_guard<SpinLock> guard(r->lock);
+  std::lock_guard<SpinLock> guard(record_lock(r));
   for (auto* value : r->values) {
     if (layout && !(*value->layout == *layout)) continue;
-    c10::raw::weak_intrusive_ptr::incref(value);  // a value that dies stays in the list until it has this lock
-    if (auto* alive = c10::raw::weak_intrusive_ptr::lock(value)) found = ValuePtr::reclaim(static_cast<Value*>(alive));
-    c10::raw::weak_intrusive_ptr::decref(value);
+    if (auto* alive = c10::raw::weak_intrusive_ptr::lock(value)) found = ValuePtr::reclaim(alive);
     if (found) break;
   }
   return found;
@@ -251,7 +276,7 @@ std::vector<int64_t> live_values() {
   auto& all = shared();
   std::vector<int64_t> found;
   auto add = [&](StorageRecord* record) {
-    std::lock_guard<SpinLock> guard(record->lock);
+    std::lock_guard<SpinLock> guard(record_lock(record));
     for (auto* value : record->values) {
       if (!value->owned || !c10::raw::intrusive_ptr::use_count(value)) continue;
       found.push_back(value->handle);
@@ -291,7 +316,7 @@ int64_t version_of(int64_t number) {
   auto& all = shared();
   std::lock_guard<SpinLock> guard(all.lock);
   auto found = all.watched.find(number);
-  return found == all.watched.end() ? -1 : found->second->version;
+  return found == all.watched.end() ? -1 : found->second->version.load();
 }
 
 }  // namespace djinn

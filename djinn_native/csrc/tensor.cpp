@@ -67,7 +67,7 @@ Operand operand_of_foreign(c10::TensorImpl* t) {
     value = ValuePtr::reclaim_copy(operand_of(view).value);
     found = value.get();
     if (typeid(*t) != typeid(RemoteImpl)) {
-      std::lock_guard<SpinLock> guard(record->lock);
+      std::lock_guard<SpinLock> guard(record_lock(record));
       record->kept.push_back(value);
     }
   }
@@ -117,7 +117,7 @@ at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl*
   c10::intrusive_ptr<RemoteImpl> made;
   if (base) {
     auto* record = operand_of(base).record();
-    auto value = c10::make_intrusive<Value>(next_handle(record), record, true, r.layout);
+    auto value = new_value(next_handle(record), record, true, r.layout);
     // A view of an inference tensor is one, a view of another tensor is not.
     const auto keys = base->key_set()
                           .remove(c10::DispatchKey::Python)
@@ -128,7 +128,7 @@ at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl*
   } else {
     auto storage = into ? c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(into)) : new_storage(r.nbytes, r.device);
     auto* record = record_of(storage.unsafeGetStorageImpl());
-    auto value = c10::make_intrusive<Value>(next_handle(record), record, true, r.layout);
+    auto value = new_value(next_handle(record), record, true, r.layout);
     made = c10::make_intrusive<RemoteImpl>(std::move(storage), type, std::move(value));
   }
   made->set_sizes_and_strides(r.sizes, r.strides, r.offset);
@@ -140,7 +140,8 @@ at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl*
 
 // A tensor for a value that exists.
 at::Tensor tensor_of(Value* v) {
-  const auto& l = *v->layout;
+  const auto layout = v->present_layout();
+  const auto& l = *layout;
   auto made = c10::make_intrusive<RemoteImpl>(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(v->record->storage)),
                                               c10::scalarTypeToTypeMeta(l.dtype), ValuePtr::reclaim_copy(v));
   const at::IntArrayRef dims(l.dims);
@@ -207,10 +208,10 @@ at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides
       beside ? beside->storage() : borrowed_storage(handle >> 32, static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
   if (static_cast<size_t>(nbytes) > storage.nbytes()) storage.set_nbytes(static_cast<size_t>(nbytes));
   auto* record = record_of(storage.unsafeGetStorageImpl());
+  auto layout = described(sizes, strides, offset, dtype, index, bits, nbytes).layout;
   auto made = c10::make_intrusive<RemoteImpl>(std::move(storage), c10::scalarTypeToTypeMeta(dtype),
-                                              c10::make_intrusive<Value>(handle, record, false, nullptr));
+                                              new_value(handle, record, false, std::move(layout)));
   made->set_sizes_and_strides(sizes, strides, offset);
-  made->value->layout = std::make_shared<const Layout>(layout_of(made.get()));
   at::Tensor t(std::move(made));
   if (bits & 1) t._set_conj(true);
   if (bits & 2) t._set_neg(true);
@@ -225,7 +226,7 @@ void set_meta(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef stride
   if (static_cast<size_t>(nbytes) > storage->nbytes()) set_bytes(record, static_cast<size_t>(nbytes));
   record->held = std::max(record->held, storage->nbytes());
   impl->set_sizes_and_strides(sizes, strides, offset);
-  operand_of(impl).value->layout = std::make_shared<const Layout>(layout_of(impl));
+  operand_of(impl).value->set_layout(std::make_shared<const Layout>(layout_of(impl)));
 }
 
 // A tensor for the same value as `t`, whose metadata the executor described.
@@ -241,7 +242,7 @@ at::Tensor redescribe(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRe
   at::Tensor result(std::move(made));
   if (bits & 1) result._set_conj(true);
   if (bits & 2) result._set_neg(true);
-  o.value->layout = std::make_shared<const Layout>(layout_of(result.unsafeGetTensorImpl()));
+  o.value->set_layout(std::make_shared<const Layout>(layout_of(result.unsafeGetTensorImpl())));
   return result;
 }
 
@@ -295,7 +296,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("watch_storage(Tensor t) -> int", [](const at::Tensor& t) {
     auto* r = operand_of(t).record();
     set_watched(r);
-    return r->version;
+    return r->version.load();
   });
   m.def("storage_version(int number) -> int", &version_of);
   m.def("note_write(Tensor t) -> ()", &note_write_to);

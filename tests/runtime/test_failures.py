@@ -358,8 +358,8 @@ def test_errors_inside_backward_arrive_as_themselves(x):
 def test_an_interrupt_inside_backward_is_an_interrupt(x, monkeypatch):
     from djinn_core.interception.runtime_interface import port
 
-    weight = torch.ones(2, 3, device=x.device, requires_grad=True)
-    loss = (weight * x).sum()
+    weight = torch.ones(2, 3, 59, device=x.device, requires_grad=True)  # sizes of no other test: C++ asks about the ops
+    loss = (weight * x.unsqueeze(2)).sum()
 
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -152,13 +152,19 @@ with djinn.capture():
     sys.exit(4)
 """
 
-# The second thread is in an op, the third imports what an op needs, the fourth waits for a lock, the fifth is in a backward pass.
+# The second thread is in an op, the third imports what an op needs, the fourth waits for a lock, the fifth is in a backward pass, the sixth
+# waits for nothing.
 ENDS_WITH_DAEMON_THREADS = """\
 def work():
     y = x
     while True:
         y = y * 1.01
         y.sum().item()
+
+def record():
+    y = x
+    while True:
+        y = y * 1.01
 
 def stack():
     while True:
@@ -170,7 +176,7 @@ def differentiate():
         (w * x).sum().backward()
 
 x.sum().item()
-for function in (work, stack, work, differentiate):
+for function in (work, stack, work, differentiate, record):
     threading.Thread(target=function, daemon=True).start()
 time.sleep(0.2)
 print("end")
