@@ -259,6 +259,34 @@ atexit.register(late)
 atexit.register(attaching._at_exit)  # the last that is registered runs first
 """
 
+# Each call waits for the executor with the lock of a generator, or wants that lock.
+USES_GENERATORS_IN_THREADS = """\
+device = "remote_accelerator"
+shared = torch.Generator(device)
+
+def use():
+    for seed in range(10):
+        torch.manual_seed(seed)
+        torch.remote_accelerator.get_rng_state()
+        shared.manual_seed(seed)
+        shared.set_state(shared.get_state())
+        shared.clone_state().seed()
+        torch.rand(3, device=device, generator=shared).tolist()
+
+threads = [threading.Thread(target=use) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+torch.manual_seed(1)
+shared.manual_seed(1)
+drawn = torch.rand(3, device=device), torch.rand(3, device=device, generator=shared)
+torch.manual_seed(1)
+assert drawn[0].tolist() == torch.rand(3, device=device).tolist()
+assert drawn[1].tolist() == torch.rand(3, device=device, generator=shared.manual_seed(1)).tolist()
+print("drawn")
+"""
+
 SCRIPTS = {name: script for name, script in list(globals().items()) if isinstance(script, str) and name.isupper()}
 
 
@@ -281,6 +309,7 @@ def programs(python, plain_environment):
         ("ENDS_INSIDE_A_CAPTURE_WITH_LIVE_TENSORS", 4, ""),
         ("ENDS_WITH_DAEMON_THREADS", 0, "end\n"),
         ("COLLECTS", 0, "done\n"),
+        ("USES_GENERATORS_IN_THREADS", 0, "drawn\n"),
         ("BEGINS_IN_A_HUNDRED_THREADS", 0, "once\nlate: the program is ending, and its session has ended"),
     ],
 )
