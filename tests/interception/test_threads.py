@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.interception.native.library import ops
 from djinn_core.interception.recording.recorded_call import record_call
 from djinn_core.interception.recording.recorder import current, recorders
 from djinn_core.interception.runtime_interface import port
@@ -246,6 +247,36 @@ def test_views_that_many_threads_make_and_drop_do_not_lose_values(embedded):
             thread.join(300)
         in_thread(x.add_, 1)
         assert [one[0, 0].item() for one in made] == [3, 3, 3]
+
+
+def test_the_last_op_of_a_thread_is_sent_if_another_thread_takes_its_program_just_before(embedded, monkeypatch):
+    x, made = torch.ones(3, device=embedded), []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work():
+        made.append(x + 1)
+        begun.set()
+        assert go_on.wait(60)
+        made.append(x + 2)
+
+    thread = threading.Thread(target=work)
+    plain = ops.take
+
+    def take(*arguments):
+        taken = plain(*arguments)
+        go_on.set()
+        thread.join(60)
+        return taken
+
+    djinn.synchronize()
+    thread.start()
+    assert begun.wait(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "take", take)
+        assert made[0].tolist() == [2, 2, 2]
+    current().flush()
+    torch.ones(1, device=embedded).tolist()
+    assert made[1].tolist() == [3, 3, 3]
 
 
 def test_tensors_that_wander_between_threads_keep_their_values(embedded, checkpoint):

@@ -148,9 +148,13 @@ class Recorder:
         self._usual = OPENING, 0  # the limit as it was set last, and the largest length of a program then
         self._predictor = ProgramPredictor(shared.predictable_programs)
         self._thread = weakref.ref(threading.current_thread())
-        for other in [*_by_program.values()]:
-            if other.done:
-                other.retire()
+        if shared.sending.acquire(blocking=False):  # else another thread may be taking the program of one that is done
+            try:
+                for other in [*_by_program.values()]:
+                    if other.done:
+                        other.retire()
+            finally:
+                shared.sending.release()
         _by_program[self.program] = self
 
     @classmethod
@@ -194,7 +198,7 @@ class Recorder:
     @property
     def done(self) -> bool:
         """True if nothing is unsent and the thread will record nothing more."""
-        return not self.entries and self.ended
+        return self.ended and not self.entries  # in this order: the thread may record its last op meanwhile
 
     @property
     def ended(self) -> bool:
@@ -562,7 +566,7 @@ class Recorder:
             captured.entries.extend(taken)
             captured.fetched.update(ask.fetch)
         known, at = self._predictor.place if len(taken) else (None, WHOLE)
-        if count < 0 and self.ended:
+        if self.done:
             self.retire()
         return self._submission(taken, dead, ask, known, at)
 
