@@ -5,8 +5,7 @@ The other private functions are in `torch_private`, and so is the list of all of
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -97,11 +96,6 @@ def elements_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     pieces = [one.reshape(-1) for one in tensor.detach().unbind()]
     elements = torch.cat(pieces) if pieces else tensor.new_empty(0)
     return elements, tensor._nested_tensor_size()
-
-
-def composite_of_nested(func: Any) -> Callable[..., Any]:
-    """PyTorch's kernel of a composite op for nested tensors."""
-    return functools.partial(func._op_dk, torch._C.DispatchKey.CompositeImplicitAutogradNestedTensor)
 
 
 def quantized_per_tensor(integers: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:

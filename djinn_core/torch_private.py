@@ -76,7 +76,6 @@ NEEDED: Final = (
     "torch._C._autograd._get_sequence_nr",
     "torch._C._autograd._get_creation_meta",
     "torch._C._autograd._set_creation_meta",
-    "torch.library.get_kernel",
     "torch._C._current_autograd_node",
     "torch._C._current_graph_task_id",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
@@ -420,12 +419,6 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
         "torch._prims_common"
     ).suggest_memory_format
     return suggest(tensor)
-
-
-def kernel_at(func: Any, key: str) -> Callable[..., Any]:
-    """PyTorch's kernel of `func` at a dispatch key, whatever is registered there later. It takes the keys first."""
-    kernel: Callable[..., Any] = torch.library.get_kernel(func, key).call_boxed
-    return kernel
 
 
 @functools.cache

@@ -27,21 +27,21 @@ from djinn_core.torch_tracing import spare_dtensor, spare_dynamo
 
 def install() -> None:
     """Make `remote_accelerator` a device of this process; calling it again does nothing."""
-    libraries = device_state.libraries
-    if libraries:
+    if port.dispatch_layout is layouts.dispatch_layout:
         return
     port.record, port.bound_state = record, bound_state
     port.dispatch_layout = layouts.dispatch_layout
     port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
-    _register(libraries)
+    _register()
     adapt_libraries()
 
 
-def _register(libraries: list[torch.library.Library]) -> None:
+def _register() -> None:
     """Register the device in C++, and what Python adds to it."""
     register_device_module(make_module())
-    libraries.extend([*layouts.register(), cuda_decompositions.register()])
     install_device()
+    layouts.register()
+    device_state.libraries.append(cuda_decompositions.register())
     higher_order.register()
     collectives.register()
     torch.Tensor.tolist = host_values.tolist(torch.Tensor.tolist)  # type: ignore[method-assign, assignment]

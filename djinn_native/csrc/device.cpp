@@ -18,7 +18,7 @@
 
 namespace djinn {
 
-std::atomic<bool> forked{false};
+std::atomic<bool> forked{false}, named_cuda{false};
 
 namespace {
 
@@ -292,6 +292,7 @@ void install_device() {
 static void cuda_is_remote() {
   static RemoteGuard guard(c10::DeviceType::CUDA);
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(&guard);
+  named_cuda = true;
 }
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {

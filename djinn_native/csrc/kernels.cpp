@@ -80,7 +80,7 @@ struct Attention final : c10::OperatorKernel {
     for (size_t i = first; whole && i < first + 4; ++i) whole = stays_whole((*stack)[i], grad);
     if (!whole) {
       Stack call(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
-      call_python("djinn::attention", &call);
+      call_python("djinn::attention", &call, /*hides_modes=*/false);
       stack->resize(first);
       stack->push_back(std::move(call[0]));
       return;
@@ -106,7 +106,7 @@ struct AttentionBackward final : c10::OperatorKernel {
       if (!v.isTensor() || !v.toTensor().defined()) continue;
       differentiated |= (c10::GradMode::is_enabled() && v.toTensor().requires_grad()) || v.toTensor()._fw_grad(0).defined();
     }
-    if (differentiated) return call_python("djinn::attention_backward", stack);
+    if (differentiated) return call_python("djinn::attention_backward", stack, /*hides_modes=*/false);
     at::AutoDispatchBelowADInplaceOrView below;
     op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
   }
@@ -345,24 +345,6 @@ void register_kernels() {
   backend.impl("_copy_from", torch::CppFunction::makeFromBoxedFunction<&ask_python_always>());
 }
 
-namespace {
-
-// Have Python handle an op of another library, which has a kernel of its own for any backend.
-void handle_in_python(const std::string& name, const std::string& overload) {
-  struct Silent final : c10::WarningHandler {
-    void process(const c10::Warning&) override {}
-  } silent;
-  const c10::WarningUtils::WarningHandlerGuard guard(&silent);  // PyTorch says that a kernel is replaced
-  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>();
-  libraries->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, name.find(':')), c10::DispatchKey::PrivateUse1,
-                                                        __FILE__, __LINE__));
-  const std::string full = overload.empty() ? name : name + "." + overload;
-  libraries->back()->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&ask_python_always>());
-}
-
-}  // namespace
-
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_any>()); }
 // Ops that make tensors of these layouts: Python makes them of strided ones.
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&ask_python_always>()); }
@@ -382,7 +364,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shallow_copy_type", &takes_over); }
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
-  m.def("handle_in_python(str name, str overload) -> ()", &handle_in_python);
   // Implemented in Python.
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, bool enable_gqa) -> Tensor");

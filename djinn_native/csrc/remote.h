@@ -175,15 +175,16 @@ std::mutex& generators_mutex();
 SpinLock& freed_lock();
 constexpr size_t kRecordLocks = 64;
 SpinLock& record_lock_at(size_t place);
-extern std::atomic<bool> forked;  // this process is a forked child of one that used the device
+extern std::atomic<bool> forked;      // this process is a forked child of one that used the device
+extern std::atomic<bool> named_cuda;  // the device type `cuda` is a name of the remote device
 
 // ---- upcalls (upcall.cpp) --------------------------------------------------------------------------------------------
 
 void set_upcall();
 // Have Python handle a call: pops the arguments of `op` from the stack and pushes its results.
 void upcall(const c10::OperatorHandle& op, Stack* stack);
-// Calls an op of Djinn's that Python implements.
-void call_python(const char* op, Stack* stack);
+// Calls an op of Djinn's that Python implements. The user's modes do not see what it calls, unless `hides_modes` is false.
+void call_python(const char* op, Stack* stack, bool hides_modes = true);
 
 // ---- programs (program.cpp) ------------------------------------------------------------------------------------------
 

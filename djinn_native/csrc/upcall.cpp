@@ -4,13 +4,27 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <algorithm>
+
 namespace djinn {
 namespace {
 
 using Mode = std::shared_ptr<c10::impl::PyObject_TorchDispatchMode>;
+// Not destroyed: the interpreter is gone by then.
 Mode& handler() {
-  static auto* one = new Mode();  // not destroyed: the interpreter is gone by then
+  static auto* one = new Mode();
   return *one;
+}
+Mode& functions() {
+  static auto* one = new Mode();
+  return *one;
+}
+
+// The mode that Python is inside.
+Mode innermost() {
+  const auto length = c10::impl::TorchDispatchModeTLS::stack_len();
+  TORCH_CHECK(length > 0, "this is called inside of the mode that C++ is to call");
+  return c10::impl::TorchDispatchModeTLS::get_stack_at(length - 1);
 }
 
 // Puts the mode on top of the thread's stack for one call, in which PyTorch takes it off again.
@@ -43,25 +57,67 @@ const c10::DispatchKeySet kAbovePython =
     c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
     (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) | c10::DispatchKeySet(c10::DispatchKey::Python));
 
-}  // namespace
-
-void set_upcall() {
-  const auto length = c10::impl::TorchDispatchModeTLS::stack_len();
-  TORCH_CHECK(length > 0, "djinn::set_upcall is called inside of the mode that handles upcalls");
-  handler() = c10::impl::TorchDispatchModeTLS::get_stack_at(length - 1);
-}
-
-void upcall(const c10::OperatorHandle& op, Stack* stack) {
-  const auto& mode = handler();
+// Have a mode handle a call. `excluded`: keys that what it calls does not pass.
+void call(const Mode& mode, bool hides_modes, c10::DispatchKeySet excluded, const c10::OperatorHandle& op, Stack* stack) {
   TORCH_CHECK(mode, "remote_accelerator is not installed in this process");
-  const NoModes hidden(c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python));
+  const NoModes hidden(hides_modes);
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   const c10::DispatchKeySet python({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
-  c10::impl::ForceDispatchKeyGuard below(keys.included_, (keys.excluded_ | kAbovePython) - python);
+  c10::impl::ForceDispatchKeyGuard below(keys.included_, (keys.excluded_ | excluded) - python);
   ModeGuard guard(mode);
   mode->pyinterpreter()->dispatch(op, stack);
 }
 
-void call_python(const char* op, Stack* stack) { c10::Dispatcher::singleton().findSchemaOrThrow(op, "").callBoxed(stack); }
+bool no_modes_here() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python); }
+
+// A kernel in Python. Calls without a tensor of the device, and for another device, are PyTorch's.
+struct PythonKernel final : c10::OperatorKernel {
+  PythonKernel(Mode m, std::optional<c10::SafeKernelFunction> p) : mode(std::move(m)), plain(std::move(p)) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const size_t args = op.schema().arguments().size();
+    if (plain && std::none_of(stack->end() - static_cast<std::ptrdiff_t>(args), stack->end(), &names_device)) {
+      return plain->callBoxed(op, keys, stack);
+    }
+    call(mode, no_modes_here(), {}, op, stack);
+  }
+  static bool names_device(const c10::IValue& v) {
+    if (v.isTensor()) return is_remote(v.toTensor()) && v.toTensor().layout() != at::kJagged;  // which PyTorch makes of strided ones
+    return v.isDevice() && (v.toDevice().type() == kRemote || (v.toDevice().is_cuda() && named_cuda));
+  }
+  Mode mode;
+  std::optional<c10::SafeKernelFunction> plain;
+};
+
+// The mode that Python is inside becomes the kernel of an op at a dispatch key. `partly`: only for calls with the device.
+void set_kernel(const std::string& name, const std::string& overload, const std::string& key_name, bool partly) {
+  struct Silent final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);  // PyTorch says that a kernel is replaced
+  const auto key = c10::parseDispatchKey(key_name);
+  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  std::optional<c10::SafeKernelFunction> plain;
+  if (partly) plain.emplace(op.getComputedKernelForDispatchKey(key));
+  static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>();
+  libraries->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, name.find(':')), key, __FILE__, __LINE__));
+  const std::string full = overload.empty() ? name : name + "." + overload;
+  libraries->back()->impl(full.c_str(),
+                          torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PythonKernel>(innermost(), std::move(plain))));
+}
+
+}  // namespace
+
+void set_upcall() { handler() = innermost(); }
+
+void upcall(const c10::OperatorHandle& op, Stack* stack) { call(handler(), no_modes_here(), kAbovePython, op, stack); }
+
+void call_python(const char* op, Stack* stack, bool hides_modes) {
+  call(functions(), hides_modes || no_modes_here(), {}, c10::Dispatcher::singleton().findSchemaOrThrow(op, ""), stack);
+}
+
+TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("set_functions() -> ()", [] { functions() = innermost(); });
+  m.def("set_kernel(str name, str overload, str key, bool partly) -> ()", &set_kernel);
+}
 
 }  // namespace djinn

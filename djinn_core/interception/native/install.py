@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn_core import torch_objects
 from djinn_core.interception import sync
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.native import device, generators, storages, streams
-from djinn_core.interception.native.library import implement, implement_differentiable, load, ops, send_upcalls_to
+from djinn_core.interception.native.library import CalledFromCpp, implement, load, ops, send_upcalls_to
 from djinn_core.interception.ops.attention import attention, backward_on_cpu
 from djinn_core.interception.ops.default_dtype import with_default_dtype
 from djinn_core.interception.recording import recorder as recorders
@@ -37,14 +36,10 @@ _folds: set[int] = set()
 _recorded: set[int] = set()
 
 
-class Upcalls(TorchDispatchMode):
+class Upcalls(CalledFromCpp):
     """The mode that C++ calls with each op that it does not know."""
 
     _default_dtype = torch.get_default_dtype()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # `never_compiled` says it without importing the compiler
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -128,7 +123,7 @@ def install_device() -> None:
     streams.register()
     storages.register()
     implement(synchronize=sync.synchronize, at_node=report_node)
-    implement_differentiable(attention=_attention, attention_backward=backward_on_cpu)
+    implement(attention=_attention, attention_backward=backward_on_cpu)
     send_upcalls_to(Upcalls())  # type: ignore[no-untyped-call]
     ops.set_own_folders(own_folders())
     _set_flags()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -10,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.torch_backend import boxed_function, rename_backend, without_torch_dispatch
+from djinn_core.torch_private import never_compiled
+from djinn_core.tracebacks import for_users
 
 
 def load() -> None:
@@ -34,22 +37,50 @@ class _Functions:
 
 
 ops: Final[Any] = _Functions()
-_implementations: Final[list[torch.library.Library]] = []
+_implementations: Final[dict[int, Callable[..., Any]]] = {}  # by the id of the op
 
 
-def implement(**functions: Any) -> None:
+class CalledFromCpp(TorchDispatchMode):
+    """A mode that C++ calls in place of PyTorch's dispatcher."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # `never_compiled` says it without importing the compiler
+
+
+class _Implementations(CalledFromCpp):
+    @never_compiled
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _implementations[id(func)](*args, **(kwargs or {}))
+
+
+class _Kernel(CalledFromCpp):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._function = function
+
+    @never_compiled
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._function(*args, **(kwargs or {}))
+
+
+def implement(**functions: Callable[..., Any]) -> None:
     """Implement functions that C++ calls, by name."""
     if not _implementations:
-        _implementations.append(torch.library.Library("djinn", "IMPL"))
+        with _Implementations(), without_torch_dispatch():  # type: ignore[no-untyped-call]
+            ops.set_functions()
     for name, function in functions.items():
-        _implementations[0].impl(name, function, "CompositeExplicitAutograd")
+        _implementations[id(getattr(torch.ops.djinn, name).default)] = function
 
 
-def implement_differentiable(**functions: Any) -> None:
-    """As `implement`: gradients are those of the ops that the functions call."""
-    implement()
-    for name, function in functions.items():
-        _implementations[0].impl(name, function, "CompositeImplicitAutograd")
+def set_kernel(name: str, function: Callable[..., Any], key: str, *, partly: bool = False) -> None:
+    """Make `function` the kernel of the op `name`, such as `aten::add.Tensor`, at a dispatch key.
+
+    `partly`: PyTorch's kernel goes on handling calls that have neither a remote tensor nor name the device.
+    """
+    packet, _, overload = name.partition(".")
+    with _Kernel(for_users(function)), without_torch_dispatch():
+        ops.set_kernel(packet, overload, key, partly)
 
 
 def send_upcalls_to(mode: TorchDispatchMode) -> None:

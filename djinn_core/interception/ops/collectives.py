@@ -17,7 +17,7 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import Handler
 from djinn_core.interception.dispatch import handles
-from djinn_core.interception.native.library import ops
+from djinn_core.interception.native.library import set_kernel
 from djinn_core.interception.sync import copy, fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.upload import upload_copy
@@ -132,4 +132,8 @@ def _handle(names: Sequence[str], handler: Handler) -> None:
     found = torch_private.collectives(names)
     handles(*found)(handler)
     for op in found:
-        ops.handle_in_python(op.name(), "")
+        set_kernel(op.name(), _kernel(op, handler), "PrivateUse1")
+
+
+def _kernel(op: Any, handler: Handler) -> Callable[..., Any]:
+    return lambda *args, **kwargs: handler(op, args, kwargs)

@@ -6,17 +6,17 @@ Ops that only read the metadata of such a tensor, or make one of strided parts, 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 
-from djinn_core import torch_layouts, torch_private
+from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles
+from djinn_core.interception.native.library import set_kernel
 from djinn_core.interception.ops import compressed, nested, quantized, sparse
 from djinn_core.interception.ops.layout_calls import call, call_out
 from djinn_core.interception.tensors.compressed_tensor import CompressedTensor
@@ -26,7 +26,6 @@ from djinn_core.interception.tensors.quantized_tensor import QuantizedTensor
 from djinn_core.interception.tensors.sparse_tensor import SparseTensor
 from djinn_core.ir.layout_operators import CONVERSIONS, OPERATORS_OF
 from djinn_core.ir.operators import resolve_for_layouts
-from djinn_core.tracebacks import for_users
 
 aten = torch.ops.aten
 
@@ -79,45 +78,18 @@ def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
 
 
-def _composite(packet: Any) -> Any:
-    kernel = torch_private.composite_kernel(packet.default)
-    assert kernel is not None
-    return kernel
-
-
-def register() -> list[torch.library.Library]:
-    """Register the factories of tensors that are not strided; in force as long as the returned objects live."""
+def register() -> None:
+    """Register the factories of tensors that are not strided."""
     handles(*(resolve_for_layouts(name) for name in CONVERSIONS))(call)
-    libraries = []
     for key, kernels in (
         ("SparsePrivateUse1", sparse.KERNELS),
         ("SparseCsrPrivateUse1", compressed.KERNELS),
         ("QuantizedPrivateUse1", quantized.KERNELS),
         ("NestedTensorPrivateUse1", nested.KERNELS),
         ("AutogradPrivateUse1", {"_sparse_compressed_tensor_unsafe": compressed.unsafe}),
-        (
-            "CPU",
-            {"_nested_tensor_from_tensor_list": nested.of_cpu_list(_composite(aten._nested_tensor_from_tensor_list))},
-        ),
-        (
-            "AutogradNestedTensor",
-            {
-                "reshape": nested.reshaped(torch_layouts.composite_of_nested(aten.reshape.default)),
-                "reshape_as": nested.reshaped_as(torch_layouts.composite_of_nested(aten.reshape_as.default)),
-            },
-        ),
     ):
-        library = torch.library.Library("aten", "IMPL")
         for name, kernel in kernels.items():
-            library.impl(name, torch_private.never_compiled(for_users(kernel)), key)
-        libraries.append(library)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch says that its kernels are replaced
-        for name, handler in nested.APART.items():
-            packet, _, overload = name.partition(".")
-            original = torch_private.kernel_at(
-                getattr(getattr(aten, packet), overload or "default"), "AutogradNestedTensor"
-            )
-            kernel = torch_private.never_compiled(for_users(nested.taken_apart(original, handler)))
-            libraries[-1].impl(name, kernel, "AutogradNestedTensor", with_keyset=True, allow_override=True)
-    return libraries
+            set_kernel(f"aten::{name}", kernel, key)
+    set_kernel("aten::_nested_tensor_from_tensor_list", nested.of_list, "CPU", partly=True)
+    for name, kernel in nested.AUTOGRAD_KERNELS.items():
+        set_kernel(f"aten::{name}", kernel, "AutogradNestedTensor", partly=True)

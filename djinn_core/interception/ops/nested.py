@@ -343,47 +343,35 @@ def _moved_here(source: torch.Tensor, **options: Any) -> torch.Tensor:
     return _uploaded(source if dtype is None else source.to(dtype), index)
 
 
-def of_cpu_list(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Kernel of `_nested_tensor_from_tensor_list` for lists of CPU tensors, which `device=` may send here."""
+def of_list(
+    tensors: Sequence[Any],
+    dtype: torch.dtype | None = None,
+    _layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    _pin_memory: bool | None = None,
+) -> Any:
+    """Kernel of `_nested_tensor_from_tensor_list` for lists of CPU tensors, which `device=` sends here."""
+    return _of_list(tensors, dtype, device)
 
-    def kernel(tensors: Sequence[Any], dtype: Any = None, layout: Any = None, device: Any = None, *rest: Any) -> Any:
-        if device is not None and is_remote(device):
-            return _of_list(tensors, dtype, device)
-        return original(tensors, dtype, layout, device, *rest)
 
-    return kernel
-
-
-def reshaped(original: Callable[..., Any]) -> Callable[..., Any]:
+def _reshape(source: NestedTensor, shape: Sequence[int]) -> Any:
     """Kernel of `reshape` for nested tensors: PyTorch's looks into the C++ object of those of the CPU."""
-
-    def kernel(source: torch.Tensor, shape: Sequence[int]) -> Any:
-        if not isinstance(source, NestedTensor):
-            return original(source, shape)
-        if not shape:
-            raise RuntimeError("shape '[]' is invalid for a nested tensor")
-        if shape[0] != len(source.sizes):
-            raise RuntimeError("reshape: For now nested reshape cannot change or infer the implicit batch dimension")
-        if source.places is None:
-            return source.view(shape)
-        try:
-            return source.view(shape)
-        except RuntimeError:
-            return source.contiguous().view(shape)
-
-    return kernel
+    if not shape:
+        raise RuntimeError("shape '[]' is invalid for a nested tensor")
+    if shape[0] != len(source.sizes):
+        raise RuntimeError("reshape: For now nested reshape cannot change or infer the implicit batch dimension")
+    if source.places is None:
+        return source.view(shape)
+    try:
+        return source.view(shape)
+    except RuntimeError:
+        return source.contiguous().view(shape)
 
 
-def reshaped_as(original: Callable[..., Any]) -> Callable[..., Any]:
+def _reshape_as(source: torch.Tensor, other: NestedTensor) -> Any:
     """The same of `reshape_as`."""
-
-    def kernel(source: torch.Tensor, other: torch.Tensor) -> Any:
-        if not isinstance(other, NestedTensor):
-            return original(source, other)
-        common = [other.common(dim) for dim in range(other.dim())]
-        return source.reshape([-1 if n is None else n for n in common])
-
-    return kernel
+    common = [other.common(dim) for dim in range(other.dim())]
+    return source.reshape([-1 if n is None else n for n in common])
 
 
 class _TakeApart(torch.autograd.Function):
@@ -418,12 +406,10 @@ class _TakeApart(torch.autograd.Function):
         return aten._nested_tensor_from_tensor_list.default(rows), *[None] * ctx.given
 
 
-def taken_apart(original: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
-    """Kernel of `unbind` and its like for nested tensors under autograd; `original` takes those that are not remote."""
+def _differentiated(handler: Handler) -> Callable[..., Any]:
+    """Kernel of `unbind` and its like under autograd: PyTorch's formulas read memory that nested tensors of the CPU have."""
 
-    def kernel(keys: Any, source: torch.Tensor, *args: Any) -> Any:
-        if not isinstance(source, NestedTensor):
-            return original(keys, source, *args)
+    def kernel(source: NestedTensor, *args: Any) -> Any:
         if torch.is_grad_enabled() and source.requires_grad:
             return list(_TakeApart.apply(source, handler, *(args or (0,))))  # type: ignore[no-untyped-call]
         return handler(None, (source, *args), {})
@@ -431,9 +417,15 @@ def taken_apart(original: Callable[..., Any], handler: Handler) -> Callable[...,
     return kernel
 
 
-# Ops that have a formula of their own for the gradient of nested tensors, which reads memory that those of a CPU have.
-APART: Final[Mapping[str, Handler]] = MappingProxyType(
-    {"unbind.int": _unbind, "chunk": _chunk, "split_with_sizes": _split_with_sizes}
+# Kernels above autograd.
+AUTOGRAD_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        "unbind.int": _differentiated(_unbind),
+        "chunk": _differentiated(_chunk),
+        "split_with_sizes": _differentiated(_split_with_sizes),
+        "reshape": _reshape,
+        "reshape_as": _reshape_as,
+    }
 )
 
 _ELEMENTWISE = (
