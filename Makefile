@@ -1,4 +1,4 @@
-# `make demo` and `make test` share one virtual environment. Nothing outside it is relied on but python and make; tests need a C++ compiler.
+# `make demo` and `make test` share one virtual environment. Nothing outside it is relied on but python, make and a C++ compiler.
 #
 #   make demo                            show Djinn at work, no GPU needed
 #   make test                            lint, then the whole default test suite
@@ -51,7 +51,7 @@ NATIVE_SOURCES := $(addprefix djinn_native/,setup.py pyproject.toml) $(sort $(wi
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest test-long lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool differential semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries lint-native test-native test-native-sanitizers FORCE
+.PHONY: help venv demo test pytest test-long lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool differential semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries lint-native test-native-sanitizers FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -95,9 +95,6 @@ lint-native: $(VENV)/tidy.stamp ## clang-tidy on the C++ of djinn_native; instal
 
 # A copy of the package with a library of its own. PYTHONSAFEPATH keeps the checkout's package from being found first; libstdc++ lets libasan catch exceptions.
 SANITIZED := build/sanitized
-test-native: $(READY) ## the test suite on the device in C++ (decision 106); ARGS="tests/interception"
-	NATIVE_DEVICE=1 $(BIN)/python -m pytest $(or $(ARGS),$(WHOLE))
-
 test-native-sanitizers: $(READY) ## tests with the C++ of djinn_native under address and undefined-behaviour sanitizers; gcc; ARGS="tests/native"
 	cd djinn_native && DJINN_NATIVE_SANITIZE=address,undefined MAX_JOBS=$${MAX_JOBS:-2} $(abspath $(BIN))/python setup.py --quiet build --build-lib ../$(SANITIZED)
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
@@ -310,7 +307,7 @@ $(NATIVE): $(KEEP) $(NATIVE_SOURCES)
 
 # Djinn, all plugins and what the demo needs. hatchling first and no build isolation: one build backend for all packages instead of a fresh one
 # for each.
-$(USABLE): $(KEEP) $(MANIFESTS)
+$(USABLE): $(KEEP) $(MANIFESTS) | $(NATIVE)
 	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[server]' -e './plugins/commands/demo[models]' \
 		$(addprefix -e ./,$(filter-out plugins/commands/demo,$(PLUGINS)))
@@ -318,6 +315,6 @@ $(USABLE): $(KEEP) $(MANIFESTS)
 	touch $@
 
 # And what tests and checks need.
-$(READY): $(USABLE) | $(NATIVE)
+$(READY): $(USABLE)
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[dev]'
 	touch $@

@@ -11,17 +11,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-OLDEST = (2, 11)
+PROJECT = Path(__file__).resolve().parents[1] / "djinn_native" / "pyproject.toml"
 
 
 def usable() -> importlib.metadata.Distribution | None:
-    """The PyTorch of this Python; None if there is none, if it is too old, or if it cannot be imported."""
+    """The PyTorch of this Python; None if there is none, if the client's device is not built for it, or if it cannot be imported."""
     try:
         found = importlib.metadata.distribution("torch")
-        numbers = tuple(int(part) for part in found.version.split(".")[:2])
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+    except importlib.metadata.PackageNotFoundError:
         return None
-    if sys.version_info < (3, 11) or numbers < OLDEST:
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10, of which the Makefile says that it is too old
+        return None
+    minors = tomllib.loads(PROJECT.read_text())["tool"]["djinn-native"]["torch-minors"]
+    if ".".join(found.version.split(".")[:2]) not in minors:
         return None
     imported = subprocess.run([sys.executable, "-c", "import torch"], check=False, capture_output=True)
     return found if imported.returncode == 0 else None

@@ -36,8 +36,8 @@ def asked(tmp_path):
 
 
 def test_an_environment_sees_what_lies_beside_it(asked):
-    said, file = asked("2.12.1+cu130")
-    assert said == "2.12.1+cu130"
+    said, file = asked("2.13.1+cu130")
+    assert said == "2.13.1+cu130"
     seen = subprocess.run(
         [
             sys.executable,
@@ -51,7 +51,9 @@ def test_an_environment_sees_what_lies_beside_it(asked):
     assert "a folder" in seen.stdout
 
 
-@pytest.mark.parametrize(("version", "source"), [("2.10.0", ""), ("2.13.0", "raise ImportError('no driver')")])
+@pytest.mark.parametrize(
+    ("version", "source"), [("2.12.1", ""), ("2.14.0", ""), ("2.13.0", "raise ImportError('no driver')")]
+)
 def test_one_that_will_not_do_is_not_used(asked, version, source):
     said, file = asked(version, source)
     assert not said

@@ -1,0 +1,244 @@
+"""Random programs of few ops, for the C++ of djinn_native: `make test-native-sanitizers` runs 100,000 of them under sanitizers.
+
+Each program makes tensors, views them, writes into them, changes their storages and metadata in place, differentiates them, copies and drops
+them. An op that PyTorch refuses is refused on both devices and left out. Most programs run on the remote device alone; one of
+`COMPARED` runs on the CPU as well, and all tensors of both must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+import djinn
+
+djinn.configure(executors=1)
+REMOTE: Final = "remote_accelerator:0"
+COMPARED: Final = 20
+HELD: Final = 6  # tensors of a program
+OPS: Final = 20  # at most, of a program
+Pool = list[torch.Tensor]
+Action = Callable[[random.Random, Pool, str], torch.Tensor | None]
+
+
+def _shape(rng: random.Random) -> list[int]:
+    return [rng.choice((0, 1, 2, 3, 4)) for _ in range(rng.randrange(4))]
+
+
+def _any(rng: random.Random, pool: Pool) -> torch.Tensor:
+    return rng.choice(pool)
+
+
+def _made(rng: random.Random, _pool: Pool, device: str) -> torch.Tensor:
+    shape = _shape(rng)
+    kinds: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.arange(12.0, device=device).view(3, 4),
+        lambda: torch.ones(shape, device=device),
+        lambda: torch.zeros(shape, dtype=rng.choice((torch.float64, torch.int64, torch.bool, torch.complex64)), device=device),
+        lambda: torch.full(shape, rng.randrange(-3, 4), device=device),
+        lambda: torch.tensor([0.5, -1.0, 2.0]).to(device),
+        lambda: torch.empty_strided((3, 2), (1, 3), device=device).fill_(1.5),
+        lambda: torch.ones(shape, device=device, requires_grad=True),
+        lambda: torch.nn.Parameter(torch.ones(2, 3, device=device)),
+    ]
+    return rng.choice(kinds)()
+
+
+def _viewed(rng: random.Random, pool: Pool, _device: str) -> torch.Tensor:
+    t = _any(rng, pool)
+    d = rng.randrange(-1, max(t.dim(), 1))
+    kinds: list[Callable[[], torch.Tensor]] = [
+        lambda: t[..., ::2],
+        lambda: t[1:],
+        lambda: t[0],
+        lambda: t[None],
+        lambda: t.select(d, -1),
+        lambda: t.transpose(d, 0),
+        lambda: t.reshape(-1),
+        lambda: t.view(-1),
+        lambda: t.expand(2, *t.shape),
+        lambda: t.unflatten(d, (2, -1)),
+        lambda: t.diagonal(),
+        lambda: t.view(torch.int32),
+        lambda: torch.view_as_real(t),
+        lambda: t.conj(),
+        lambda: t.imag,
+        lambda: t.unfold(d, 2, 1),
+        lambda: t.as_strided((2,), (1,), 1),
+        lambda: t.split(2, d)[-1],
+        lambda: t.detach(),
+        lambda: t.squeeze(),
+        lambda: t.data,
+    ]
+    return rng.choice(kinds)()
+
+
+def _computed(rng: random.Random, pool: Pool, _device: str) -> torch.Tensor:
+    t, other = _any(rng, pool), _any(rng, pool)
+    kinds: list[Callable[[], torch.Tensor]] = [
+        lambda: t + other,
+        lambda: t * 0.5,
+        lambda: t - rng.randrange(3),
+        lambda: t @ other,
+        lambda: torch.cat([t, other]),
+        lambda: torch.stack([t, t]),
+        lambda: t.sum(),
+        lambda: t.mean(-1, keepdim=True),
+        lambda: t.softmax(-1),
+        lambda: t.cumsum(0),
+        lambda: t > 0,
+        lambda: torch.where(t > 0, t, other),
+        lambda: t.to(torch.float64),
+        lambda: t.contiguous(),
+        lambda: t.sort(-1)[0],
+        lambda: t.index_select(0, torch.zeros(2, dtype=torch.int64, device=t.device)),
+        lambda: t[t > 0],
+        lambda: torch.nn.functional.linear(t, other),
+        lambda: torch.nn.functional.layer_norm(t, t.shape[-1:]),
+        lambda: t.max(-1)[1],
+        lambda: t.clone(),
+        lambda: copy.deepcopy(t),
+        lambda: torch.zeros_like(t),
+        lambda: t.new_ones(2, 2),
+        lambda: torch._foreach_add([t, other], 1.0)[-1],
+        lambda: t.cpu().to(t.device, copy=True),
+    ]
+    return rng.choice(kinds)()
+
+
+def _written(rng: random.Random, pool: Pool, device: str) -> torch.Tensor | None:
+    t, other = _any(rng, pool), _any(rng, pool)
+    kinds: list[Callable[[], object]] = [
+        lambda: t.add_(1),
+        lambda: t.mul_(other),
+        lambda: t.copy_(other),
+        lambda: t.zero_(),
+        lambda: t.fill_(2),
+        lambda: t.resize_(_shape(rng)).fill_(1),  # new memory is uninitialised
+        lambda: t.squeeze_(),
+        lambda: t.t_(),
+        lambda: t.transpose_(0, -1),
+        lambda: t.unsqueeze_(0),
+        lambda: t.set_(other),
+        lambda: t.set_(other.untyped_storage()),
+        lambda: t.set_(torch.ones(40, dtype=t.dtype, device=device).untyped_storage().resize_(rng.randrange(40))),
+        lambda: t.untyped_storage().resize_(t.untyped_storage().nbytes()),
+        lambda: t.index_fill_(0, torch.zeros(1, dtype=torch.int64, device=device), 3),
+        lambda: t.masked_fill_(t > 0, 1),
+        lambda: t.__setitem__(0, 4),
+        lambda: t.requires_grad_(),
+        lambda: t.detach_(),
+        lambda: setattr(t, "data", other),
+        lambda: torch.add(t, other, out=t),
+        lambda: t.as_strided_((2,), (1,)),
+        lambda: torch._foreach_mul_([t, other], 2.0),
+    ]
+    rng.choice(kinds)()
+    return None
+
+
+def _differentiated(rng: random.Random, pool: Pool, _device: str) -> torch.Tensor | None:
+    t = _any(rng, pool)
+    loss = (t * t).sum()
+    if rng.random() < 0.5:
+        loss.backward()
+        return t.grad
+    (found,) = torch.autograd.grad(loss, [t], create_graph=rng.random() < 0.5)
+    return found
+
+
+def _dropped(rng: random.Random, pool: Pool, _device: str) -> None:
+    if len(pool) > 1:
+        pool.pop(rng.randrange(len(pool)))
+
+
+_ACTIONS: Final[tuple[Action, ...]] = (
+    *[_made, _viewed, _viewed, _viewed, _computed, _computed, _computed, _written, _written, _differentiated, _dropped],
+)
+_REFUSED: Final = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
+
+
+def run(seed: int, device: str) -> tuple[Pool, list[str]]:
+    """The tensors of the program with this number, and the errors of ops that were refused."""
+    rng = random.Random(seed)
+    pool: Pool = [_made(rng, [], device)]
+    refused: list[str] = []
+    for _ in range(rng.randrange(4, OPS)):
+        state = rng.getstate()
+        try:
+            made = rng.choice(_ACTIONS)(rng, pool, device)
+        except _REFUSED as error:
+            refused.append(f"{type(error).__name__}: {error}".split("\n")[0][:100])
+            made = None
+        # An action may be refused before or after its last draw.
+        rng.setstate(state)
+        rng.random()
+        if made is not None:
+            pool.append(made)
+            del pool[:-HELD]
+    return pool, refused
+
+
+def check(seed: int) -> None:
+    """Run the program on both devices.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    (here, refused_here), (there, refused_there) = run(seed, "cpu"), run(seed, REMOTE)
+    kinds_here, kinds_there = ([line.split(":")[0] for line in lines] for lines in (refused_here, refused_there))
+    assert kinds_here == kinds_there, (seed, refused_here, refused_there)
+    assert len(here) == len(there), seed
+    for ours, theirs in zip(there, here, strict=True):
+        assert (ours.shape, ours.stride(), ours.dtype, ours.requires_grad) == (
+            theirs.shape,
+            theirs.stride(),
+            theirs.dtype,
+            theirs.requires_grad,
+        ), seed
+        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), equal_nan=True, msg=lambda text: f"{seed}: {text}")
+
+
+def run_many(seeds: range, compared: int = COMPARED) -> list[str]:
+    """Run these programs; what differed."""
+    found: list[str] = []
+    for seed in seeds:
+        try:
+            if seed % compared == 0:
+                check(seed)
+            else:
+                run(seed, REMOTE)
+        except AssertionError as error:
+            found.append(str(error)[:2000])
+    return found
+
+
+def main() -> None:
+    """Run them as the command line says, in several threads."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    found: list[str] = []
+    share = -(-arguments.programs // arguments.threads)
+    starts = [arguments.seed + share * n for n in range(arguments.threads)]
+    threads = [threading.Thread(target=lambda s=s: found.extend(run_many(range(s, s + share)))) for s in starts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for line in found:
+        print(line)
+    print(f"{arguments.programs:,} programs, {len(found)} differ")
+    raise SystemExit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
