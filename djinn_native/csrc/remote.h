@@ -61,12 +61,13 @@ Layout layout_of(const c10::TensorImpl* t);
 // One value of an executor. Tensors that stand for the same value (`detach`) share it. Its handle is freed with the last of its owners.
 // The list of its storage has a weak reference, so that a thread which finds it there and the last owner notice each other.
 struct Value final : c10::intrusive_ptr_target {
-  Value(Handle h, StorageRecord* r, bool o, LayoutPtr l) : handle(h), record(r), owned(o), layout(std::move(l)) {}
+  Value(Handle h, StorageRecord* r, bool o, LayoutPtr l);
   void release_resources() override;
   void set_layout(LayoutPtr to);
   LayoutPtr present_layout() const;
   const Handle handle;
   StorageRecord* const record;
+  const c10::intrusive_ptr<c10::intrusive_ptr_target> keeps;  // the record: PyTorch may give a tensor another storage without an op
   const bool owned;
   LayoutPtr layout;
 };
@@ -75,8 +76,8 @@ ValuePtr new_value(Handle handle, StorageRecord* record, bool owned, LayoutPtr l
 
 constexpr uint32_t kNoSlot = 0xffffffff;  // storages without bytes have no address
 
-// Context of a storage's DataPtr. It lives as long as the storage.
-struct StorageRecord {
+// Context of a storage's DataPtr. It lives as long as the storage and its values.
+struct StorageRecord final : c10::intrusive_ptr_target {
   int64_t number = 0;
   std::atomic<int64_t> views{0};  // views whose handles were given out
   uint32_t slot = kNoSlot;     // of its address
@@ -85,7 +86,7 @@ struct StorageRecord {
   std::atomic<int64_t> version{0};   // number of recorded writes
   c10::SmallVector<Value*, 2> values;  // that exist; `record_lock` guards these, their layouts, `kept` and `anchor`
   size_t held = 0;             // bytes that the executor's memory has at least
-  c10::StorageImpl* storage = nullptr;
+  c10::StorageImpl* storage = nullptr;  // null once it is gone
   Use writer;                  // unsent writes, or unsent views
   Use reader;                  // unsent reads
   std::vector<Use> readers;    // further threads with unsent reads; `sharing_mutex` guards all of these, `version` and `known`

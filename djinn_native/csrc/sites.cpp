@@ -126,6 +126,7 @@ int32_t number_of(Object* code, int offset) {
 }
 
 thread_local int32_t fixed_site = -1;
+thread_local int32_t last_site = -1;  // of the last op that this thread recorded
 
 // Sites that this thread found before, by code object and offset: most ops come from few places.
 struct RecentSite {
@@ -165,7 +166,7 @@ int32_t site_of_frame(const Python& py, Object* code, Object* frame) {
 // The number of the innermost frame outside of PyTorch and Djinn; of the outermost one if all are inside; -1 without frames.
 int32_t user_site() {
   const auto& py = python();
-  if (fixed_site >= 0) return fixed_site;
+  if (fixed_site >= 0) return last_site = fixed_site;
   if (!py.usable()) return -1;
   const int state = py.ensure();
   int32_t site = -1;
@@ -184,6 +185,7 @@ int32_t user_site() {
     frame = outer;
   }
   py.release(state);
+  last_site = site;
   return site;
 }
 
@@ -215,7 +217,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("set_own_folders(str[] folders) -> ()", &set_own_folders);
   m.def("sites_from(int first) -> int[]", &sites_from);
   m.def("limit_sites(int most) -> ()", &limit_sites);
-  m.def("user_site() -> int", [] { return static_cast<int64_t>(user_site()); });
+  m.def("site_of_last_op() -> int", [] { return static_cast<int64_t>(last_site); });
   m.def("fix_site(int site) -> ()", [](int64_t site) { fixed_site = static_cast<int32_t>(site); });
 }
 

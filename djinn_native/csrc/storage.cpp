@@ -54,7 +54,10 @@ void reserve(StorageRecord* record) {
 
 void delete_record(void* context) {
   auto* record = static_cast<StorageRecord*>(context);
-  record->storage = nullptr;
+  {
+    std::lock_guard<SpinLock> guard(record_lock(record));
+    record->storage = nullptr;
+  }
   record->kept.clear();
   record->anchor.reset();
   {
@@ -68,7 +71,7 @@ void delete_record(void* context) {
     }
     if (record->watched) all.watched.erase(record->number);
   }
-  delete record;
+  c10::raw::intrusive_ptr::decref(record);  // values whose tensors have another storage by now keep it
 }
 
 c10::DataPtr data_of(StorageRecord* record, size_t nbytes, c10::DeviceIndex index) {
@@ -85,7 +88,7 @@ c10::DataPtr data_of(StorageRecord* record, size_t nbytes, c10::DeviceIndex inde
 
 struct RemoteAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t nbytes) override {
-    auto* record = new StorageRecord();
+    auto* record = c10::make_intrusive<StorageRecord>().release();  // `delete_record` releases it
     record->number = next_storage.fetch_add(1, std::memory_order_relaxed);
     record->held = nbytes;
     return data_of(record, nbytes, current_index());
@@ -119,14 +122,14 @@ SpinLock& freed_lock() { return shared().lock; }
 c10::Allocator* allocator() { return &the_allocator; }
 
 c10::Storage new_storage(size_t nbytes, c10::DeviceIndex index) {
-  auto* record = new StorageRecord();
+  auto* record = c10::make_intrusive<StorageRecord>().release();  // `delete_record` releases it
   record->number = next_storage.fetch_add(1, std::memory_order_relaxed);
   record->held = nbytes;
   return storage_over(record, nbytes, index);
 }
 
 c10::Storage borrowed_storage(int64_t number, size_t nbytes, c10::DeviceIndex index) {
-  auto* record = new StorageRecord();
+  auto* record = c10::make_intrusive<StorageRecord>().release();  // `delete_record` releases it
   record->number = number;
   record->views = int64_t{1} << 30;  // views of a borrowed storage have handles that its owner does not give out
   record->held = nbytes;
@@ -174,6 +177,13 @@ SpinLock& record_lock_at(size_t place) {
 }
 
 SpinLock& record_lock(const StorageRecord* r) { return record_lock_at(reinterpret_cast<uintptr_t>(r) / 64 % kRecordLocks); }
+
+Value::Value(Handle h, StorageRecord* r, bool o, LayoutPtr l)
+    : handle(h),
+      record(r),
+      keeps(c10::intrusive_ptr<c10::intrusive_ptr_target>::unsafe_reclaim_from_nonowning(r)),
+      owned(o),
+      layout(std::move(l)) {}
 
 ValuePtr new_value(Handle handle, StorageRecord* record, bool owned, LayoutPtr layout) {
   auto made = c10::make_intrusive<Value>(handle, record, owned, std::move(layout));

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_tensors_are_made_of_storages(embedded):
     source = torch.arange(6.0, device=embedded)
     for storage in (source.storage(), source.untyped_storage()):

@@ -71,7 +71,7 @@ def unwatched() -> Iterator[None]:
 
 def place_of_op() -> tuple[Site, ModuleCall | None]:
     """The line of the user's program that issued the op, and the call of a module that it is in; asked by `OpObserver.after` itself."""
-    return site_of(int(ops.user_site())), module_now(current())
+    return site_of(int(ops.site_of_last_op())), module_now(current())
 
 
 def module_in_words(module: ModuleCall | None) -> str:
