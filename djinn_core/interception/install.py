@@ -6,7 +6,6 @@ import torch
 
 from djinn_core.interception.device import numeric_settings, processes, random_forks
 from djinn_core.interception.device.device_module import bound_state, make_module
-from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.libraries.on_import import call_on_import
@@ -41,7 +40,7 @@ def _register() -> None:
     register_device_module(make_module())
     install_device()
     layouts.register()
-    device_state.libraries.append(cuda_decompositions.register())
+    cuda_decompositions.register()
     higher_order.register()
     collectives.register()
     torch.Tensor.tolist = host_values.tolist(torch.Tensor.tolist)  # type: ignore[method-assign, assignment]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
 from djinn_core import torch_private
-from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.native.generators import Generator
 from djinn_core.interception.native.library import ops
 from djinn_core.interception.native.streams import show_names
@@ -16,12 +13,7 @@ from djinn_core.interception.tensors import lazy_tensor
 def go_by_cuda() -> None:
     """From now on what is made on `cuda`, or moved there, is remote."""
     ops.cuda_is_remote()
-    with warnings.catch_warnings():
-        # Builds of PyTorch for CUDA have kernels there, which find no GPU.
-        warnings.filterwarnings(
-            "ignore", category=UserWarning, message="(?s).*Overriding a previously registered kernel"
-        )
-        device_state.libraries.append(factories.register("CUDA"))
+    factories.handle_at("CUDA")
     lazy_tensor.go_by("cuda")
     show_names()
     torch_private.replace_classes(Generator=Generator)

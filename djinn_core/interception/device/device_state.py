@@ -58,7 +58,6 @@ class DeviceState:
         thread: the present thread's part.
         names: device types that are remote; the last is the one that the user's program uses.
         handlers: what handles an op in place of recording it, by the id of the op.
-        libraries: registrations of kernels; in force as long as they are referenced.
         default_generators: the generators that ops use when they are given none, by index.
         seed: the last that was meant for all indexes, also for those that were not known then.
         properties: of the devices of the present session, by session and index.
@@ -70,7 +69,6 @@ class DeviceState:
         self.thread = ThreadState()
         self.names = [DEVICE_NAME]
         self.handlers: dict[int, Handler] = {}
-        self.libraries: list[torch.library.Library] = []
         self.default_generators: dict[int, torch.Generator] = {}
         self.seed: int | None = None
         self.properties: dict[tuple[str, int], DeviceProperties] = {}

@@ -1,8 +1,7 @@
 """Ops that PyTorch and libraries use on every device that is not a CPU, made of ops that every executor has.
 
 The fused cells of LSTM and GRU and `histc` of integers exist for CUDA only, but programs must run on a CPU executor, too. Packing of
-sequences reads lengths and returns batch sizes on the CPU, which no op on one device can do. CTC loss takes its lengths from either
-device. One-hot numbers are written, and not compared, so that other numbers are refused.
+sequences reads lengths and returns batch sizes on the CPU, which no op on one device can do.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import torch
 
 from djinn_core.interception.device.device_state import Handler
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.torch_private import never_compiled
-from djinn_core.tracebacks import for_users
+from djinn_core.interception.native.library import set_kernel
 
 aten = torch.ops.aten
 
@@ -70,42 +68,6 @@ def pack_padded_sequence(
     return padded.flatten(0, 1).index_select(0, rows.to(padded.device)), batch_sizes
 
 
-def ctc_loss(
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: torch.Tensor,
-    target_lengths: torch.Tensor,
-    blank: int = 0,
-    reduction: int = 1,
-    zero_infinity: bool = False,
-) -> torch.Tensor:
-    """`aten::ctc_loss.Tensor`: with lengths as numbers, as for CUDA; what PyTorch does for subclasses mixes devices."""
-    lengths: list[list[int]] = [input_lengths.tolist(), target_lengths.tolist()]
-    return aten.ctc_loss.IntList(log_probs, targets, *lengths, blank, reduction, zero_infinity)  # type: ignore[no-any-return]
-
-
-def one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """`aten::one_hot`, as for CUDA; what PyTorch does for subclasses takes numbers that are no classes.
-
-    Raises:
-        RuntimeError: as eager PyTorch. A class beyond a given number of them is an error at the next sync point.
-    """
-    if classes.dtype is not torch.int64:
-        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
-    if classes.numel() == 0:
-        if num_classes <= 0:
-            raise RuntimeError("Can not infer total number of classes from empty tensor.")
-        return classes.new_empty((*classes.shape, num_classes))
-    if num_classes == -1:
-        least, most = torch.stack(classes.aminmax()).tolist()
-        if least < 0:
-            raise RuntimeError("Class values must be non-negative.")
-        num_classes = most + 1
-    elif num_classes < 1:
-        raise RuntimeError("num_classes should be positive")
-    return classes.new_zeros((*classes.shape, num_classes)).scatter_(-1, classes.unsqueeze(-1), 1)
-
-
 @handles(aten.histc.default)
 def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Whole numbers are counted as float64, which is exact up to 2**53."""
@@ -116,36 +78,18 @@ def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return counts.to(values.dtype)
 
 
-def _into(returning: Any) -> Callable[..., torch.Tensor]:
-    """An op with `out=` for whole numbers. PyTorch's own forgets to write to it where tensors are of a subclass."""
-
-    def made_of(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return torch.add(returning(*args, **kwargs), 0, out=out)
-
-    return made_of
-
-
-_rank = aten.linalg_matrix_rank
 _MADE_OF: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_lstm_cell.default: lstm_cell,
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten._pack_padded_sequence.default: pack_padded_sequence,
-    aten.ctc_loss.Tensor: ctc_loss,
-    aten.one_hot.default: one_hot,
-    _rank.out: _into(_rank.default),
-    _rank.out_tol_tensor: _into(_rank.tol_tensor),
-    _rank.atol_rtol_float_out: _into(_rank.atol_rtol_float),
-    _rank.atol_rtol_tensor_out: _into(_rank.atol_rtol_tensor),
 }
 
 
-def register() -> torch.library.Library:
+def register() -> None:
     """Register them above autograd, which then differentiates what they are made of, and for inference mode."""
-    library = torch.library.Library("aten", "IMPL")
     for func, made_of in _MADE_OF.items():
-        library.impl(func, never_compiled(for_users(made_of)), "AutogradPrivateUse1")
+        set_kernel(func.name(), made_of, "AutogradPrivateUse1")
         handles(func)(_handler(made_of))
-    return library
 
 
 def _handler(made_of: Callable[..., Any]) -> Handler:

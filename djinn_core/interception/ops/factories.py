@@ -9,11 +9,10 @@ import torch
 
 from djinn_core.interception.device.current_device import current_device, existing_index
 from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.native.library import set_kernel
 from djinn_core.interception.ops.constant_folding import record_factory
-from djinn_core.interception.sync import copy, fetch
+from djinn_core.interception.sync import copy
 from djinn_core.interception.tensors.lazy_tensor import logical_device
-from djinn_core.torch_private import never_compiled
-from djinn_core.tracebacks import for_users
 
 aten = torch.ops.aten
 
@@ -93,9 +92,10 @@ def _full(size: Sequence[int], value: Any, **options: Any) -> torch.Tensor:
     return _make(aten.full.default, (list(size), value), dtype, options.get("device"))  # type: ignore[no-any-return]
 
 
-def zero_tensor(size: Sequence[int], **options: Any) -> torch.Tensor:
+def zero_tensor(size: Sequence[int], *, device: torch.device | None = None, **options: Any) -> torch.Tensor:
     """`aten::_efficientzerotensor`: what autograd takes for tangents that are not given. Infinity times such a zero is zero."""
-    return torch._efficientzerotensor(size, **options)
+    index = current_device() if device is None else existing_index(device)
+    return torch._efficientzerotensor(size, device=logical_device(index), **options)
 
 
 @handles(aten.dot.default, aten.vdot.default)
@@ -133,11 +133,6 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
     return copy(aten.copy_.default, (target, source), {})  # type: ignore[no-any-return]
 
 
-def item(tensor: torch.Tensor) -> Any:
-    """`aten::_local_scalar_dense`, below the dispatch of subclasses: `torch.tensor([a, b])` of remote numbers."""
-    return fetch(tensor).item()  # type: ignore[arg-type]
-
-
 _KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
@@ -156,8 +151,6 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "scalar_tensor": _filled(aten.scalar_tensor.default),
     "tril_indices": _indices(aten.tril_indices.default),
     "triu_indices": _indices(aten.triu_indices.default),
-    "_local_scalar_dense": item,
-    "record_stream": lambda tensor, stream: None,  # FSDP calls it there; see `device.streams`
 }
 
 
@@ -165,7 +158,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 def handle_factories() -> None:
     """Have these handle the ops that C++ calls Python with."""
     for name, kernel in _KERNELS.items():
-        if name.startswith(("record_stream", "_local_scalar", "_efficientzerotensor")):
+        if name == "_efficientzerotensor":  # which C++ makes
             continue
         packet, _, overload = name.partition(".")
         handles(getattr(getattr(aten, packet), overload or "default"))(_handler(kernel))
@@ -176,9 +169,8 @@ def _handler(kernel: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict
     return lambda _func, args, kwargs: kernel(*args, **kwargs)
 
 
-def register(backend: str = "PrivateUse1") -> torch.library.Library:
-    """Register the kernels for the devices of `backend`; they stay as long as the returned object lives."""
-    library = torch.library.Library("aten", "IMPL")
-    for name, kernel in _KERNELS.items():
-        library.impl(name, never_compiled(for_users(kernel)), backend)
-    return library
+def handle_at(key: str) -> None:
+    """Make these the kernels at a dispatch key of another device type, which is a name of the device."""
+    for name, kernel in {**_KERNELS, "full": _full}.items():
+        if name != "_copy_from":
+            set_kernel(f"aten::{name}", kernel, key)
