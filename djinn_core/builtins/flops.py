@@ -108,7 +108,7 @@ def flops_of(graph: Graph, node: Node) -> float:
         args, kwargs = meta_call(graph, node)
         try:
             return float(formula(*args, **kwargs, out_val=meta_results(graph, node)))
-        except AssertionError:  # shapes that the formula does not expect, even if a kernel accepts them
+        except (AssertionError, ValueError):  # shapes that the formula does not expect, even if a kernel accepts them
             return 0.0
     return _watched(graph, node) if _is_taken_apart(node.op) else 0.0
 

@@ -99,6 +99,13 @@ def test_flops_of_the_backward_pass_of_attention_are_what_pytorch_counts():
     )
 
 
+def test_flops_of_an_operand_that_an_op_reshaped_in_place_are_not_counted():
+    """The graph has one shape for each value, here that from before an `unsqueeze_`, which the formula of `mm` does not take."""
+    builder = ProgramBuilder()
+    builder.op("aten::mm", builder.input(4, 1), builder.input(4), shape=(4, 4))
+    assert counted_here(builder.graph()) == 0
+
+
 def bytes_of(builder):
     costs = estimate(builder.graph(), [Roofline()], topology())
     (row,) = costs.by_device.values()
