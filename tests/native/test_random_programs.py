@@ -1,0 +1,11 @@
+"""A short form of what `make test-native-sanitizers` runs: random programs of few ops are equal on both devices."""
+
+from __future__ import annotations
+
+import pytest
+import random_programs
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs_do_on_the_device_what_they_do_here(embedded):
+    assert random_programs.run_many(range(300), compared=3) == []
