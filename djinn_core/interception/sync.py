@@ -55,8 +55,11 @@ def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
 
 def read_only(tensor: LazyTensor) -> torch.Tensor:
     """Elements of a tensor, which the caller must not change: small ones are remembered."""
+    return _read_only(tensor.remote)
+
+
+def _read_only(value: Value) -> torch.Tensor:
     recorder = recorders.thread.recorder
-    value = tensor.remote
     recorder.order_after(value.storage)
     fetches = recorder.fetches
     if recorder.captures or recorders.meta_only.storages:  # whose programs may not be sent, or refuse values
@@ -65,7 +68,7 @@ def read_only(tensor: LazyTensor) -> torch.Tensor:
         known = fetches.take(value, recorder)
         if known is not None:
             return known
-        entries = recorder.entries[:]  # another thread may send them meanwhile
+        entries = recorder.look(0) if recorder.unsent else ()  # another thread may send them meanwhile
         # With it come other small results that are expected to be fetched next.
         ahead = fetches.begin(entries, value.handle) if entries else ()
         try:
@@ -113,7 +116,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         or torch_private.dispatch_modes()
     ):
         return fetch(tensor).item()
-    return read_only(tensor).item()
+    return _read_only(value).item()
 
 
 @handles(aten._linalg_check_errors.default)

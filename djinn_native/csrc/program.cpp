@@ -197,7 +197,7 @@ template <class T> at::Tensor array(const T* first, size_t count, c10::ScalarTyp
 
 using Columns = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// calls, handles, slots, kinds of slots, sites and nodes of the entries [first, last) of a program.
+// calls, handles, slots, kinds of slots, sites and nodes (none if all are outside of backward passes) of the entries [first, last) of a program.
 Columns columns(Program& p, size_t first, size_t last) {
   size_t handle = 0, slot = 0, handles = 0, slots = 0;
   for (size_t i = 0; i < last; ++i) {
@@ -212,9 +212,11 @@ Columns columns(Program& p, size_t first, size_t last) {
       slots += static_cast<size_t>(call.slots);
     }
   }
+  const auto* nodes = p.nodes.data();
+  const bool in_backward = std::any_of(nodes + first, nodes + last, [](int64_t node) { return node != -1; });
   return {array(p.calls.data() + first, last - first, at::kInt), array(p.handles.data() + handle, handles, at::kLong),
           array(p.slots.data() + slot, slots, at::kLong),        array(p.kinds.data() + slot, slots, at::kByte),
-          array(p.sites.data() + first, last - first, at::kInt), array(p.nodes.data() + first, last - first, at::kLong)};
+          array(p.sites.data() + first, last - first, at::kInt), array(p.nodes.data() + first, in_backward ? last - first : 0, at::kLong)};
 }
 
 template <class T> void drop_first(std::vector<T>& all, size_t count) {

@@ -280,6 +280,10 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("has_value(Tensor t) -> bool", &has_value);
   m.def("handle(Tensor t) -> int", &handle_of);
   m.def("facts(Tensor t) -> int[]", &facts);
+  m.def("twin_and_handle(Tensor t) -> (Tensor, int)", [](const at::Tensor& t) -> std::tuple<at::Tensor, int64_t> {
+    const auto operand = operand_of(t);
+    return {twin_of(operand), operand.value->handle};
+  });
   m.def("twin(Tensor t) -> Tensor", [](const at::Tensor& t) { return twin_of(operand_of(t)); });
   m.def("new_tensor(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, Tensor? beside) -> Tensor",
         &new_tensor);

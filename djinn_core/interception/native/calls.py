@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -20,6 +20,7 @@ _NEW, _VIEW, _SAME, _NONE = range(4)  # kinds of results
 _EMPTY_OPS: Final = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
 INT, FLOAT, UNSIGNED = range(3)  # kinds of slots
 
+list_of: Final[Callable[[torch.Tensor], list[Any]]] = torch.Tensor.tolist  # PyTorch's own
 calls: Final[list[Call | None]] = []  # by number
 signature_ids: Final[list[int]] = []
 _numbers: Final[dict[int, int]] = {}  # by the id of a call, which `calls` keeps
@@ -151,12 +152,12 @@ def encoded_slots(slots: Sequence[Slot]) -> tuple[list[int], list[int]]:
 
 def decoded_slots(bits: torch.Tensor, kinds: torch.Tensor) -> tuple[Slot, ...]:
     """The scalars again."""
-    numbers: list[Any] = bits.tolist()
+    numbers: list[Any] = list_of(bits)
     if not numbers:
         return ()
     which: bytes = kinds.numpy().tobytes()
     if 1 in which:
-        floats = bits.view(torch.float64).tolist()
+        floats = list_of(bits.view(torch.float64))
         numbers = [floats[i] if kind == FLOAT else numbers[i] for i, kind in enumerate(which)]
     if UNSIGNED in which:
         numbers = [n + (1 << 64) if kind == UNSIGNED and n < 0 else n for n, kind in zip(numbers, which, strict=True)]

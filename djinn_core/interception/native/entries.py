@@ -10,7 +10,7 @@ from typing import Any, Final, overload
 
 import torch
 
-from djinn_core.interception.native.calls import calls, decoded_slots, signature_ids
+from djinn_core.interception.native.calls import calls, decoded_slots, list_of, signature_ids
 from djinn_core.interception.native.library import ops
 from djinn_core.interception.recording.entry import Entry
 from djinn_core.ir.module_path import ModuleCall
@@ -55,24 +55,37 @@ class Entries(Sequence[Entry]):
 
     Attributes:
         calls: one per entry. numbers: of these, in C++. handles: of all entries in one tuple. slots: likewise.
-        sites: one per entry. modules: one per entry.
+        modules: one per entry.
     """
 
     def __init__(self, columns: Sequence[torch.Tensor], modules: Sequence[ModuleCall | None]) -> None:
         """`columns`: what `take` and `look` of C++ return."""
-        numbers, handles, bits, kinds, sites, _ = columns
-        self.numbers: list[int] = numbers.tolist()
+        self._columns = columns
+        self.numbers: list[int] = list_of(columns[0])
+        # At once, because C++ may use a number again. The rest is read if somebody asks.
         self.calls: tuple[Call, ...] = tuple([calls[n] for n in self.numbers])  # type: ignore[misc]
-        self.handles: tuple[int, ...] = tuple(handles.tolist())
-        self.slots: tuple[Slot, ...] = decoded_slots(bits, kinds)
-        self.site_numbers: list[int] = sites.tolist()
         self.modules = tuple(modules)
-        self._starts: list[tuple[int, int]] | None = None
+        self._rest: tuple[tuple[int, ...], tuple[Slot, ...]] | None = None
+        self._starts: list[tuple[int, int, int]] | None = (
+            None  # first handle and first slot of each entry, and its site
+        )
+
+    def _read(self) -> tuple[tuple[int, ...], tuple[Slot, ...]]:
+        found = self._rest
+        if found is None:
+            _, handles, bits, kinds, _, _ = self._columns
+            found = self._rest = tuple(list_of(handles)), decoded_slots(bits, kinds)
+        return found
 
     @property
-    def sites(self) -> tuple[Site, ...]:
-        """One per entry."""
-        return tuple([site_of(n) for n in self.site_numbers])
+    def handles(self) -> tuple[int, ...]:
+        """Handles of all entries."""
+        return self._read()[0]
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Scalars of all entries."""
+        return self._read()[1]
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -94,13 +107,14 @@ class Entries(Sequence[Entry]):
         if starts is None:
             handles = accumulate([c.operand_count + c.new_count for c in self.calls], initial=0)
             slots = accumulate([c.slot_count for c in self.calls], initial=0)
-            starts = self._starts = list(zip(handles, slots, strict=True))
-        (handle, slot), (handle_end, slot_end) = starts[index], starts[index + 1]
+            sites = [*list_of(self._columns[4]), -1]
+            starts = self._starts = list(zip(handles, slots, sites, strict=True))
+        (handle, slot, site), (handle_end, slot_end, _) = starts[index], starts[index + 1]
         return Entry(
             self.calls[index],
             self.handles[handle:handle_end],
             self.slots[slot:slot_end],
-            site_of(self.site_numbers[index]),
+            site_of(site),
             self.modules[index],
         )
 
@@ -111,8 +125,10 @@ class Entries(Sequence[Entry]):
 
     def program(self, dead: Sequence[int]) -> Program:
         """A frozen program of these entries; handles in `dead` that it mentions die with it."""
-        inside = frozenset(dead).intersection(self.handles) if dead else frozenset()
-        return Program(self.calls, self.handles, self.slots, inside, self.sites, self.modules)
+        handles, slots = self._read()
+        inside = frozenset(dead).intersection(handles) if dead else frozenset()
+        sites = [_sites.get(n) or site_of(n) for n in list_of(self._columns[4])]
+        return Program(self.calls, handles, slots, inside, tuple(sites), self.modules)
 
 
 class UnsentEntries(Sequence[Entry]):

@@ -47,8 +47,9 @@ class Upcalls(CalledFromCpp):
             if torch.get_default_dtype() is not self._default_dtype:
                 self._default_dtype = torch.get_default_dtype()
                 forget_calls()  # C++ has the default dtype in its keys
-            handler = device_state.handlers.get(id(func))
-            asked.func = func if handler is None or id(func) in _folds or id(func) in _recorded else None
+            number = id(func)
+            handler = device_state.handlers.get(number)
+            asked.func = func if handler is None or number in _folds or number in _recorded else None
             asked.args = id(args)
             kwargs = kwargs or {}
             if handler is None:

@@ -68,7 +68,7 @@ class _Pieces(Sequence[Entry]):
         """Add a piece at the end. The first pieces go where those after them are enough."""
         self._parts.append(part)
         self._length += len(part)
-        while self._length - len(self._parts[0]) >= PIECES:
+        while self._length > PIECES and self._length - len(self._parts[0]) >= PIECES:
             self._length -= len(self._parts.pop(0))
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ class FetchPredictor:
         if value.meta.nbytes > LARGEST:
             return None
         handle, storage = value.handle, value.storage
-        if not recorder.entries and handle != self._first and len(self._fetched) < MOST:
+        if not recorder.unsent and handle != self._first and len(self._fetched) < MOST:
             self._fetched.append(handle)
         found = self._values.get(handle)
         if found is None or found.changes != port.memory_changes:

@@ -15,6 +15,7 @@ import torch
 
 from djinn_core.errors import DjinnError, ForkedProcess, UnsupportedOperation
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
+from djinn_core.interception.native.calls import list_of
 from djinn_core.interception.native.entries import (
     DIFFERENTIATING,
     ENTRIES,
@@ -219,6 +220,11 @@ class Recorder:
         return UnsentEntries(self)
 
     @property
+    def unsent(self) -> int:
+        """Number of unsent entries."""
+        return self.counters[ENTRIES]
+
+    @property
     def epoch(self) -> int:
         """Number of cuts so far."""
         return self.counters[EPOCH]
@@ -304,17 +310,21 @@ class Recorder:
 
     def _modules(self, columns: Sequence[torch.Tensor], first: int = 0) -> list[ModuleCall | None]:
         """The call of a module, or the autograd node, in which each entry was issued."""
-        nodes: list[int] = columns[5].tolist()
-        count = len(nodes)
-        made: list[ModuleCall | None] = []
-        moments = [(at - first, module) for at, module in self._moments]
-        ends = [at for at, _ in moments[1:]] + [count]
-        begin = moments[0][0] if moments else count
-        made += [None] * max(0, min(begin, count))
-        for (_, module), end in zip(moments, ends, strict=True):
-            made += [module] * (min(end, count) - len(made))
-        made += [None] * (count - len(made))
-        if not nodes or (min(nodes) == -1 and max(nodes) == -1):
+        count = columns[0].numel()
+        nodes = list_of(columns[5])  # empty outside of backward passes
+        moments = self._moments
+        if len(moments) == 1 and moments[0][0] <= first:
+            made = [moments[0][1]] * count
+        else:
+            made = []
+            moments = [(at - first, module) for at, module in moments]
+            ends = [at for at, _ in moments[1:]] + [count]
+            begin = moments[0][0] if moments else count
+            made += [None] * max(0, min(begin, count))
+            for (_, module), end in zip(moments, ends, strict=True):
+                made += [module] * (min(end, count) - len(made))
+            made += [None] * (count - len(made))
+        if not nodes:
             return made
         calls = self.forward_calls
         return [(node, None, calls) if m is None and node != -1 else m for node, m in zip(nodes, made, strict=True)]
@@ -548,11 +558,14 @@ class Recorder:
         count = -1 if cut is len else cut(self.entries)
         columns = ops.take(self.program, count)
         taken = Entries(columns, self._modules(columns))
-        self._moments = [(max(0, at - len(taken)), module) for at, module in self._moments[-1:]]
+        length = len(taken.calls)
+        if self._moments:
+            at, module = self._moments[-1]
+            self._moments = [(at - length if at > length else 0, module)]
         if (timeline := port.timeline) is not None:
-            timeline.taken(self, len(taken))
-        port.ops_captured += len(taken)
-        if len(taken):
+            timeline.taken(self, length)
+        port.ops_captured += length
+        if length:
             if not self._predictor.taken(taken) or (self.limit, port.checkpoint_instructions) != self._usual:
                 self._set_limit()
             if not ask.fetch:
@@ -565,22 +578,19 @@ class Recorder:
         for captured in self.captures:
             captured.entries.extend(taken)
             captured.fetched.update(ask.fetch)
-        known, at = self._predictor.place if len(taken) else (None, WHOLE)
-        if self.done:
+        known, at = self._predictor.place if length else (None, WHOLE)
+        if shared.thread.recorder is not self and self.done:
             self.retire()
         return self._submission(taken, dead, ask, known, at)
 
     def _submission(self, taken: Entries, dead: list[int], ask: SyncRequest, known: object, at: int) -> Submission:
         meta_only = self._shared.meta_only
-        present: Any = taken
+        present: Sequence[Entry] = taken
         if meta_only.storages:
             present, known = meta_only.sift(taken), None  # it may have fewer instructions
             dead = self._forget_meta_only(dead)
         handles = [*dead, *self._take_dead()] if self.dead else dead
-        if not len(present):
-            program = NOTHING
-        else:
-            program = present.program(handles) if isinstance(present, Entries) else freeze(present, handles)
+        program = taken.program(handles) if present is taken and taken.calls else freeze(present, handles)
         inside = program.dead
         free = tuple(filterfalse(inside.__contains__, handles)) if handles and inside != set(handles) else ()
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize, known, at)
@@ -616,7 +626,7 @@ def _runtime() -> Runtime:
         raise
 
 
-def freeze(entries: list[Entry], dead: list[int]) -> Program:
+def freeze(entries: Sequence[Entry], dead: list[int]) -> Program:
     """The entries as a frozen program; handles in `dead` that it mentions die with it."""
     if not entries:
         return NOTHING

@@ -155,8 +155,7 @@ class Value:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Value:
         """The value that a tensor of the device stands for."""
-        twin = ops.twin(tensor)
-        return cls(twin, ops.handle(twin))
+        return cls(*ops.twin_and_handle(tensor))
 
     @classmethod
     def begin(cls, storage: Storage, meta: TensorMeta) -> Value:
