@@ -50,9 +50,7 @@ _NUMERIC_SETTERS: Final = (
     "_set_deterministic_algorithms",
     "_set_float32_matmul_precision",
     "_set_fp32_precision_setter",
-    "_set_cublas_allow_tf32",
     "_set_cudnn_allow_tf32",
-    "_set_onednn_allow_tf32",
     *(f"_set_{name}" for name in _SWITCHES.values()),
 )
 NEEDED: Final = (
@@ -548,19 +546,6 @@ def set_numeric_settings(settings: Mapping[str, Any]) -> None:
     for field, name in _SWITCHES.items():
         value = settings[field]
         getattr(core, f"_set_{name}")(*(value if isinstance(value, tuple) else (value,)))
-
-
-def wrap_numeric_setters(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace everything that changes the numeric settings of this process, by any of PyTorch's functions."""
-    wrapped: dict[Any, Any] = {}
-    for name in _NUMERIC_SETTERS:
-        plain = getattr(torch._C, name)
-        wrapped[plain] = wrap(plain)
-        setattr(torch._C, name, wrapped[plain])
-    for module in (torch.backends.cudnn, torch.backends.mkldnn):
-        for switch in vars(type(module)).values():
-            if isinstance(switch, torch.backends.ContextProp):  # which holds a setter of its own
-                switch.setter = wrapped.get(switch.setter, switch.setter)
 
 
 def _bytes_of(generator: CGenerator) -> Any:

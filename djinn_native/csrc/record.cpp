@@ -104,6 +104,7 @@ void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at:
   TORCH_INTERNAL_ASSERT(operands.size() == static_cast<size_t>(call.operands) && slots.size() == static_cast<size_t>(call.slots),
                         "a call takes ", call.operands, " operands and ", call.slots, " scalars, and got ", operands.size(), " and ",
                         slots.size());
+  note_settings();
   if (call.bumps && !call.writes.empty()) increment_versions(call, operands);
   const int32_t site = user_site();  // takes the interpreter's lock, so it comes before others
   const int64_t node = autograd_node(p);
@@ -288,6 +289,7 @@ std::vector<at::Tensor> append_call(int64_t call, const std::vector<at::Tensor>&
 
 // As `append` for a call without operands that makes one tensor, in the memory of `storage`.
 at::Tensor append_into(int64_t call, const c10::Storage& storage, const std::vector<int64_t>& slots, const std::vector<int64_t>& kinds) {
+  note_settings();
   const auto& known = call_of(static_cast<int32_t>(call));
   auto& p = current_program();
   auto made = make_result(known.results.at(0), nullptr, storage.unsafeGetStorageImpl());
@@ -309,6 +311,7 @@ at::Tensor append_into(int64_t call, const c10::Storage& storage, const std::vec
 // Append entries that were recorded once, with the handles of other values. `made` are the results that the caller gets.
 void append_recorded(at::IntArrayRef calls, at::IntArrayRef handles, at::IntArrayRef slots, at::IntArrayRef kinds,
                      const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written, const std::vector<at::Tensor>& made) {
+  note_settings();
   auto records_of = [](const std::vector<at::Tensor>& tensors) {
     std::vector<StorageRecord*> records;
     for (const auto& t : tensors) records.push_back(operand_of(t).record());

@@ -187,6 +187,11 @@ void upcall(const c10::OperatorHandle& op, Stack* stack);
 // Calls an op of Djinn's that Python implements. The user's modes do not see what it calls, unless `hides_modes` is false.
 void call_python(const char* op, Stack* stack, bool hides_modes = true);
 
+// ---- settings (settings.cpp) -----------------------------------------------------------------------------------------
+
+// Have Python send what was recorded under other numeric settings than those of now.
+void note_settings();
+
 // ---- programs (program.cpp) ------------------------------------------------------------------------------------------
 
 enum SlotKind : uint8_t { kIntSlot, kFloatSlot, kUnsignedSlot };

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import msgspec
 
 from djinn_core import torch_private
+from djinn_core.interception.native.library import implement
 from djinn_core.interception.recording.recorder import current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.wire.numeric_messages import NumericSettings
 
 
 def install() -> None:
-    """Note the settings of this process from now on."""
+    """Note the settings of this process from now on. C++ looks at each op whether they have changed."""
     port.numeric_settings = _now()
-    torch_private.wrap_numeric_setters(_noting_changes)
+    implement(settings_changed=_note_change)
 
 
 def require_exact(exact: bool) -> None:
@@ -34,17 +32,12 @@ def _send_recorded() -> None:
     current().cut_all()
 
 
-def _noting_changes(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A setter after which ops run under the new settings; what was recorded before is sent first."""
-
-    def set_and_note(*args: Any, **kwargs: Any) -> Any:
-        result = plain(*args, **kwargs)
-        now = _now()
-        if now != port.numeric_settings:
-            # What waits for a session to begin runs under the settings of then: changing them starts no server.
-            if port.is_open() and any(recorder.entries for recorder in recorders.all()):
-                _send_recorded()
-            port.numeric_settings = now
-        return result
-
-    return set_and_note
+def _note_change() -> None:
+    """Ops run under the settings of their time, so what was recorded before a change is sent first."""
+    now = _now()
+    if now == port.numeric_settings:
+        return
+    # What waits for a session to begin runs under the settings of then: changing them starts no server.
+    if port.is_open() and any(recorder.entries for recorder in recorders.all()):
+        _send_recorded()
+    port.numeric_settings = now
