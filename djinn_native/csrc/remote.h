@@ -160,8 +160,8 @@ void change_memory(const char* what, c10::DeviceIndex index);
 void install_device();
 
 // Locks. None is held while Python is called, the interpreter's lock is taken, or a tensor or a value dies: a thread that waits for one of
-// them may have the interpreter's lock. (`sites_mutex` is the exception: all that wait for it have that lock, but `sites_from`, which needs
-// none.) Where a thread takes several, this is the order; of those in one line it takes one at a time:
+// them may have the interpreter's lock. (`sites_mutex` is the exception: all take it with the interpreter's lock.) Where a thread takes
+// several, this is the order; of those in one line it takes one at a time:
 //   1. sharing_mutex: which programs use a storage, the table of programs
 //   2. Program::mutex: the entries of a program
 //   3. freed_lock: values that were freed, the table of storages

@@ -206,22 +206,20 @@ LayoutPtr Value::present_layout() const {
 // The last owner is gone.
 void Value::release_resources() {
   auto* r = record;
-  bool last;
+  bool anchors;
   {
     std::lock_guard<SpinLock> guard(record_lock(r));
     auto& all = r->values;
     all.erase(std::find(all.begin(), all.end(), this));
-    last = all.empty();
-  }
-  if (owned) {
     // The storage object outlives its tensors where Python holds it, and a tensor may be made over it again.
-    if (last && r->storage && c10::raw::intrusive_ptr::use_count(r->storage) > 1) {
-      auto anchor = new_value(handle, r, true, layout);
-      std::lock_guard<SpinLock> guard(record_lock(r));
-      r->anchor.swap(anchor);
-    } else {
-      queue_freed(*this);
-    }
+    anchors = owned && all.empty() && r->storage && c10::raw::intrusive_ptr::use_count(r->storage) > 1;
+  }
+  if (anchors) {
+    auto anchor = new_value(handle, r, true, layout);
+    std::lock_guard<SpinLock> guard(record_lock(r));
+    if (r->storage) r->anchor.swap(anchor);  // else it is gone by now
+  } else if (owned) {
+    queue_freed(*this);
   }
   c10::raw::weak_intrusive_ptr::decref(this);  // the list's; the caller has one as well
 }
