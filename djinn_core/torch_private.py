@@ -555,21 +555,6 @@ def _bytes_of(generator: CGenerator) -> Any:
 _GENERATOR_HEAD: Final = 128  # bytes in which the device lies: a generator has more than that
 
 
-# A reference to a storage that does not keep it; `expired()` says whether it is gone.
-Wrap: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def wrap_fork_rng(wrap: Wrap) -> None:
-    """Replace `torch.random.fork_rng`."""
-    torch.random.fork_rng = wrap(torch.random.fork_rng)
-
-
-def wrap_device_states(wrap: Wrap) -> None:
-    """Replace the function by which activation checkpointing asks for the random states of devices."""
-    checkpointing: Any = importlib.import_module("torch.utils.checkpoint")
-    checkpointing.get_device_states = wrap(checkpointing.get_device_states)
-
-
 def is_view(tensor: torch.Tensor) -> bool:
     """True if autograd knows `tensor` as a view of another tensor."""
     return tensor._is_view()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.interception.device import numeric_settings, processes, random_forks
+from djinn_core.interception.device import numeric_settings, processes
 from djinn_core.interception.device.device_module import bound_state, make_module
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.libraries.install import install as adapt_libraries
@@ -47,7 +47,6 @@ def _register() -> None:
     batched_fetch.fetch_saved_together()
     wrap_module_apply(fetch_modules_together)
     processes.share_nothing()
-    random_forks.install()
     numeric_settings.install()
     wrap_engine(guard_engine)
     wrap_module_call(follow_modules)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -93,12 +94,25 @@ def initial_seed() -> int:
     return default_generator().initial_seed()
 
 
+# PyTorch's own callers of `get_rng_state`, which give the state back without reading it: `fork_rng` and activation checkpointing.
+_GIVE_BACK: Final = frozenset({"torch.random", "torch.utils.checkpoint"})
+
+
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """The random state, as a CPU tensor of bytes; one round trip."""
-    generator = default_generator(device)
-    if not device_state.thread.keeps_random_state:
-        return generator.get_state()
-    return generators.keep_state(generator)
+    """The random state, as a CPU tensor of bytes; one round trip. For PyTorch's own callers it stays on the executor."""
+    if not _gives_back():
+        return default_generator(device).get_state()
+    if port.forked:  # the device's state is the parent's
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return generators.keep_state(default_generator(device))
+
+
+def _gives_back() -> bool:
+    """True if the first frame outside of Djinn is PyTorch's."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("djinn_core."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") in _GIVE_BACK
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -108,6 +122,8 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Go on from `new_state`."""
+    if port.forked and not new_state.numel():
+        return
     generator = default_generator(device)
     if isinstance(new_state, LazyTensor):
         generators.go_on_from(generator, new_state)

@@ -37,14 +37,12 @@ class ThreadState(threading.local):
     """Choices of one thread, and the calls that it is in the middle of.
 
     Attributes:
-        keeps_random_state: PyTorch is saving a random state that it will not read.
         padding_is_last: the result of the last check whether padding comes last in each row.
         converts_module: a module is being moved or converted.
         expected: the fetches that are expected next.
         waits_until: the end of its waits for executors, on the monotonic clock; None: no limit.
     """
 
-    keeps_random_state = False
     padding_is_last = False
     converts_module = False
     expected: ExpectedFetches | None = None

@@ -86,14 +86,6 @@ def _say_once() -> None:
     _log.warning("torch.compile does nothing for remote tensors: the model runs op by op, with the same results")
 
 
-def _adapt_tracer(module: Any) -> None:
-    """`torch.fx.experimental.proxy_tensor` (`make_fx`): ops on remote tensors are traced.
-
-    It leaves ops on classes that it does not know to these classes, and would put what they returned into the graph as constants.
-    """
-    module.HANDLED_TYPES = (*module.HANDLED_TYPES, LazyTensor)
-
-
 def _adapt_flex_attention(module: Any) -> None:
     """`torch.nn.attention.flex_attention`: its list of devices is that of those that it has kernels for; here it is made of ops."""
     validate = module._validate_device  # noqa: SLF001 - nothing public says which devices there are
@@ -130,7 +122,6 @@ _ADAPTED: dict[str, Adapt] = {
     "torch._dynamo.eval_frame": adapt_tracing,
     "torch._inductor.compile_fx": adapt_compiling,
     "torch.distributed.device_mesh": _adapt_device_mesh,
-    "torch.fx.experimental.proxy_tensor": _adapt_tracer,
     "torch.nn.attention.flex_attention": _adapt_flex_attention,
 }
 
