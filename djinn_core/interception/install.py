@@ -20,6 +20,7 @@ from djinn_core.interception.recording.module_calls import follow_modules
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import async_cpu_tensor, batched_fetch, host_values
 from djinn_core.interception.tensors.modules import fetch_modules_together
+from djinn_core.interception.tensors.notebook_tensors import show_in_notebooks
 from djinn_core.torch_private import wrap_engine, wrap_module_apply, wrap_module_call
 from djinn_core.torch_tracing import spare_dtensor, spare_dynamo
 
@@ -33,6 +34,7 @@ def install() -> None:
     port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
     _register()
     adapt_libraries()
+    show_in_notebooks()
 
 
 def _register() -> None:

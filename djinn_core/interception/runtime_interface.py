@@ -307,7 +307,6 @@ class Port(RuntimeFunctions, eq=False):
             `PartsTensor.__torch_dispatch__`.
         around: stands around each op, which it calls; None: nothing does. Set it with `stand_around`.
         show_all_ops: have C++ hand each op to Python, or only those that it does not know.
-        show: how a remote tensor prints; `contents` may be given.
         copy_later: begin a copy to a new CPU tensor (source, memory format); None if it must wait.
         copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
         bound_state: the value that holds the random state of an index that is bound to one device.
@@ -319,7 +318,6 @@ class Port(RuntimeFunctions, eq=False):
     around: Around | None = None
     show_all_ops: Callable[[bool], None] = _all_are_shown
     dispatch_layout: Dispatch = _not_installed
-    show: Callable[[Any, str | None], str] = _not_installed
     copy_later: Callable[[Any, torch.memory_format], torch.Tensor | None] = _not_installed
     copy_into_later: Callable[[torch.Tensor, Any], bool] = _not_installed
     bound_state: Callable[[int], Any] = _not_installed
