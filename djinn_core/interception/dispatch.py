@@ -430,7 +430,7 @@ def _again(tensor: LazyTensor) -> LazyTensor:
     return wrap(tensor.remote)
 
 
-@handles(torch.ops.aten.as_strided.default)
+@handles(torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     check_extent(*args, **kwargs)
     return record(func, args, kwargs)
