@@ -3,7 +3,7 @@
 The layers, lowest first; each may import only from those before it (docs/architecture.md):
 
 - `system`: what the platform offers, with an implementation for each: the only place that asks the operating system by itself.
-- `backoff`, `directories`, `errors`, `files`, `front_end`, `interrupts`, `lru`, `printable`, `reference_counts`, `role`, `stack_room`:
+- `backoff`, `directories`, `errors`, `files`, `front_end`, `interrupts`, `lru`, `printable`, `role`, `stack_room`:
   pauses between attempts; where files of the user lie; the hierarchy of errors; files that processes share; the notebook around a
   program; when Ctrl-C is raised; a bounded mapping; what others say, made fit to be shown; who else refers to an object; what this process is; room for nested calls.
   `torch_private`, `torch_backend`, `torch_layouts`, `torch_objects`, `torch_tracing`: the only places where PyTorch's private functions are touched.
