@@ -36,7 +36,7 @@ def number_of(call: Call) -> int:
 
 
 _nothing = -1
-_adding: Final = threading.RLock()
+_adding = threading.RLock()
 
 
 def nothing() -> int:
@@ -57,14 +57,20 @@ def _add_alone(call: Call | None, description: Sequence[int]) -> int:
     if len(calls) - _released > _sweep_at:
         _sweep()
     number = int(ops.add_call(description))
-    if number == len(calls):
-        calls.append(call)
-        signature_ids.append(0)
-    else:
+    if number < len(calls):
         _released -= 1
+    while number >= len(calls):  # several after a fork in the middle of this, on another thread
+        calls.append(None)
+        signature_ids.append(0)
     calls[number] = call
     signature_ids[number] = 0 if call is None else call.signature.id
     return number
+
+
+def begin_in_child() -> None:
+    """In a forked child: a thread that stayed in the parent may have held the lock."""
+    global _adding
+    _adding = threading.RLock()
 
 
 def forget(signature: Signature | None = None) -> None:

@@ -21,7 +21,7 @@ UNTOLD, FORGOTTEN = -4, -3  # values of `NODE` that are no autograd node
 
 _sites: Final[dict[int, Site]] = {}
 _next_site = 0
-_learning: Final = threading.RLock()
+_learning = threading.RLock()
 _NOWHERE: Final[Site] = ((lambda: None).__code__, 0)
 
 
@@ -35,6 +35,12 @@ def site_of(number: int) -> Site:
             _learn_sites()
         found = _sites.get(number, _NOWHERE)  # C++ keeps the last some thousand code objects
     return found
+
+
+def begin_in_child() -> None:
+    """In a forked child: a thread that stayed in the parent may have held the lock."""
+    global _learning
+    _learning = threading.RLock()
 
 
 def _learn_sites() -> None:

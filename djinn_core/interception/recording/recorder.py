@@ -15,6 +15,8 @@ import torch
 
 from djinn_core.errors import DjinnError, ForkedProcess, UnsupportedOperation
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
+from djinn_core.interception.native import calls as native_calls
+from djinn_core.interception.native import entries as native_entries
 from djinn_core.interception.native.calls import list_of
 from djinn_core.interception.native.entries import (
     DIFFERENTIATING,
@@ -182,6 +184,8 @@ class Recorder:
         """Forget everything in a forked child, before it records."""
         global _retiring
         _retiring = threading.RLock()  # a thread of the parent may have held it
+        native_calls.begin_in_child()
+        native_entries.begin_in_child()
         _by_program.clear()
         ops.forget_programs()
         ops.set_forked(port.forked)
@@ -747,6 +751,7 @@ class Recorders:
         collect_later.restart()
         self._all.clear()
         self.waiting = 0
+        self.predictable_programs = PredictablePrograms()
         Recorder.begin_in_child()
         self.held_back.clear()
         self.unsent.clear()

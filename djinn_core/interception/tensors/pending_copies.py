@@ -6,9 +6,18 @@ import threading
 from typing import Protocol
 
 from djinn_core.interception.device.device_state import device_state
+from djinn_core.system.processes import in_forked_child
 
 # Held while a copy lands, so that who uses it meanwhile on another thread waits for that.
 lock = threading.RLock()
+
+
+def _begin_in_child() -> None:
+    global lock
+    lock = threading.RLock()  # a thread that stayed in the parent may have held it
+
+
+in_forked_child(_begin_in_child)
 
 
 class PendingCopy(Protocol):
