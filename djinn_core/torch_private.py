@@ -236,11 +236,6 @@ def differentiated(op: Any) -> Callable[..., Any] | None:
     return op.py_kernels.get(torch._C.DispatchKey.Autograd)  # type: ignore[no-any-return]
 
 
-def implement_for_class(op: Any, cls: type, implementation: Callable[..., Any]) -> None:
-    """Have a higher-order op call `implementation` where tensors of `cls` take part."""
-    op.py_impl(cls)(implementation)
-
-
 def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> None:
     """Have a higher-order op call `implementation` where autograd looks at tensors of the device."""
     op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)

@@ -1,7 +1,7 @@
 """Higher-order ops, such as `torch.cond` and `flex_attention`: their functions run op by op, and each op is recorded.
 
-PyTorch looks for an implementation by the class of the tensors, and has one made of ops. Its autograd kernel would trace the
-functions, which must then be as `torch.compile` rewrites them; so here autograd records the ops of the functions like any others.
+PyTorch has an implementation made of ops. Its autograd kernel would trace the functions, which must then be as `torch.compile`
+rewrites them; so here autograd records the ops of the functions like any others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from djinn_core import torch_private
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 
-# Those that call functions of the user; others have gradients of their own.
+# Ops that call functions of the user; others have gradients of their own.
 _CONTROL_FLOW = frozenset({"associative_scan", "cond", "map_impl", "scan", "while_loop"})
 
 
@@ -22,11 +22,8 @@ def register() -> None:
     """Have these ops run where a remote tensor takes part. Called once."""
     for name, op in torch_private.higher_order_ops().items():
         by_ops = torch_private.made_of_ops(op)
-        if by_ops is None:
-            continue
-        torch_private.implement_for_class(op, LazyTensor, by_ops)
         traced = torch_private.differentiated(op)
-        if traced is not None and name in _CONTROL_FLOW:
+        if by_ops is not None and traced is not None and name in _CONTROL_FLOW:
             torch_private.implement_under_autograd(op, _unless_traced(by_ops, traced))
 
 
