@@ -5,6 +5,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <shared_mutex>
@@ -80,7 +81,7 @@ Memo& memo() {
 
 inline uint64_t mix(uint64_t h, uint64_t v) {
   h ^= v * 0x9e3779b97f4a7c15ull;
-  h = (h << 29 | h >> 35) * 0xbf58476d1ce4e5b9ull;
+  h = std::rotl(h, 29) * 0xbf58476d1ce4e5b9ull;
   return h ^ h >> 32;
 }
 template <class Words> uint64_t hash_words(const Words& words) {
@@ -351,7 +352,7 @@ const Call& call_of(int32_t id) {
   return calls().blocks[static_cast<size_t>(id) / kBlock].load(std::memory_order_acquire)[static_cast<size_t>(id) % kBlock];
 }
 
-OpInfo::OpInfo(const c10::OperatorHandle& o) : op(o) {
+OpInfo::OpInfo(c10::OperatorHandle o) : op(std::move(o)) {
   const auto& schema = op.schema();
   name = schema.name();
   if (!schema.overload_name().empty()) name += "." + schema.overload_name();
@@ -490,7 +491,7 @@ void forget_calls(at::IntArrayRef ids) {
     return all;
   }();
   for (auto* k : m.by_age) {
-    if (ids.empty() || chosen.count(k->call)) {
+    if (ids.empty() || chosen.contains(k->call)) {
       gone.push_back(k);
     } else {
       left.push_back(k);
@@ -501,7 +502,7 @@ void forget_calls(at::IntArrayRef ids) {
 }
 
 // Numbers of calls that no key has and no unsent entry mentions.
-std::vector<int64_t> unused_calls() {
+static std::vector<int64_t> unused_calls() {
   std::vector<bool> used;
   {
     std::lock_guard<std::mutex> guard(calls().mutex);
@@ -523,7 +524,7 @@ std::vector<int64_t> unused_calls() {
   return unused;
 }
 
-void release_calls(at::IntArrayRef ids) {
+static void release_calls(at::IntArrayRef ids) {
   std::lock_guard<std::mutex> guard(calls().mutex);
   for (auto id : ids) calls().released.push_back(static_cast<int32_t>(id));
 }

@@ -29,7 +29,7 @@ thread_local std::vector<int64_t> thread_streams;  // the current stream of each
 std::atomic<int64_t> known_count{1};
 
 int64_t& stream_of(c10::DeviceIndex index) {
-  const auto place = static_cast<size_t>(index < 0 ? thread_index : index);
+  const auto place = static_cast<size_t>(static_cast<uint8_t>(index < 0 ? thread_index : index));
   if (thread_streams.size() <= place) thread_streams.resize(place + 1, 0);
   return thread_streams[place];
 }

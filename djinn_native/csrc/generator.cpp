@@ -147,7 +147,7 @@ std::mutex& generators_mutex() {
 const at::Generator& default_generator(c10::DeviceIndex index) {
   static auto* all = new std::vector<at::Generator>(256);
   std::lock_guard<std::mutex> guard(generators_mutex());
-  const auto place = static_cast<size_t>(index < 0 ? current_index() : index);
+  const auto place = static_cast<size_t>(static_cast<uint8_t>(index < 0 ? current_index() : index));
   auto& one = (*all)[place];
   if (!one.defined()) one = at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(place), true);
   return one;

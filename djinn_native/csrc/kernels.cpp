@@ -71,7 +71,7 @@ struct Whole final : c10::OperatorKernel {
 // Attention: whole without gradients; with them Python chooses the kernel that the executor's device would take.
 struct Attention final : c10::OperatorKernel {
   explicit Attention(OpInfo& i) : info(i) {}
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
     const size_t first = stack->size() - info.args;
     const bool grad = c10::GradMode::is_enabled();
     const auto& context = at::globalContext();
@@ -175,8 +175,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at
   if (typeid(*impl) == typeid(RemoteImpl)) static_cast<RemoteImpl*>(impl)->value.reset();
   impl->set_storage_keep_dtype(std::move(source));
   impl->set_sizes_and_strides(size, stride, offset);
-  const size_t needed =
-      impl->numel() ? static_cast<size_t>(at::detail::computeStorageNbytes(size, stride, self.element_size(), offset)) : 0;
+  const size_t needed = impl->numel() ? at::detail::computeStorageNbytes(size, stride, self.element_size(), offset) : 0;
   const auto& storage = impl->unsafe_storage();
   if (needed > storage.nbytes() && storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) {
     Stack stack{storage, static_cast<int64_t>(needed)};
@@ -279,8 +278,8 @@ const char* const kTakenApart[] = {
 
 bool is_taken_apart(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
-  return std::find(std::begin(kTakenApart), std::end(kTakenApart), op.schema().name()) != std::end(kTakenApart) &&
-         std::none_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.type()->kind() == c10::TypeKind::TensorType; });
+  return std::ranges::find(kTakenApart, op.schema().name()) != std::end(kTakenApart) &&
+         std::ranges::none_of(arguments, [](const auto& a) { return a.type()->kind() == c10::TypeKind::TensorType; });
 }
 
 torch::Library& library(c10::DispatchKey key) {
@@ -322,11 +321,11 @@ void register_kernels() {
   auto& backend = library(c10::DispatchKey::PrivateUse1);
   const std::set<std::string> own(std::begin(kOwn), std::end(kOwn));
   for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
+    if (!name.name.starts_with("aten::")) continue;
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema()) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (own.count(full) || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !has_backend_kernel(*op) ||
+    if (own.contains(full) || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !has_backend_kernel(*op) ||
         is_taken_apart(*op)) {
       continue;
     }

@@ -135,8 +135,7 @@ Program* before_write(const Program& mine, const StorageRecord* s) {
 void note_read(Program& mine, StorageRecord* s) {
   if (C10_UNLIKELY(s->reader.program != &mine && is_live(s->reader))) {
     auto& others = s->readers;
-    others.erase(std::remove_if(others.begin(), others.end(), [&](const Use& u) { return u.program == &mine || !is_live(u); }),
-                 others.end());
+    std::erase_if(others, [&](const Use& u) { return u.program == &mine || !is_live(u); });
     others.push_back(s->reader);
   }
   s->reader = {&mine, mine.epoch()};
@@ -202,7 +201,7 @@ Columns columns(Program& p, size_t first, size_t last) {
   size_t handle = 0, slot = 0, handles = 0, slots = 0;
   for (size_t i = 0; i < last; ++i) {
     const auto& call = call_of(p.calls[i]);
-    size_t count = static_cast<size_t>(call.operands);
+    auto count = static_cast<size_t>(call.operands);
     for (const auto& r : call.results) count += r.kind == Result::kNew || r.kind == Result::kView;
     if (i < first) {
       handle += count;
@@ -287,7 +286,7 @@ void append_entries(const at::Tensor& calls, const at::Tensor& handles, const at
   auto& p = current_program();
   std::lock_guard<SpinLock> guard(p.mutex);
   auto add = [](auto& to, const at::Tensor& from) {
-    using T = typename std::decay_t<decltype(to)>::value_type;
+    using T = std::decay_t<decltype(to)>::value_type;
     const auto* data = static_cast<const T*>(from.const_data_ptr());
     to.insert(to.end(), data, data + from.numel());
   };

@@ -314,6 +314,7 @@ void append_recorded(at::IntArrayRef calls, at::IntArrayRef handles, at::IntArra
   note_settings();
   auto records_of = [](const std::vector<at::Tensor>& tensors) {
     std::vector<StorageRecord*> records;
+    records.reserve(tensors.size());
     for (const auto& t : tensors) records.push_back(operand_of(t).record());
     return records;
   };

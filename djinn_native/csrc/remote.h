@@ -22,7 +22,7 @@
 namespace djinn {
 
 constexpr auto kRemote = c10::DeviceType::PrivateUse1;
-using Stack = torch::jit::Stack;
+using torch::jit::Stack;
 using Handle = int64_t;  // as in djinn_core/ir/handles.py: storage * (2^32 + 1) + view
 
 struct Program;
@@ -279,7 +279,7 @@ enum OpFlag : int64_t { kHandled = 1, kFolds = 2, kAnyFloat = 4, kNeverKnown = 8
 
 enum class ArgKind : uint8_t { kPlain, kEnum };
 struct OpInfo {
-  explicit OpInfo(const c10::OperatorHandle& op);
+  explicit OpInfo(c10::OperatorHandle op);
   c10::OperatorHandle op;
   std::string name;
   uint64_t id;

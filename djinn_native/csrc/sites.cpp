@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <string_view>
 #include <unordered_map>
 
 namespace djinn {
@@ -90,7 +91,7 @@ bool is_users(const Python& py, Object* code) {
   Object* name = py.attribute(code, "co_filename");
   const char* text = name ? py.text(name) : nullptr;
   bool users = text != nullptr;
-  for (const auto& folder : all.own) users = users && std::string(text).rfind(folder, 0) != 0;
+  for (const auto& folder : all.own) users = users && !std::string_view(text).starts_with(folder);
   if (name) py.decref(name);
   py.incref(code);
   all.users.emplace(code, users);
@@ -142,7 +143,7 @@ thread_local int64_t recent_generation = 0;
 int32_t site_of_frame(const Python& py, Object* code, Object* frame) {
   const int offset = py.lasti(frame);
   if (recent_generation != sites().generation) {
-    std::fill(std::begin(recent_sites), std::end(recent_sites), RecentSite{});
+    std::ranges::fill(recent_sites, RecentSite{});
     recent_generation = sites().generation;
   }
   auto& recent = recent_sites[(reinterpret_cast<uintptr_t>(code) / 32 + static_cast<uintptr_t>(offset)) % kRecent];
@@ -155,7 +156,7 @@ int32_t site_of_frame(const Python& py, Object* code, Object* frame) {
   }
   const int32_t site = recent.site;
   if (!gone.empty()) {
-    std::fill(std::begin(recent_sites), std::end(recent_sites), RecentSite{});
+    std::ranges::fill(recent_sites, RecentSite{});
     for (Object* one : gone) py.decref(one);
   }
   return site;

@@ -210,7 +210,7 @@ void Value::release_resources() {
   {
     std::lock_guard<SpinLock> guard(record_lock(r));
     auto& all = r->values;
-    all.erase(std::find(all.begin(), all.end(), this));
+    all.erase(std::ranges::find(all, this));
     // The storage object outlives its tensors where Python holds it, and a tensor may be made over it again.
     anchors = owned && all.empty() && r->storage && c10::raw::intrusive_ptr::use_count(r->storage) > 1;
   }
@@ -259,7 +259,7 @@ std::vector<int64_t> take_freed(Program* program, int64_t* waiting) {
   std::vector<int64_t> free;
   std::vector<Freed> left;
   for (const auto& f : taken) {
-    if (elsewhere(f.writer) || elsewhere(f.reader) || std::any_of(f.readers.begin(), f.readers.end(), elsewhere)) left.push_back(f);
+    if (elsewhere(f.writer) || elsewhere(f.reader) || std::ranges::any_of(f.readers, elsewhere)) left.push_back(f);
     else free.push_back(f.handle);
   }
   *waiting = static_cast<int64_t>(left.size());
@@ -275,6 +275,7 @@ std::vector<int64_t> look_freed() {
   auto& all = shared();
   std::lock_guard<SpinLock> guard(all.lock);
   std::vector<int64_t> handles;
+  handles.reserve(all.freed.size());
   for (const auto& f : all.freed) handles.push_back(f.handle);
   return handles;
 }
