@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.torch_backend import boxed_function, rename_backend, without_torch_dispatch
 from djinn_core.torch_private import never_compiled
-from djinn_core.tracebacks import for_users
+from djinn_core.tracebacks import shorten
 
 
 def load() -> None:
@@ -51,7 +51,11 @@ class CalledFromCpp(TorchDispatchMode):
 class _Implementations(CalledFromCpp):
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _implementations[id(func)](*args, **(kwargs or {}))
+        try:
+            return _implementations[id(func)](*args, **(kwargs or {}))
+        except BaseException as error:
+            shorten(error)
+            raise
 
 
 class _Kernel(CalledFromCpp):
@@ -61,7 +65,11 @@ class _Kernel(CalledFromCpp):
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._function(*args, **(kwargs or {}))
+        try:
+            return self._function(*args, **(kwargs or {}))
+        except BaseException as error:
+            shorten(error)
+            raise
 
 
 def implement(**functions: Callable[..., Any]) -> None:
@@ -79,7 +87,7 @@ def set_kernel(name: str, function: Callable[..., Any], key: str, *, partly: boo
     `partly`: PyTorch's kernel goes on handling calls that have neither a remote tensor nor name the device.
     """
     packet, _, overload = name.partition(".")
-    with _Kernel(for_users(function)), without_torch_dispatch():
+    with _Kernel(function), without_torch_dispatch():
         ops.set_kernel(packet, overload, key, partly)
 
 
