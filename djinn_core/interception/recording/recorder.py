@@ -820,6 +820,8 @@ def _unsent_ops() -> int:
 def _cut(program: int) -> None:
     if (recorder := recorder_of(program)) is not None:
         recorder.cut()
+    elif ops.look_calls(program) and recorder_of(program) is None:
+        raise AssertionError(f"program {program} has unsent ops and no recorder")  # C++ would ask for ever
 
 
 def _at_limit() -> None:
