@@ -200,12 +200,23 @@ def test_a_sparse_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor(emb
     indices, count, coalesced = INVALID[case]
     whole = torch.ones(4, device=embedded)
     made = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
-        1, 0, [4], torch.tensor([indices], device=embedded), torch.ones(count, device=embedded), layout=torch.sparse_coo,
-        is_coalesced=coalesced
+        1, 0, [4], torch.zeros(1, count, dtype=torch.int64, device=embedded), torch.ones(count, device=embedded),
+        layout=torch.sparse_coo, is_coalesced=coalesced
     )  # fmt: skip
+    made.held_indices = torch.tensor([indices], device=embedded)  # as a client could that checks no sizes
     with pytest.raises(RuntimeError):
         made.to_dense()
     assert whole.sum().item() == 4
+
+
+@pytest.mark.parametrize("elements", [(2, 3), (2, 1), (3, 2)])
+def test_values_of_a_wrong_size_are_refused_at_once(embedded, elements):
+    raised = []
+    for device in ("cpu", embedded):
+        with pytest.raises(RuntimeError) as info:
+            torch.sparse_coo_tensor(ROWS[:, :2].to(device), torch.ones(elements, device=device), (3, 4, 2))
+        raised.append(str(info.value))
+    assert raised[0] == raised[1]
 
 
 def test_the_executor_runs_no_other_op_in_the_name_of_sparse_tensors():

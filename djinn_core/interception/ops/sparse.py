@@ -154,10 +154,19 @@ def _with_tensors(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         raise RuntimeError(
             "number of dimensions must be sparse_dim + dense_dim, and indices a matrix of sparse_dim rows"
         )
+    _check_sizes(list(values.shape or (1,)), [int(indices.shape[1]), *map(int, size[sparse_dim:])])
     dtype = kwargs.get("dtype")
     if dtype is not None and dtype != values.dtype:
         values = record(aten._to_copy.default, (values,), {"dtype": dtype})
     return wrap_sparse(indices, values, tuple(int(n) for n in size), bool(kwargs.get("is_coalesced")))
+
+
+def _check_sizes(elements: list[int], expected: list[int]) -> None:
+    if elements[0] != expected[0]:
+        counts = f"nnz from indices: {expected[0]}, nnz from values: {elements[0]}"
+        raise RuntimeError(f"indices and values must have same nnz, but got {counts}")
+    if elements != expected:
+        raise RuntimeError(f"values has incorrect size, expected {expected}, got {elements}")
 
 
 @handles(
