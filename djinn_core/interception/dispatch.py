@@ -227,7 +227,8 @@ def _record_unknown(
         _remember(tuple(key), None)
         inference_cache.drawing[tuple(key)] = call
         return _draw(call, operands, slots)
-    if leaves_index_open(kwargs) or warns_each_time(func, args, (m.dtype for m in call.results if m is not None)):
+    warns = _resizes_out(func, call) or warns_each_time(func, args, (m.dtype for m in call.results if m is not None))
+    if warns or leaves_index_open(kwargs):
         return append(call, operands, slots)
     numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
     learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)
@@ -235,6 +236,13 @@ def _record_unknown(
         call = call.with_slots(slots)
     _remember_call(func, args, key, call)
     return append(call, operands, slots)
+
+
+def _resizes_out(func: Any, call: Call) -> bool:
+    """True if the call resizes a tensor with elements that was given as `out`: PyTorch warns of it at each call."""
+    before = call.operands
+    resized = any(before[p].numel and before[p].shape != now.shape for p, now in call.changes if p in call.writes)
+    return resized and any(argument.is_out for argument in schema_of(func).arguments)
 
 
 def _record_inferred(

@@ -168,6 +168,15 @@ def test_filling_an_expanded_tensor_is_warned_of(embedded):
             fill()
 
 
+def test_an_out_tensor_that_is_resized_is_warned_of_at_each_call(embedded):
+    x = torch.ones(5, device=embedded)
+    for _ in range(3):
+        out = torch.ones(6, device=embedded)
+        with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+            torch.sin(x, out=out)
+        assert torch.equal(out, x.sin())
+
+
 def test_what_is_taken_with_one_number_is_tried_again_with_one_of_another_dtype(embedded):
     x = torch.ones(3, dtype=torch.uint8, device=embedded)
     assert torch.nextafter(x, torch.tensor(2.5)).shape == (3,)
