@@ -172,10 +172,22 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at
     }
     stride = dense;
   }
+  const auto itemsize = static_cast<int64_t>(self.element_size());
+  const auto reach = [&] {
+    const bool empty = std::ranges::find(size, 0) != size.end();
+    return empty ? 0 : at::detail::computeStorageNbytes(size, stride, static_cast<size_t>(itemsize), static_cast<size_t>(offset));
+  };
+  // An offset into a part of a storage would not be that of the value.
+  const auto part = source.nbytes();
+  if (const auto before = take_whole(&source)) {
+    TORCH_CHECK(reach() <= part, "Trying to resize storage that is not resizable");
+    TORCH_CHECK(before % itemsize == 0, "set_: elements of ", itemsize, " bytes cannot begin at byte ", before, " of a storage");
+    offset += before / itemsize;
+  }
   if (typeid(*impl) == typeid(RemoteImpl)) static_cast<RemoteImpl*>(impl)->value.reset();
   impl->set_storage_keep_dtype(std::move(source));
   impl->set_sizes_and_strides(size, stride, offset);
-  const size_t needed = impl->numel() ? at::detail::computeStorageNbytes(size, stride, self.element_size(), offset) : 0;
+  const size_t needed = reach();
   const auto& storage = impl->unsafe_storage();
   if (needed > storage.nbytes() && storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) {
     Stack stack{storage, static_cast<int64_t>(needed)};

@@ -133,6 +133,8 @@ c10::Allocator* allocator();
 c10::Storage new_storage(size_t nbytes, c10::DeviceIndex index);
 c10::Storage borrowed_storage(int64_t number, size_t nbytes, c10::DeviceIndex index);
 StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before = nullptr);
+// Put the storage that has the record in the place of a part of it, such as `storage[8:16]`; the number of bytes before the part.
+int64_t take_whole(c10::Storage* s);
 // Set the size that PyTorch sees. The storage gets an address with its first byte.
 void set_bytes(StorageRecord* record, size_t nbytes);
 bool has_record(const c10::StorageImpl* s);

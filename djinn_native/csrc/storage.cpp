@@ -168,6 +168,16 @@ StorageRecord* record_of(c10::StorageImpl* s, int64_t* bytes_before) {
   return all.records[slot];
 }
 
+int64_t take_whole(c10::Storage* s) {
+  auto* part = s->unsafeGetStorageImpl();
+  const auto& ptr = part->_mutable_data_ptr_no_checks();
+  if (C10_LIKELY(ptr.get_deleter() == &delete_record || !ptr.get())) return 0;
+  int64_t before = 0;
+  auto* record = record_of(part, &before);
+  *s = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(record->storage));
+  return before;
+}
+
 SpinLock& record_lock_at(size_t place) {
   struct alignas(64) Padded {
     SpinLock lock;

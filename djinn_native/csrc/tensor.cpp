@@ -325,6 +325,10 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
     const auto writer = operand.record()->writer;
     return {writer.program ? writer.program->number : -1, writer.epoch};
   });
+  m.def("whole_storage(Storage storage) -> (Storage, int)", [](c10::Storage s) -> std::tuple<c10::Storage, int64_t> {
+    const auto before = take_whole(&s);
+    return {std::move(s), before};
+  });
   m.def("storage_number(Storage storage) -> int", [](const c10::Storage& s) { return record_of(s.unsafeGetStorageImpl())->number; });
   m.def("view_of_storage(Storage storage, int[] size, int[] stride, int offset, int dtype, int bits) -> Tensor");  // implemented in Python
 }

@@ -48,3 +48,14 @@ def test_what_a_write_in_place_would_lose_is_refused_at_the_op(embedded):
     with pytest.raises(RuntimeError, match="unsupported operation"):
         given[:-1] >>= given[1:]
     assert given.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_part_of_a_storage_is_the_memory_at_its_place(embedded):
+    source = torch.arange(8.0, device=embedded)
+    part = source.untyped_storage()[8:16]
+    looking = torch.empty(0, device=embedded).set_(part)
+    looking.add_(100)
+    assert source.tolist() == [0.0, 1.0, 102.0, 103.0, 4.0, 5.0, 6.0, 7.0]
+    assert torch.tensor(part, dtype=torch.uint8).tolist() == list(source[2:4].cpu().untyped_storage())
+    part.fill_(0)
+    assert source.tolist() == [0.0, 1.0, 0.0, 0.0, 4.0, 5.0, 6.0, 7.0]

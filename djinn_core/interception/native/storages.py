@@ -68,5 +68,6 @@ def register() -> None:
 
 
 def octets_of(storage: Any) -> torch.Tensor:
-    """All bytes of a storage, as a tensor over it."""
-    return _view_of_storage(storage, [storage.nbytes()], [1], 0, 0, 0)
+    """All bytes of a storage, or of a part of one such as `storage[8:16]`, as a tensor over it."""
+    whole, before = ops.whole_storage(storage)
+    return _view_of_storage(whole, [storage.nbytes()], [1], before, 0, 0)
