@@ -68,7 +68,7 @@ class Entries(Sequence[Entry]):
         """`columns`: what `take` and `look` of C++ return."""
         self._columns = columns
         self.numbers: list[int] = list_of(columns[0])
-        # At once, because C++ may use a number again. The rest is read if somebody asks.
+        # At once, because C++ may use a number again. The rest is read at the first access.
         self.calls: tuple[Call, ...] = tuple([calls[n] for n in self.numbers])  # type: ignore[misc]
         self.modules = tuple(modules)
         self._rest: tuple[tuple[int, ...], tuple[Slot, ...]] | None = None
