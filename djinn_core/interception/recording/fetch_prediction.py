@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import torch
 
+from djinn_core.interception.native.entries import Entries
 from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.runtime_interface import port
 from djinn_core.lru import LruCache
@@ -175,4 +176,6 @@ class FetchPredictor:
 
 
 def _key_of(last: Sequence[Entry]) -> _Key:
+    if isinstance(last, Entries):  # an `Entry` of these takes long to make
+        return len(last.calls), id(last.calls[0]), id(last.calls[-1])
     return len(last), id(last[0].call), id(last[-1].call)
