@@ -333,7 +333,7 @@ class Port(RuntimeFunctions, eq=False):
         0  # unseen by recorders: schedules that were executed by hand, sessions that were lost or ended
     )
     ops_captured: int = 0
-    ops_unsent: Callable[[], int] = no_ops  # captured by the native device, and not yet in `ops_captured`
+    ops_unsent: Callable[[], int] = no_ops  # captured in C++, and not yet in `ops_captured`
     ops_inferred: int = 0  # ops for which a meta kernel was run
     fallback: Fallback | None = None
     numeric_settings: NumericSettings = msgspec.field(default_factory=NumericSettings)

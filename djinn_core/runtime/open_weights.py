@@ -312,6 +312,6 @@ def server_weights(address: str, device: torch.device | str | int = 0) -> Remote
 def _read_stored(stored: StoredTensor, device: int) -> LazyTensor:
     """A new contiguous tensor of a logical device, whose contents the executor reads itself; returns before they are read."""
     meta = tensor_meta(stored.shape, contiguous_strides(stored.shape), 0, stored.dtype, device)
-    value = Value.begin(Storage.begin(meta.nbytes, None), meta)
+    value = Value.begin(Storage.begin(meta.nbytes), meta)
     current().read_weights(value.handle, stored, device)
     return wrap(value)

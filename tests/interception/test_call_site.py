@@ -18,7 +18,7 @@ OWN = tuple(str(Path(module.__file__).parent) for module in (torch, djinn, djinn
 
 
 class _Submitted(Counter):
-    """Number of ops that each line of this file issued, by the programs of the native device."""
+    """Number of ops that each line of this file issued."""
 
     def __init__(self, captured):
         super().__init__()

@@ -111,3 +111,28 @@ def test_other_values_in_a_tensor_are_refused(libraries):
     read = 'extern "C" void djinn_native_read_tensor(void*, long long* fields) { fields[0] = 3; }\n'
     compiled(libraries, with_abi() + difference + read)
     assert "it finds other values in a tensor" in refused()
+
+
+WITHOUT_LIBRARY = """\
+import sys
+
+sys.modules["djinn_native"] = None  # as where it is not installed
+import djinn, torch
+
+try:
+    torch.ones(2, device="remote_accelerator:0")
+except djinn.DjinnError as error:
+    print(error)
+"""
+
+
+def test_client_without_the_library_is_told_how_to_get_it(plain_environment):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_LIBRARY],
+        env=plain_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "./djinn_native" in done.stdout + done.stderr
+    assert "StartupError" in done.stderr or done.stdout

@@ -1,4 +1,4 @@
-"""Entries of a program of the native device: columns in C++, read as a sequence of `Entry`."""
+"""Entries of a program: columns in C++, read as a sequence of `Entry`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random generators of the native device: C++ keeps their states, which are values of the executor, and Python makes these."""
+"""Random generators of the remote device: C++ keeps their states, which are values of the executor, and Python makes these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers the native device with PyTorch."""
+"""Registers the device in C++ with PyTorch."""
 
 from __future__ import annotations
 

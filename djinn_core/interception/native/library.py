@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from djinn_core.errors import StartupError
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.torch_backend import boxed_function, rename_backend, without_torch_dispatch
 from djinn_core.torch_private import never_compiled
@@ -19,12 +20,20 @@ def load() -> None:
     """Load the library; only in a process that registers the device, which a server never does.
 
     Raises:
-        NativeLibraryError: there is none that fits PyTorch.
+        StartupError: it is not installed, or does not fit PyTorch.
     """
-    import djinn_native
-
+    try:
+        import djinn_native
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            "the package djinn-native, which is the remote device of clients, is not installed: run "
+            "`pip install --no-deps --no-build-isolation ./djinn_native` in a checkout of Djinn, or install its wheel from the folder of the release"
+        ) from error
     rename_backend(DEVICE_NAME)
-    djinn_native.load()
+    try:
+        djinn_native.load()
+    except djinn_native.NativeLibraryError as error:
+        raise StartupError(str(error)) from error
 
 
 class _Functions:

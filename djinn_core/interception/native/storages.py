@@ -1,4 +1,4 @@
-"""Storages of the native device: what C++ asks of Python about them."""
+"""Storages of remote tensors: what C++ asks of Python about them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attention: recorded whole without gradients, and with them as the fused kernel that the executor's device would take.
 
-PyTorch chooses the kernel of `scaled_dot_product_attention` by device type. For a device of Python kernels it knows only the
+PyTorch chooses the kernel of `scaled_dot_product_attention` by device type. For this device it knows only the
 decomposition, which holds the attention weights in memory and rounds differently from fused kernels. So PyTorch's own code is asked to
 choose for tensors without memory that claim to be on the executor's kind of device. What it then calls is recorded: one instruction
 forward, one backward.

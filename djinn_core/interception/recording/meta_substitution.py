@@ -179,7 +179,7 @@ class MetaSubstitution(TorchFunctionMode):
         key = torch_private.storage_key(tensor)
         is_first = key not in self._storages
         if is_first:
-            self._storages[key] = Storage.begin(tensor.untyped_storage().nbytes(), None)
+            self._storages[key] = Storage.begin(tensor.untyped_storage().nbytes())
         with torch.inference_mode(tensor.is_inference()):
             value = Value.begin(self._storages[key], meta_of(tensor))
             stand_in = wrap(value)

@@ -1,4 +1,4 @@
-"""Remote tensors in notebooks: what they print, and in HTML above that where they are and what memory they have."""
+"""Remote tensors in notebooks: their text, and above it their executor and their memory."""
 
 from __future__ import annotations
 

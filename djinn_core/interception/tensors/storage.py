@@ -68,7 +68,7 @@ class Storage:
         self.new_nbytes = new_nbytes
 
     @classmethod
-    def begin(cls, nbytes: int, _user: Any) -> Storage:
+    def begin(cls, nbytes: int) -> Storage:
         """Memory of `nbytes` bytes that `Value.begin` makes."""
         return cls(-1, None, nbytes)
 

@@ -35,7 +35,7 @@ def upload_dense(source: torch.Tensor, device: int) -> LazyTensor:
 
 
 def _uploaded(plain: torch.Tensor, meta: TensorMeta) -> LazyTensor:
-    value = Value.begin(Storage.begin(meta.nbytes, None), meta)
+    value = Value.begin(Storage.begin(meta.nbytes), meta)
     _upload(value, plain)
     return wrap(value)
 
