@@ -99,49 +99,49 @@ SANITIZE := LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-n
 	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(SANITIZED)) OMP_NUM_THREADS=1 $(BIN)/python -W ignore
 test-native-sanitizers: $(READY) ## the device's C++ under address and undefined-behaviour sanitizers: 100,000 random programs in two threads; gcc; ARGS="--programs 5000"
 	cd djinn_native && DJINN_NATIVE_SANITIZE=address,undefined MAX_JOBS=$${MAX_JOBS:-2} $(abspath $(BIN))/python setup.py --quiet build --build-lib ../$(SANITIZED)
-	$(SANITIZE) $(or $(PROGRAM),tests/native/random_programs.py $(ARGS))
+	$(SANITIZE) $(or $(PROGRAM),evaluation/native/random_programs.py $(ARGS))
 
 bench: $(READY) ## run the benchmarks, print their results and draw them into docs/; ARGS="--quick --only models"
-	$(BIN)/python benchmarks/run_all.py $(ARGS)
+	$(BIN)/python -m evaluation.benchmarks.run_all $(ARGS)
 
 conformance: $(READY) ## PyTorch's own databases of ops, modules and optimizers, called in every way; ARGS="--json FILE"
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m evaluation.conformance.run_databases $(ARGS)
 
 conformance-pool: $(READY) ## the same over two executors as one, blindly, and on one of them by its index; ARGS="--only forward"
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py --executors 2 --policy round_robin \
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m evaluation.conformance.run_databases --executors 2 --policy round_robin \
 		--samples 4 $(ARGS)
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py --executors 2 --index 2 --samples 4 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m evaluation.conformance.run_databases --executors 2 --index 2 --samples 4 $(ARGS)
 
 differential: $(READY) ## random programs, and ops on inputs of any layout: all that a program can see of them; ARGS="--programs 200 --seed 5"
-	OMP_NUM_THREADS=1 $(BIN)/python tests/differential/run_differential.py $(or $(ARGS),--programs 2000 --ops)
+	OMP_NUM_THREADS=1 $(BIN)/python -m evaluation.differential.run_differential $(or $(ARGS),--programs 2000 --ops)
 
 bench-scheduling: $(READY) ## what knowing programs is worth on several executors; ARGS="--quick --only multimodal"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/bench_scheduling.py --json $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.benchmarks.bench_scheduling --json $(ARGS)
 
 semantics: $(READY) ## how right the semantic layer is; ARGS="--part development --misses --no-timing"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/semantics.py $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.semantics.run_semantics $(ARGS)
 
 unseen: $(READY) ## the same for the architectures of docs/unseen.md, with bounds; ARGS="--misses --only reformer"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/semantics.py --part unseen --no-timing $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.semantics.run_semantics --part unseen --no-timing $(ARGS)
 
 load: $(READY) ## many clients, overload, crashes, slow clients, sessions that are dropped; ARGS="--only clients --minutes 1"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/load.py $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.load.run_load $(ARGS)
 
 chaos: $(READY) ## kill executors at random moments of generation and training; ARGS="--kills 10"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/chaos/run_chaos.py --json $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.chaos.run_chaos --json $(ARGS)
 
 test-darwin-simulated: $(READY) ## a large part of the suite without what only Linux has, as on a Mac; no Mac has run it; ARGS="tests/runtime"
-	SIMULATED_PLATFORM=darwin PYTHONPATH=tests/simulated $(BIN)/python -m pytest $(or $(ARGS),$(SIMULATED))
+	SIMULATED_PLATFORM=darwin PYTHONPATH=evaluation/simulated $(BIN)/python -m pytest $(or $(ARGS),$(SIMULATED))
 
 test-windows-simulated: $(READY) ## tests of clients without what Python lacks on Windows, and a server beside them; no Windows has run them; ARGS="tcps tests/runtime"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/simulated/run_windows.py $(or $(ARGS),tcps $(WINDOWS))
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m evaluation.simulated.run_windows $(or $(ARGS),tcps $(WINDOWS))
 
 test-simulated: $(READY) ## a short part of both, a minute or two; CI runs it
 	$(MAKE) test-darwin-simulated ARGS='$(SIMULATED_SHORT)'
 	$(MAKE) test-windows-simulated ARGS='tcps $(WINDOWS_SHORT)'
 
 test-matrix: $(READY) ## the suite on each Python from 3.11 to 3.14 that can be had here, and which cannot; ARGS="--only 3.13 --tests tests/system"
-	$(BIN)/python tests/matrix/run_matrix.py --torch '$(INDEXED)' $(ARGS)
+	$(BIN)/python -m evaluation.matrix.run_matrix --torch '$(INDEXED)' $(ARGS)
 
 # Another environment on top of the first one, for what is too large for that: what is installed there is found here.
 define LAYERED
@@ -184,11 +184,11 @@ test-ucx: $(VENV)-ucx/ready.stamp ## the transport over UCX between two processe
 	OMP_NUM_THREADS=1 $(VENV)-ucx/bin/python -m pytest plugins/transports/ucx $(ARGS)
 
 ray-kills: $(VENV)-ray/ready.stamp ## kill executors, actors and nodes of a Ray cluster at random moments of real programs; ARGS="--kills 100 --only node"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-ray/bin/python -W ignore plugins/launchers/ray/tests/run_kills.py $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-ray/bin/python -W ignore -m evaluation.chaos.run_ray_kills $(ARGS)
 
 notebooks: $(READY) ## run the notebooks of examples/, and install what that needs; ARGS="--write first_steps"
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[notebooks]'
-	$(BIN)/python tests/notebooks/run_notebooks.py $(ARGS)
+	$(BIN)/python -m evaluation.notebooks.run_notebooks $(ARGS)
 
 $(VENV)/docs.stamp: $(READY)
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[docs]'
@@ -199,40 +199,40 @@ docs: $(VENV)/docs.stamp ## the documents as a site in build/site, warnings as e
 	SITE=build/site $(BIN)/python -m pytest -q tests/repository/test_site.py
 
 fit: $(READY) ## what `djinn plan` says that models need, against what an executor held; ARGS="--only llama --json FILE"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/bench_fit.py $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.benchmarks.bench_fit $(ARGS)
 
 trace: $(READY) ## a generation over a link of 30 ms, asked in Perfetto's trace processor if lanes and round trips add up; as root, with node; ARGS="--tokens 12"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/traced_generation.py $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.benchmarks.traced_generation $(ARGS)
 
 documents: $(READY) ## run the commands of all documents
 	ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)
 
 clusters: $(READY) ## programs of the zoo, random and small ones on random clusters with every placement policy; ARGS="--zoo 5000 --seed 1"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/stages/run_clusters.py --json $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.clusters.run_clusters --json $(ARGS)
 
 interrupts: $(READY) ## press Ctrl-C, and again, at random moments of training, generation, upload and planning; ARGS="--presses 40"
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/chaos/run_interrupts.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m evaluation.chaos.run_interrupts $(ARGS)
 
 idle: $(READY) ## twenty idle sessions where three have room, and an executor that is killed meanwhile; ARGS="--kills 10 --limit"
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/chaos/run_idle.py --json $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m evaluation.chaos.run_idle --json $(ARGS)
 
 fuzz: $(READY) ## malformed input, mutations of real work on a live executor, bad arguments for ops; ARGS="--inputs 100000 --mutations 10000"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/fuzz/run_fuzz.py --json $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.fuzz.run_fuzz --json $(ARGS)
 
 hostile-ops: $(READY) ## ops with hostile arguments, and programs of them, beside tensors that stay; ARGS="--ops 100000"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/fuzz/hostile_ops.py $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.fuzz.hostile_ops $(ARGS)
 
 pytorch-tests: $(READY) ## PyTorch's own tests, from an unpacked source of it, here and on a server; SOURCE=DIR ARGS="test_nn --stride 10"
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/pytorch/run_pytorch_tests.py '$(or $(SOURCE),$(error say SOURCE=...))' $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m evaluation.pytorch.run_pytorch_tests '$(or $(SOURCE),$(error say SOURCE=...))' $(ARGS)
 
 transformers-tests: $(READY) ## Hugging Face's common model tests, from an unpacked source of transformers; SOURCE=DIR ARGS="bert llama --stride 10"
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/pytorch/run_pytorch_tests.py --families --results build/transformers-tests '$(or $(SOURCE),$(error say SOURCE=...))' $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m evaluation.pytorch.run_pytorch_tests --families --results build/transformers-tests '$(or $(SOURCE),$(error say SOURCE=...))' $(ARGS)
 
 zoo: $(READY) ## models of many architectures, here and on a server; ARGS="--json FILE" writes the results
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_zoo.py $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.zoo.run_zoo $(ARGS)
 
 curves: $(READY) ## training runs of 200 steps with every optimizer, here and on a server; takes minutes
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_curves.py $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m evaluation.zoo.run_curves $(ARGS)
 
 changelog-draft: $(READY) ## print the changelog of the next version
 	$(BIN)/towncrier build --draft --version Unreleased
@@ -253,7 +253,7 @@ dist: $(VENV)-release/ready.stamp $(NATIVE) ## build the release into dist/, twi
 	$(VENV)-release/bin/python packaging/try_release.py --torch '$(INDEXED)' $(if $(PINS),--constraints $(LOCK)) --weights '$(WEIGHTS)' $(ARGS)
 
 test-gpu: $(READY) ## everything that needs a GPU, and a report to send; without one, a list of what was not run; ARGS="--device cpu --only training"
-	$(BIN)/python -W ignore tests/gpu/run_gpu.py $(ARGS)
+	$(BIN)/python -W ignore -m evaluation.gpu.run_gpu $(ARGS)
 
 test-connect: $(READY) ## djinn connect and djinn submit against OpenSSH's server, as root (apt-get install openssh-server iproute2); takes minutes
 	TEST_CONNECT=1 $(BIN)/python -m pytest plugins/commands/connect/tests/test_sshd.py $(ARGS)

@@ -6,19 +6,15 @@ import importlib
 import json
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def module(monkeypatch):
-    """A script of the folder, imported."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
+def module():
+    """Import a script of `evaluation/benchmarks`."""
+    return lambda name: importlib.import_module(f"evaluation.benchmarks.{name}")
 
 
 @pytest.fixture

@@ -9,18 +9,14 @@ import random
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
 import attrs
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def history(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("history")
+def history():
+    return importlib.import_module("evaluation.benchmarks.history")
 
 
 def test_what_got_slower_beyond_noise(history, tmp_path):
@@ -83,7 +79,7 @@ def test_what_comes_after_a_tag_is_told_from_what_leads_to_it(history, monkeypat
 
 
 def test_results_of_an_earlier_run_are_not_this_ones(history, tmp_path, monkeypatch):
-    run_all = importlib.import_module("run_all")
+    run_all = importlib.import_module("evaluation.benchmarks.run_all")
     for name, text in (("kept", ""), ("new", "import sys; sys.exit()")):
         (tmp_path / f"bench_{name}.py").write_text(text)
         (tmp_path / f"bench_{name}.json").write_text('{"cases": [{"name": "a", "value": 2}]}')

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+from evaluation.load import run_load as load
+from evaluation.load.many_clients import figures_of
+
+FOLDER = Path(load.__file__).parent
 
 
 def test_many_clients_get_right_results(python, served_environment, url_of):
-    command = ["-W", "ignore", FOLDER / "many_clients.py", "--clients", "2", "--minutes", "0.01"]
+    command = ["-W", "ignore", "-m", "evaluation.load.many_clients", "--clients", "2", "--minutes", "0.01"]
     done = python.run(*command, "--at", url_of("tcp"), "--json", env=served_environment)
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found["client_failures"] == 0, found["first_failure"]
@@ -19,9 +21,7 @@ def test_many_clients_get_right_results(python, served_environment, url_of):
     assert found["requests"] > 0
 
 
-def test_a_wrong_result_is_counted(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    figures_of = importlib.import_module("many_clients").figures_of
+def test_a_wrong_result_is_counted():
     one = {"requests": 10, "wrong": 0, "seconds": [0.1] * 10, "failure": ""}
     assert figures_of([one, one], {}, {}, 1.0)["many_clients_fair_and_right"] == 1
     for other in ({"wrong": 1}, {"requests": 3}, {"failure": "it broke"}):
@@ -29,16 +29,12 @@ def test_a_wrong_result_is_counted(monkeypatch):
 
 
 def test_rows_are_there_and_what_they_print_decides(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    load = importlib.import_module("load")
     options = argparse.Namespace(
         clients=1, tenants=1, minutes=1, crashes=1, seconds=1, connections=1, sessions=1, steps=10
     )
     rows = load.rows_of(options)
-    assert all(
-        (FOLDER / row.script).exists() and row.verdict in (FOLDER / row.script).read_text() for row in rows.values()
-    )
-    monkeypatch.setattr(load, "run", lambda row: {row.verdict: int("overload" not in row.script)})
+    assert all(row.verdict in (FOLDER / f"{row.program}.py").read_text() for row in rows.values())
+    monkeypatch.setattr(load, "run", lambda row: {row.verdict: int("overload" not in row.program)})
     assert load.main(["--only", "clients,slow"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["load_survived"] == 1
     assert load.main([]) == 1

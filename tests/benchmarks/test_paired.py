@@ -6,18 +6,15 @@ import importlib
 import math
 import random
 import sys
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SEEDS = range(60)
 
 
 @pytest.fixture
-def paired(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("paired")
+def paired():
+    return importlib.import_module("evaluation.benchmarks.paired")
 
 
 def synthetic_times(seed, factor, deviation, pairs=20):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from run_endings import OPTIONS, endings
 from servers import start_server
+
+from evaluation.chaos.run_endings import OPTIONS, endings
 
 
 def test_ended_program_frees_its_place_for_the_next(python, plain_environment, tmp_path):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from interrupting import trials
 
 from djinn_core.interrupts import raise_outside_torch
+from evaluation.chaos.interrupting import trials
 
 AT_ONCE = 60.0  # seconds; `make interrupts` asks for half of one
 

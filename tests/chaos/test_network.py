@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bad_network import BREAK, GARBLE, HALF, LOSE, PASS, BadNetwork
 
 import djinn
 from djinn.testing import open_connections
 from djinn_core.runtime.connecting.resuming import ResumingConnection
+from evaluation.chaos.bad_network import BREAK, GARBLE, HALF, LOSE, PASS, BadNetwork
 
 REMOTE = "remote_accelerator:0"
 

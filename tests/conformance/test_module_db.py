@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from long_forms import long_or
-from module_database import check_module, check_optimizer, modules, optimizers
+
+from evaluation.conformance.module_database import check_module, check_optimizer, modules, optimizers
 
 
 def test_every_module_is_right(embedded_for_all):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from long_forms import long_or
-from op_database import check, entries, name_of
-from verdicts import LEFT_OUT
 
 from djinn_core.errors import UnsupportedOperation
+from evaluation.conformance.op_database import check, entries, name_of
+from evaluation.conformance.verdicts import LEFT_OUT
 
 # Which entries each way takes: every n-th. The others are left to `make conformance`, which takes all, with more samples.
 PARTS = {

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from configured import configured
-from differences import first_difference
-from program_runs import split
 
 import djinn
+from evaluation.differential.differences import first_difference
+from evaluation.differential.program_runs import split
 
 CASES = {path.stem: split(path.read_text()) for path in sorted((Path(__file__).parent / "cases").glob("*.py"))}
 

@@ -6,12 +6,12 @@ import warnings
 
 import pytest
 import torch
-from differences import differences, first_difference
-from program_grammar import generated
-from program_runs import LOOKS, REMOTE, run
-from shrinking import shrunk
 
 from djinn_core.interception.shape_inference import meta_overrides
+from evaluation.differential.differences import differences, first_difference
+from evaluation.differential.program_grammar import generated
+from evaluation.differential.program_runs import LOOKS, REMOTE, run
+from evaluation.differential.shrinking import shrunk
 
 PROGRAM = ("a = torch.arange(12.0, device=D).view(3, 4)", "b = faulty(a.clone())", "c = b")
 

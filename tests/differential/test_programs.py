@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import known_differences
 import pytest
 from configured import configured
-from differences import first_difference
 from long_forms import long_or
-from op_programs import entries, programs
-from program_grammar import generated
 
 import djinn
 from djinn_core.interception.runtime_interface import port
+from evaluation.differential import known_differences
+from evaluation.differential.differences import first_difference
+from evaluation.differential.op_programs import entries, programs
+from evaluation.differential.program_grammar import generated
 
 
 def check(seeds):

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoding import GROWTH_BYTES, Trial, resident, run_at_random
-from generating import message_types
-from targets import TARGETS
 
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
@@ -18,6 +15,9 @@ from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
 from djinn_core.wire.frames import FrameDecoder, Limits
 from djinn_core.wire.messages import UploadPart
+from evaluation.fuzz.decoding import GROWTH_BYTES, Trial, resident, run_at_random
+from evaluation.fuzz.generating import message_types
+from evaluation.fuzz.targets import TARGETS
 
 SEEDS = sorted((Path(__file__).parent / "seeds").glob("*/*"))
 TERABYTE = 1 << 40

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from hostile_ops import PROGRAM_EVERY, REMOTE, run
 from long_forms import long_or
 
 import djinn
@@ -16,6 +15,7 @@ from djinn_core.errors import RemoteError, UnsupportedOperation
 from djinn_core.printable import printable
 from djinn_core.wire import limits
 from djinn_core.wire.messages import Submit, encode
+from evaluation.fuzz.hostile_ops import PROGRAM_EVERY, REMOTE, run
 
 
 @pytest.mark.timeout(900)  # a machine that does other things besides

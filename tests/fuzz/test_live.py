@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from live import run
 from long_forms import long_or
-from recording import indexing, views
+
+from evaluation.fuzz.live import run
+from evaluation.fuzz.recording import indexing, views
 
 
 def test_a_live_executor_takes_what_it_is_sent():

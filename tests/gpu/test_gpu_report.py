@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import run_gpu
+from evaluation.gpu import run_gpu
 
 ROOT = Path(__file__).parents[2]
 SKIPS = re.compile(r"skipif\(.*(cuda\.is_available|HERE)")
@@ -69,11 +67,11 @@ def test_without_a_gpu_all_is_listed_and_nothing_run(tmp_path, monkeypatch, caps
 
 
 def test_every_part_is_there_and_every_test_that_needs_a_gpu_is_run():
-    source = ast.parse((ROOT / "tests/gpu/parts.py").read_text())
+    source = ast.parse((ROOT / "evaluation/gpu/parts.py").read_text())
     (table,) = [node for node in source.body if isinstance(node, ast.AnnAssign) and node.target.id == "PARTS"]
     names = {name.id for name in table.value.generators[0].iter.elts}
     commands = [one.command for one in run_gpu.ALL]
-    assert {command[2] for command in commands if command[1].endswith("parts.py")} == names
+    assert {command[3] for command in commands if command[2] == "evaluation.gpu.parts"} == names
     skipping = {path.parents[1] for path in ROOT.glob("plugins/*/*/tests/*.py") if SKIPS.search(path.read_text())}
     assert skipping
     assert {str(path.relative_to(ROOT)) for path in skipping} == {c[-1] for c in commands if "pytest" in c}

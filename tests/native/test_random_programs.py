@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import random_programs
+
+from evaluation.native import random_programs
 
 
 @pytest.mark.filterwarnings("ignore")

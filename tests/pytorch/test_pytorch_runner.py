@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 import pytest
-import run_pytorch_tests
-from results import FileResults, as_values, markdown
+
+from evaluation.pytorch import run_pytorch_tests
+from evaluation.pytorch.results import FileResults, as_values, markdown
 
 SAMPLE = Path(__file__).parent / "sample" / "test" / "device_generic.py"
 

@@ -1,6 +1,6 @@
 """The labels of a few architectures are what they ought to be, and the score can tell right from wrong.
 
-All the others: `python benchmarks/semantics.py`.
+All the others: `python -m evaluation.semantics.run_semantics`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,6 @@ from collections import Counter
 import attrs
 import pytest
 import torch
-from ground_truth import Instance
-from instances import Scene, instances
-from labelled_zoo import LABELLED, labelled
-from phase_truth import workloads_of
-from scoring import NAMES, Judged, Sum, of_pattern, score
-from situations import forward
 from torch import nn
 from torch.nn import functional
 
@@ -23,6 +17,12 @@ import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
 from djinn_core.builtins.flops import flops_of
 from djinn_core.ir.graph import ProgramGraph
+from evaluation.semantics.ground_truth import Instance
+from evaluation.semantics.instances import Scene, instances
+from evaluation.semantics.labelled_zoo import LABELLED, labelled
+from evaluation.semantics.phase_truth import workloads_of
+from evaluation.semantics.scoring import NAMES, Judged, Sum, of_pattern, score
+from evaluation.semantics.situations import forward
 
 # One architecture of each family: the situation in which it is looked at, and how many instances of each pattern it has.
 EXPECTED = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from labelled_zoo import LABELLED, labelled
-from scoring import NAMES, least, score
 
 from djinn.hooks import Tier
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.runtime.client import registry
 from djinn_core.stages.annotate import annotate
+from evaluation.semantics.labelled_zoo import LABELLED, labelled
+from evaluation.semantics.scoring import NAMES, least, score
 
 # Attention in landmarks, in blocks, by feature maps, over neighbours; interactions; a text tower.
 FEW = (

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
-from pathlib import Path
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from evaluation.load import leaving
 
 
 def test_sessions_that_end_in_any_way_leave_nothing(own_server, tmp_path, monkeypatch, wait_for, exists):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     (tmp_path / "sockets").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "sockets"))
-    leaving = importlib.import_module("leaving")
     folders = {name: tmp_path / name for name in ("journals", "weights")}
     options = [f"--journal={folders['journals']}", f"--store={folders['weights']}", "--lease-seconds", "0.5"]
     server = own_server("--threads", "1", "--drain-seconds", "1", *options)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,9 +20,7 @@ from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness
 from djinn_core.server.running.uninitialized_memory import copy_with_strides, needs_zero_fill, zero_filling
 from djinn_core.system.memory import resident, zero_fill
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
-from real_calls import database_calls
+from evaluation.fuzz.real_calls import database_calls
 
 pytestmark = pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="glibc alone fills what it hands out")
 REMOTE = "remote_accelerator:0"

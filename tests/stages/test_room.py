@@ -8,8 +8,6 @@ import re
 import attrs
 import pytest
 import torch
-from clusters import POLICIES, REGISTRY, broken, random_program, search
-from exhaustive import compare
 from long_forms import long_or
 
 from djinn.hooks import (
@@ -32,6 +30,8 @@ from djinn_core.showing.text import explain
 from djinn_core.stages import placement_search
 from djinn_core.stages.analysis_cache import AnalysisCache
 from djinn_core.stages.placement_fit import needs
+from evaluation.clusters.clusters import POLICIES, REGISTRY, broken, random_program, search
+from evaluation.clusters.exhaustive import compare
 
 MIB = 1 << 20
 NAMES = [policy.name for policy in POLICIES]

@@ -1,4 +1,4 @@
-"""Clients, and an executor of a program's own, where nothing is that only Linux has: see `tests/simulated`.
+"""Clients, and an executor of a program's own, where nothing is that only Linux has: see `evaluation/simulated`.
 
 No Mac and no Windows has run this. `make test-darwin-simulated` and `make test-windows-simulated` run a large part of the suite in such processes.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from servers import start_server
 
-SIMULATED = Path(__file__).parents[1] / "simulated"
+SIMULATED = Path(__file__).parents[2] / "evaluation" / "simulated"
 SECONDS = 300
 # Programs one after the other, in one process.
 RUN = "import runpy, sys; programs = sys.argv.pop(1).split(); [runpy.run_path(program) for program in programs]"

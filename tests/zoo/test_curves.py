@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from curves import OPTIMIZERS, compare_runs, digits, prose, train
-from likeness import REMOTE
 from long_forms import long_or
 
 import djinn
+from evaluation.zoo.curves import OPTIMIZERS, compare_runs, digits, prose, train
+from evaluation.zoo.likeness import REMOTE
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sampling
 import torch
+
+from evaluation.zoo import sampling
 
 REMOTE = "remote_accelerator:0"
 

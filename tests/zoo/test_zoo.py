@@ -8,9 +8,10 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from catalogue import SHORT_FORM, ZOO
-from likeness import compare
 from long_forms import long_or
+
+from evaluation.zoo.catalogue import SHORT_FORM, ZOO
+from evaluation.zoo.likeness import compare
 
 # Three ways of attending, one of convolving, one of recurring and one with an encoder of its own.
 SHORTEST = ("llama", "qwen3_moe", "mamba2", "t5", "resnet", "clip")

@@ -2,5 +2,5 @@
 
 Eager PyTorch calls most kernels with values that it has computed itself, gradients above all, and some kernels do not check them:
 given a gradient of another shape, or an index out of bounds, they read and write memory outside the tensor. A client can send any
-arguments, so each such op has a rule here. `tests/fuzz/run_ops.py` finds the cases that the rules must catch.
+arguments, so each such op has a rule here. `evaluation/fuzz/run_ops.py` finds the cases that the rules must catch.
 """

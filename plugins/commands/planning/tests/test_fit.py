@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import attrs
 import pytest
@@ -19,7 +18,6 @@ from djinn_planning import fit
 from djinn_planning.model import Step, built_model
 from djinn_planning.plan_command import plan as command
 
-BENCHMARKS = Path(__file__).resolve().parents[4] / "benchmarks"
 MIB = 1 << 20
 CONFIGURATION = {
     "architectures": ["LlamaForCausalLM"],
@@ -154,10 +152,9 @@ def test_a_model_that_is_not_there_is_said_with_what_is_taken(target):
 @pytest.fixture
 def measured(monkeypatch):
     """Runs a case of the benchmark in an executor that counts; returns bytes that were predicted, and measured."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import bench_fit
-    import counted_cpu
     from configured import configure_anew
+
+    from evaluation.benchmarks import bench_fit, counted_cpu
 
     plugins = [*(name for name in _installed() if name != "counted_cpu"), counted_cpu]
 

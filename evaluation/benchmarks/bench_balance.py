@@ -1,0 +1,226 @@
+"""Balance of clients over executors: the busiest executor over the least busy one, and one executor over two.
+
+    python -m evaluation.benchmarks.bench_balance [--json] [--quick] [--case one_server_8]
+
+Clients are processes that begin one after the other and then multiply matrices for some seconds at a time, on one server with two
+executors or on two servers with one each, which they name in the same order. None knows of the others. An odd number of
+clients is shared evenly only where a client alone keeps its executor busy.
+
+`throughput`: steps of as many clients on one executor over those on two, which take turns. The figure `plain` is the same for processes
+without Djinn: each client asks a process through a pipe for the same product, one process or two. On a machine with two
+processors clients compute beside executors, so `plain` is what can be had there.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+import djinn
+from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
+from evaluation.benchmarks.serving import server, url_of
+
+SECONDS = 5.0  # of each turn
+START_SECONDS = 600.0
+SIDE = 768
+REMOTE = "remote_accelerator:0"
+FORKING = multiprocessing.get_context("fork")
+
+
+def processor_seconds(process: int) -> float:
+    """Processor time of a process, that of threads that have ended included, as those of sessions have when clients leave."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def product(x: torch.Tensor) -> float:
+    """A step."""
+    return (x @ x @ x @ x).sum().item()
+
+
+def matrix(side: int, device: str) -> torch.Tensor:
+    """The operand of a step."""
+    return torch.ones(side, side, device=device) / side
+
+
+def client(connect: Callable[[], Callable[[], object]], orders: Connection) -> None:
+    """A client's life: it begins, and then works for as many seconds as it is told, until it is told nothing."""
+    torch.set_num_threads(1)
+    djinn.shut_down()
+    step = connect()
+    step()
+    orders.send(0)
+    for seconds in iter(orders.recv, None):
+        steps, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            step()
+            steps += 1
+        orders.send(steps)
+    djinn.shut_down()
+
+
+def by_djinn(settings: dict[str, Any], side: int) -> Callable[[], object]:
+    """A step on an executor."""
+    djinn.configure(**settings)
+    x = matrix(side, REMOTE)
+    return lambda: product(x)
+
+
+def by_pipe(pipe: Connection) -> Callable[[], object]:
+    """A step in a process that is asked for it."""
+
+    def step() -> object:
+        pipe.send(None)
+        return pipe.recv()
+
+    return step
+
+
+def worker(pipes: Sequence[Connection], side: int) -> None:
+    """The plain process of some clients: it computes what they ask for, until the last one has gone."""
+    torch.set_num_threads(1)
+    x, known = matrix(side, "cpu"), list(pipes)
+    while known:
+        for pipe in wait(known):
+            assert isinstance(pipe, Connection)
+            try:
+                pipe.recv()
+                pipe.send(product(x))
+            except (EOFError, OSError):
+                known.remove(pipe)
+
+
+@attrs.frozen
+class Clients:
+    """Processes that wait for their turn."""
+
+    orders: tuple[Connection, ...]
+
+    def steps(self, seconds: float) -> float:
+        """Steps a second of all of them together."""
+        for one in self.orders:
+            one.send(seconds)
+        return sum(one.recv() for one in self.orders) / seconds
+
+
+@contextmanager
+def clients(connects: Sequence[Callable[[], Callable[[], object]]]) -> Iterator[Clients]:
+    """A client process for each, begun one after the other."""
+    orders, children = [], []
+    for connect in connects:
+        ours, theirs = FORKING.Pipe()
+        child = FORKING.Process(target=client, args=(connect, theirs), daemon=True)
+        child.start()
+        theirs.close()
+        children.append(child)
+        orders.append(ours)
+        if not ours.poll(START_SECONDS):
+            raise RuntimeError("a client did not begin")
+        ours.recv()
+    yield Clients(tuple(orders))
+    for one in orders:
+        one.send(None)
+    for child in children:
+        child.join(START_SECONDS)
+    if any(child.exitcode for child in children):
+        raise RuntimeError("a client failed")
+
+
+@contextmanager
+def plain(workers: int, count: int, side: int) -> Iterator[Clients]:
+    """Clients of processes without Djinn."""
+    pairs = [FORKING.Pipe() for _ in range(count)]
+    served = [[theirs for _, theirs in pairs[number::workers]] for number in range(workers)]
+    processes = [FORKING.Process(target=worker, args=(pipes, side), daemon=True) for pipes in served]
+    for process in processes:
+        process.start()
+    with clients([partial(by_pipe, ours) for ours, _ in pairs]) as found:
+        yield found
+    for process in processes:
+        process.terminate()
+        process.join(START_SECONDS)
+
+
+@contextmanager
+def serving(servers: int, executors: int, count: int, side: int) -> Iterator[tuple[Clients, tuple[int, ...]]]:
+    """Clients of that many servers with so many executors together, and the processes of these."""
+    devices = ("--device", "cpu") * (executors // servers - 1)
+    environment = {"DJINN_TOKEN": os.urandom(16).hex()}
+    options = ("--store-gib", "0", *devices)
+    with ExitStack() as stack:
+        running = [stack.enter_context(server(*options, threads=1, environment=environment)) for _ in range(servers)]
+        urls = [url_of(one) for one in running]
+        settings = {"servers": urls, "token": environment["DJINN_TOKEN"], "disable": ("local",)}
+        with clients([partial(by_djinn, settings, side)] * count) as found:
+            djinn.shut_down()
+            djinn.configure(**settings)
+            processes = tuple([executor.process for executor in djinn.coordinator().executors])
+            djinn.configure()
+            yield found, processes
+
+
+@attrs.frozen
+class Found:
+    """Processor time of each of two executors, and steps a second: on one and on two, of executors and of plain processes."""
+
+    spent: tuple[float, ...]
+    ours: tuple[float, float]
+    plain: tuple[float, float]
+
+
+@cache
+def measured(servers: int, count: int, effort: Effort) -> Found:
+    """All four arrangements, in turns, each first in every other round."""
+    seconds = 0.5 if effort.small else SECONDS / 2 if effort.quick else SECONDS
+    count, side = (min(count, 4), 64) if effort.small else (count, SIDE)
+    with ExitStack() as stack:
+        plain_one, plain_two = (stack.enter_context(plain(workers, count, side)) for workers in (1, 2))
+        one, _ = stack.enter_context(serving(1, 1, count, side))
+        two, processes = stack.enter_context(serving(servers, 2, count, side))
+        ways = [("one", one), ("two", two), ("plain one", plain_one), ("plain two", plain_two)]
+        steps: dict[str, list[float]] = {name: [] for name, _ in ways}
+        spent = [0.0 for _ in processes]
+        for turn in range(effort.rounds):
+            for name, found in ways if turn % 2 else reversed(ways):
+                before = [processor_seconds(process) for process in processes]
+                steps[name].append(found.steps(seconds))
+                if name == "two":
+                    after = [processor_seconds(process) for process in processes]
+                    spent = [so_far + now - then for so_far, now, then in zip(spent, after, before, strict=True)]
+    rates = {name: statistics.median(found) for name, found in steps.items()}
+    return Found(tuple(spent), (rates["one"], rates["two"]), (rates["plain one"], rates["plain two"]))
+
+
+def balance(servers: int, count: int, effort: Effort) -> Outcome:
+    """The executors' processor time while that many clients work."""
+    spent = measured(servers, count, effort).spent
+    return Outcome(max(spent) / min(spent), {f"executor {number} s": one for number, one in enumerate(spent)})
+
+
+def throughput(servers: int, count: int, effort: Effort) -> Outcome:
+    """Steps on one executor over steps on two."""
+    found = measured(servers, count, effort)
+    one, two = found.ours
+    return Outcome(one / two, {"plain": found.plain[0] / found.plain[1], "one steps/s": one, "two steps/s": two})
+
+
+CASES = tuple(
+    Case(f"{kind}{name}_{count}", bar, partial(measure, servers, count))
+    for name, servers in (("one_server", 1), ("two_servers", 2))
+    for count in (3, 8, 20)
+    for kind, bar, measure in (("", 1.15, balance), ("throughput_", 1 / 1.8, throughput))
+)
+
+if __name__ == "__main__":
+    main("Balance of clients over executors", CASES)

@@ -1,0 +1,286 @@
+"""Batches across sessions: eight sessions that decode with the same weights, with `djinn serve --batch-sessions` over in turns.
+
+    python -m evaluation.benchmarks.bench_batching [--json] [--quick] [--case processor_gpt2]
+
+The model has the size of GPT-2-small and random weights, which the server reads, so that the sessions share them. `gpt2` has GPT-2-small's 12
+layers; `wide` has four and as many weights, so that clients record less. Prompts differ in length, so that caches do.
+
+`processor`: the executor's processor time a token. What a client has sent for a text is sent again by eight sessions at once in the executor's
+own process, and no client has to keep up: the figure does not depend on what else the machine does, nor on what clients cost.
+`tokens`: time a token of eight clients, processes with a session each that wait for each of their tokens. `alone`: one such client.
+All are in batches over in turns; a bar of 0.4 is 2.5 times as many tokens.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+import djinn
+from djinn_core.builtins import builtin_plugins
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.launch.executor_config import EVERYTHING
+from djinn_core.plugins.kinds import EXECUTOR_KINDS
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.runtime.executor_link import ExecutorLink
+from djinn_core.server.batching.session_batches import BatchCounters
+from djinn_core.server.context import ExecutorContext
+from djinn_core.server.executor import begin_batching
+from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
+from djinn_core.server.session import ExecutorSession
+from djinn_core.server.shared_device import SharedDevice
+from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.wire.messages import Completed, Goodbye, Submit, decode, encode
+from evaluation.benchmarks.bench_balance import REMOTE, Clients, clients
+from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
+from evaluation.benchmarks.serving import server, url_of
+
+SESSIONS = 8
+TEXTS = 3  # of different lengths that are recorded
+SECONDS = 20.0  # of each turn of clients
+KNOWN, NEW = 28, 24  # tokens after which programs and templates are known, and those that are measured
+TEXT = 64  # tokens of a client's text
+SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
+MODELS: dict[str, dict[str, int]] = {"gpt2": {}, "wide": {"n_layer": 4, "n_embd": 1280, "n_head": 20}}
+FORKING = multiprocessing.get_context("fork")
+
+
+def model_of(config: dict[str, int], device: str) -> Any:
+    """A model with random weights, or without any."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        return GPT2LMHeadModel(GPT2Config(**config)).eval()
+
+
+@contextmanager
+def saved(config: dict[str, int]) -> Iterator[str]:
+    """A folder with the weights of a model."""
+    from safetensors.torch import save_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        weights = model_of(config, "cpu").state_dict()
+        del weights["lm_head.weight"]  # those of the embedding
+        save_file({name: weight.contiguous() for name, weight in weights.items()}, Path(folder) / "model.safetensors")
+        yield folder
+
+
+def tokens_of(folder: str, config: dict[str, int], length: int) -> Iterator[int]:
+    """Tokens of one text after the other, each waited for."""
+    model = model_of(config, "meta")
+    model.load_state_dict(dict(djinn.open_weights(f"file:{folder}", device=0)), assign=True, strict=False)
+    model.tie_weights()
+    prompt = (torch.arange(length)[None] % 50).to(REMOTE)
+    while True:
+        given, cache = prompt, None
+        for _ in range(TEXT):
+            with torch.no_grad():
+                found = model(given, past_key_values=cache, use_cache=True)
+            given, cache = found.logits[:, -1:].argmax(-1), found.past_key_values
+            yield int(given.item())
+
+
+# --- in the executor's process ----------------------------------------------------------------------------------
+
+Sent = tuple[bytes, tuple[bytes, ...]]
+
+
+def record(folder: str, config: dict[str, int], length: int, told: Connection) -> None:
+    """Decode a text, and tell what was sent until its tokens were known, and for those after that."""
+    torch.set_num_threads(1)
+    sent: list[Sent] = []
+    plain = ExecutorLink.send
+
+    def noting(link: ExecutorLink, frame: Frame) -> None:
+        sent.append((bytes(frame.head), tuple(bytes(part) for part in frame.body)))
+        plain(link, frame)
+
+    ExecutorLink.send = noting  # type: ignore[method-assign]
+    djinn.configure(executor="inline", exact=False)
+    tokens = tokens_of(folder, config, length)
+    for _ in range(KNOWN):
+        next(tokens)
+    known = len(sent)
+    for _ in range(NEW):
+        next(tokens)
+    told.send((sent[:known], sent[known:]))
+    djinn.shut_down()
+
+
+def apart(work: Callable[..., None], *given: object) -> Any:
+    """The findings of `work` in a process of its own."""
+    ours, theirs = FORKING.Pipe()
+    child = FORKING.Process(target=work, args=(*given, theirs), daemon=True)
+    child.start()
+    found = ours.recv()
+    child.join()
+    return found
+
+
+class Recorded:
+    """A client's end of a session that says what another one has said."""
+
+    def __init__(self, known: Sequence[Sent], new: Sequence[Sent]) -> None:
+        self.limits = Limits()
+        self.answered = threading.Semaphore(0)
+        self.failed = False
+        self._parts = [known, new, [(encode(Goodbye()), ())]]
+        self._frames: Iterator[Sent] = iter(())
+        self._go = threading.Semaphore(0)
+
+    def go(self) -> int:
+        """Let the next part be sent; how many answers it has."""
+        self._go.release()
+        return sum(isinstance(decode(head), Submit) for head, _ in self._parts[0])
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        found = next(self._frames, None)
+        if found is None:
+            if not self._go.acquire(timeout=timeout):
+                raise TimeoutError
+            self._frames = iter(self._parts.pop(0))
+            found = next(self._frames)
+        return Frame(found[0], [memoryview(bytearray(part)) for part in found[1]])
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`."""
+        message = decode(frame.head)
+        if isinstance(message, Completed):
+            self.failed |= bool(message.failures)
+            self.answered.release()
+
+
+def work(channels: Sequence[Recorded]) -> None:
+    """Have all of them send the next part, and wait for the answers."""
+    answers = [one.go() for one in channels]
+    for one, count in zip(channels, answers, strict=True):
+        for _ in range(count):
+            one.answered.acquire()
+
+
+def replay(
+    texts: Sequence[tuple[Sequence[Sent], Sequence[Sent]]], sessions: int, batched: bool, told: Connection
+) -> None:
+    """Have sessions do what was recorded, and tell the processor seconds and the seconds a token, and how large batches were."""
+    torch.set_num_threads(1)
+    registry = load_registry(Selection(), builtins=builtin_plugins(EXECUTOR_KINDS), kinds=EXECUTOR_KINDS)
+    weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
+    context = ExecutorContext(SharedDevice(CpuRuntime()), weights=weights)
+    if batched:
+        begin_batching(context)
+    channels = [Recorded(*texts[number % len(texts)]) for number in range(sessions)]
+    for one in channels:
+        threading.Thread(target=ExecutorSession(context).serve, args=(PlainExecutorChannel(one),), daemon=True).start()
+    work(channels)
+    began, processor = time.perf_counter(), time.process_time()
+    counts = context.device.batches.counts if context.device.batches is not None else BatchCounters()
+    before = attrs.evolve(counts)
+    work(channels)
+    if any(one.failed for one in channels):
+        raise RuntimeError("an op failed")
+    found = [(time.process_time() - processor), (time.perf_counter() - began)]
+    batches = counts.batches - before.batches
+    size = (counts.batched_submissions - before.batched_submissions) / batches if batches else 1.0
+    told.send((*[one / (NEW * sessions) for one in found], size))
+
+
+@cache
+def recorded(name: str, small: bool) -> Sequence[tuple[Sequence[Sent], Sequence[Sent]]]:
+    """The frames that were sent for some texts."""
+    config = SMALL if small else MODELS[name]
+    folder = STACK.enter_context(saved(config))
+    return [apart(record, folder, config, 8 + 5 * number) for number in range(TEXTS)]
+
+
+def processor(name: str, sessions: int, effort: Effort) -> Outcome:
+    """The executor's processor time a token in batches over in turns."""
+    texts = recorded(name, effort.small)
+    found: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
+    for turn in range(effort.rounds):
+        for batched in (False, True) if turn % 2 else (True, False):
+            found[batched].append(apart(replay, texts, sessions, batched))
+    turns, batches = ([statistics.median(column) for column in zip(*found[way], strict=True)] for way in (False, True))
+    return Outcome(
+        batches[0] / turns[0],
+        {
+            "in turns ms": turns[0] * 1e3,
+            "in batches ms": batches[0] * 1e3,
+            "elapsed": batches[1] / turns[1],
+            "sessions a batch": batches[2],
+        },
+    )
+
+
+# --- with clients -----------------------------------------------------------------------------------------------
+
+
+def connect(settings: dict[str, Any], folder: str, config: dict[str, int], length: int) -> Callable[[], object]:
+    """A step of a client: a token."""
+    djinn.configure(**settings)
+    tokens = tokens_of(folder, config, length)
+    return lambda: next(tokens)
+
+
+@contextmanager
+def serving(folder: str, config: dict[str, int], sessions: int, *options: str) -> Iterator[Clients]:
+    """Clients of one executor."""
+    with server("--models", folder, "--store-gib", "0", *options, threads=1) as running:
+        settings = {"servers": [url_of(running)], "token": running.token, "disable": ("local",), "exact": False}
+        with clients(
+            [partial(connect, settings, folder, config, 8 + 5 * number) for number in range(sessions)]
+        ) as found:
+            yield found
+
+
+def tokens(name: str, sessions: int, effort: Effort) -> Outcome:
+    """Seconds a token of all clients together, in batches over in turns."""
+    import transformers.models.gpt2.modeling_gpt2  # noqa: F401 - once, and not in each client
+
+    seconds = 0.5 if effort.small else SECONDS / 2 if effort.quick else SECONDS
+    config = SMALL if effort.small else MODELS[name]
+    rates: dict[str, list[float]] = {"turns": [], "batches": []}
+    with ExitStack() as stack:
+        folder = stack.enter_context(saved(config))
+        ways = {
+            "turns": stack.enter_context(serving(folder, config, sessions)),
+            "batches": stack.enter_context(serving(folder, config, sessions, "--batch-sessions")),
+        }
+        for found in ways.values():
+            found.steps(seconds)  # until nothing is new
+        for turn in range(effort.rounds):
+            for way in ways if turn % 2 else reversed(ways):
+                rates[way].append(ways[way].steps(seconds))
+    turns, batches = statistics.median(rates["turns"]), statistics.median(rates["batches"])
+    return Outcome(turns / batches, {"in turns tokens/s": turns, "in batches tokens/s": batches})
+
+
+STACK = ExitStack()
+CASES = tuple(
+    Case(f"{kind}_{name}", bar, partial(measure, name, sessions))
+    for kind, measure, sessions, bar in (
+        ("processor", processor, SESSIONS, 0.4),
+        ("processor_alone", processor, 1, 1.02),
+        ("tokens", tokens, SESSIONS, 0.4),
+        ("tokens_alone", tokens, 1, 1.02),
+    )
+    for name in MODELS
+)
+
+if __name__ == "__main__":
+    with STACK:
+        main("Batches across sessions", CASES)

@@ -1,0 +1,50 @@
+"""A token of a toy GPT with a growing cache by other means, over local eager PyTorch in the same run; ours beside them.
+
+    python -m evaluation.benchmarks.bench_peers [--json] [--quick] [--case rpc]
+
+`peers.py` says what they are. Each runs in a process of its own; what is not installed is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from evaluation.benchmarks.bench_models import TOY, decode, measured
+from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, main
+
+TIMES = 48
+
+
+def peer(name: str, effort: Effort) -> Outcome:
+    """The median over rounds, and of the ratios within a round."""
+    script = Path(__file__).with_name("peers.py")
+    command = [sys.executable, "-W", "ignore", str(script), name]
+    command += ["--times", str(effort.times(TIMES)), "--rounds", str(effort.rounds)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(effort.threads)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise CannotMeasureError(f"it failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    if "not installed" in found:
+        raise CannotMeasureError(found["not installed"])
+    ratios = [b / a for a, b in zip(found["local"], found["peer"], strict=True)]
+    milliseconds = {f"{who} ms": statistics.median(seconds) * 1e3 for who, seconds in found.items()}
+    return Outcome(statistics.median(ratios), milliseconds)
+
+
+CASES = (
+    Case("djinn", None, partial(measured, decode(TIMES, **TOY), TIMES)),
+    Case("rpc_for_every_op", None, partial(peer, "rpc")),
+    Case("ray_actor_with_the_model", None, partial(peer, "ray")),
+    Case("mycelya_torch", None, partial(peer, "mycelya")),
+    Case("monarch_actor_with_the_model", None, partial(peer, "monarch")),
+)
+
+if __name__ == "__main__":
+    main("A token of a toy GPT, over local eager PyTorch", CASES)

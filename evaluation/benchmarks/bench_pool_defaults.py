@@ -1,0 +1,252 @@
+"""Thirty programs on a pool of two executors with default settings, over the same on one executor.
+
+    python -m evaluation.benchmarks.bench_pool_defaults [--json] [--quick] [--case calibrated,uncalibrated_gpt2]
+
+Three clients are processes of their own, two with one executor and one with two, of one thread each. Every program runs five times on
+all; then they take turns, in one order and in the other in every second round. The value is the median of the ratios of wall time within
+a round. `one over one` is the same ratio of the two clients with one executor: how far it is from 1 is what this machine cannot tell.
+The figures also have the processor time of the busiest executor and of the client, as ratios, which other work on the machine disturbs
+less. `uncalibrated`: nothing was ever measured of the devices, and nothing is meanwhile; `calibrated`: after the background
+calibration of the pool's first use.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import re
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+import djinn
+from djinn_core.runtime import client as djinn_client
+from djinn_roofline.calibration.workloads import Workload, workloads
+from evaluation.benchmarks.bench_scheduling import Branches
+from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
+
+WARM = 5  # runs of each, after which the pool should have found out
+CALLS = 10  # in a round
+WAIT_SECONDS = 1200.0
+LONGEST = 25  # programs of `djinn validate`, the quickest ones
+REMOTE = torch.device("remote_accelerator:0")
+Step = Callable[[], object]
+
+
+class Towers(torch.nn.Module):
+    """A recommender: embeddings of a user and of an item, a tower of layers for each, and their product."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.users, self.items = (torch.nn.EmbeddingBag(2000, width, mode="sum") for _ in range(2))
+        self.user, self.item = (
+            torch.nn.Sequential(*[m for _ in range(3) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())])
+            for _ in range(2)
+        )
+
+    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        return (self.user(self.users(users)) * self.item(self.items(items))).sum(-1)
+
+
+def _inferring(make: Callable[[], torch.nn.Module], given: Callable[[], Sequence[torch.Tensor]]) -> Callable[..., Step]:
+    def build(device: torch.device) -> Step:
+        model, inputs = make().eval().to(device), [one.to(device) for one in given()]
+
+        def step() -> object:
+            with torch.no_grad():
+                return model(*inputs)
+
+        return step
+
+    return build
+
+
+def _elementwise(size: int) -> Callable[..., Step]:
+    def build(device: torch.device) -> Step:
+        x, y = torch.rand(size).to(device), torch.rand(size).to(device)
+        return lambda: (x * y + x).tanh().exp() - (y.sigmoid() / (x + 1))
+
+    return build
+
+
+def _pictures_and_words(batch: int) -> list[torch.Tensor]:
+    return [torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch, 196))]
+
+
+def _bags(batch: int) -> list[torch.Tensor]:
+    return [torch.randint(0, 2000, (batch, 20)) for _ in range(2)]
+
+
+def programs() -> list[Workload]:
+    """Thirty: decoding, prefill, training, convolutions, state-space and recurrent layers, two kinds of data, recommenders, small ops."""
+    known = [w for w in workloads() if "768" not in w.name and "512 wide, 4x128" not in w.name]
+    return [
+        *known[:LONGEST],
+        Workload("multimodal, 64 wide", _inferring(partial(Branches, 64, 2), partial(_pictures_and_words, 1))),
+        Workload("multimodal, 256 wide", _inferring(partial(Branches, 256, 4), partial(_pictures_and_words, 2))),
+        Workload("towers, 512 wide", _inferring(partial(Towers, 512), partial(_bags, 256))),
+        Workload("elementwise, tiny", _elementwise(64)),
+        Workload("elementwise, large", _elementwise(1 << 21)),
+    ]
+
+
+# --- the two clients ------------------------------------------------------------------------------------------
+
+
+def processor_seconds(process: int) -> float:
+    """Processor time of the threads of a process, in nanoseconds and not in hundredths of a second."""
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+@attrs.frozen
+class Ran:
+    """Calls one after the other, in seconds a call: the middle one by the clock, the client's processor, each executor's."""
+
+    wall: float
+    client: float
+    executors: tuple[float, ...]
+
+    @property
+    def busiest(self) -> float:
+        """Processor time of the executor that worked most."""
+        return max(self.executors)
+
+
+def serve_client(pipe: Any, executors: int, cache: str, calibrate: bool) -> None:
+    """A client's life: it builds programs, runs them as often as it is told, and says how long that took."""
+    os.environ |= {"XDG_CACHE_HOME": cache, "DJINN_CALIBRATE": str(int(calibrate))}
+    torch.set_num_threads(1)
+    djinn.shut_down()
+    djinn.configure(executors=executors, threads=1)
+    djinn.init()
+    for thread in threading.enumerate():
+        if thread.name == "djinn-calibration":
+            thread.join()
+    session = djinn_client.context.session
+    assert session is not None
+    processes = [one.process for one in djinn_client.context.opened]
+    known, step = {w.name: w for w in programs()}, None
+    for order, given in iter(pipe.recv, None):
+        if order == "build":
+            torch.manual_seed(0)
+            djinn.reset_stats()
+            step = known[given].build(REMOTE)
+            djinn.synchronize()
+            pipe.send(True)
+        elif order == "run":
+            assert step is not None
+            pipe.send(_timed(step, given, processes))
+        else:
+            step = None
+            pipe.send(dict(djinn.stats()))
+    djinn.shut_down()
+
+
+def _timed(step: Step, calls: int, processes: Sequence[int]) -> Ran:
+    before, own = [processor_seconds(process) for process in processes], time.process_time()
+    wall = median_of(partial(_finish, step), calls)
+    client = time.process_time() - own
+    spent = [processor_seconds(process) - then for process, then in zip(processes, before, strict=True)]
+    return Ran(wall, client / calls, tuple([seconds / calls for seconds in spent]))
+
+
+def _finish(step: Step) -> None:
+    """A call, as long as a program waits for it."""
+    kept = step()
+    kept = next(iter(kept.values())) if isinstance(kept, dict) else kept[0] if isinstance(kept, tuple) else kept
+    if isinstance(kept, torch.Tensor):
+        kept.cpu()
+    else:
+        djinn.synchronize()
+
+
+EXECUTORS = {"one": 1, "two": 2, "one again": 1}  # of each client
+
+
+class Clients:
+    """Two with one executor, one with two; only one of them works at a time."""
+
+    def __init__(self, calibrated: bool) -> None:
+        spawning = multiprocessing.get_context("spawn")
+        folder = tempfile.mkdtemp(prefix="djinn-bench-")
+        self._pipes, self._processes = {}, []
+        for name, executors in EXECUTORS.items():
+            pipe, theirs = spawning.Pipe()
+            arguments = (theirs, executors, folder, calibrated)
+            process = spawning.Process(target=serve_client, args=arguments, daemon=True)
+            process.start()
+            self._pipes[name] = pipe
+            self._processes.append(process)
+        atexit.register(self.close)
+
+    def ask(self, client: str, order: str, given: object = None) -> Any:
+        """Have one of them do something, and wait until it has."""
+        pipe = self._pipes[client]
+        pipe.send((order, given))
+        if not pipe.poll(WAIT_SECONDS):
+            raise CannotMeasureError(f"a client did not answer {order} within {WAIT_SECONDS:.0f} s")
+        return pipe.recv()
+
+    def close(self) -> None:
+        """End all."""
+        for pipe, process in zip(self._pipes.values(), self._processes, strict=True):
+            if process.is_alive():
+                pipe.send(None)
+                process.join(60)
+
+
+@cache
+def clients(calibrated: bool) -> Clients:
+    """All of them, started when they are first needed."""
+    return Clients(calibrated)
+
+
+def compared(name: str, calibrated: bool, effort: Effort) -> Outcome:
+    """A program on two executors over the same on one."""
+    all_of_them, calls = clients(calibrated), effort.times(CALLS)
+    for one in EXECUTORS:
+        all_of_them.ask(one, "build", name)
+        all_of_them.ask(one, "run", WARM)
+    rounds: list[dict[str, Ran]] = []
+    for turn in range(effort.rounds):
+        order = [*EXECUTORS] if turn % 2 else [*reversed(EXECUTORS)]
+        rounds.append({one: all_of_them.ask(one, "run", calls) for one in order})
+    wall = statistics.median(found["two"].wall / found["one"].wall for found in rounds)
+    same = statistics.median(found["one again"].wall / found["one"].wall for found in rounds)
+    busiest = statistics.median(found["two"].busiest / max(found["one"].busiest, 1e-9) for found in rounds)
+    client = statistics.median(found["two"].client / found["one"].client for found in rounds)
+    stats = {one: all_of_them.ask(one, "end") for one in EXECUTORS}["two"]
+    figures = {
+        "one ms": statistics.median(found["one"].wall for found in rounds) * 1e3,
+        "two ms": statistics.median(found["two"].wall for found in rounds) * 1e3,
+        "one over one": same,
+        "busiest executor": busiest,
+        "client": client,
+        "tried": stats["placements_tried"],
+        "switched off": stats["placements_switched_off"],
+    }
+    return Outcome(wall, figures)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+CASES = tuple(
+    Case(f"{way}_{_slug(program.name)}", 1.03, partial(compared, program.name, way == "calibrated"))
+    for way in ("calibrated", "uncalibrated")
+    for program in programs()
+)
+
+if __name__ == "__main__":
+    main("A pool of two executors with default settings, over one executor", CASES)

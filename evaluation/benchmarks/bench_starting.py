@@ -1,0 +1,174 @@
+"""Starting: what importing Djinn, the first value and a program that is new cost.
+
+    python -m evaluation.benchmarks.bench_starting [--json] [--quick] [--case embedded]
+
+The references are processes that import torch, in turns with ours, and the same program when it comes again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
+from evaluation.benchmarks.serving import connected, server, url_of
+
+REMOTE = "remote_accelerator:0"
+TORCH = "import torch"
+IMPORTED = "import torch, djinn"
+FIRST = "import torch, djinn; torch.ones(3, device='remote_accelerator:0').sum().item()"
+EARLY = "import djinn, torch; torch.ones(3, device='remote_accelerator:0').sum().item()"
+SCRIPT = """
+import time, torch, djinn
+model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 4, enable_nested_tensor=False)
+model = model.to("remote_accelerator:0")
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+torch.ones(1, device="remote_accelerator:0").item()
+began = time.process_time()
+for length in (8, 9, 11) * 4:
+    loss = model(torch.ones(2, length, 64, device="remote_accelerator:0")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.item()
+print(time.process_time() - began, djinn.stats()["plans_made"])
+"""
+PROCESSES = 8  # in each round, of either kind
+COMPILED = "PYTHONDONTWRITEBYTECODE"  # without it what is imported is compiled once, as where programs are installed
+
+Op = Callable[[torch.Tensor], torch.Tensor]
+OPS: tuple[Op, ...] = (
+    torch.sin, torch.cos, torch.relu, torch.sigmoid, torch.tanh, torch.neg, torch.abs, lambda x: x + 1, lambda x: x * 2,
+    lambda x: x.t(), lambda x: x @ x.t(), lambda x: x - x.mean(), lambda x: x.softmax(-1), lambda x: x.cumsum(0),
+)  # fmt: skip
+LENGTH = 6  # ops of a program, beside the sum that is fetched
+
+
+def seconds_beyond_torch(effort: Effort, program: str | Path, environment: Mapping[str, str] | None = None) -> Outcome:
+    """Seconds that a process takes longer than one that imports torch, by medians, and of processor time.
+
+    `program`: its text, or a script.
+    """
+    found: dict[str | Path, list[float]] = {TORCH: [], program: []}
+    processor: dict[str | Path, list[float]] = {TORCH: [], program: []}
+    variables = os.environ | {"OMP_NUM_THREADS": str(effort.threads)} | (environment or {})
+    variables.pop(COMPILED, None)
+    subprocess.run(_command(program), env=variables, check=True)
+    for turn in range(effort.rounds * effort.times(PROCESSES) // 2):
+        for text in (TORCH, program) if turn % 2 else (program, TORCH):
+            began, before = time.perf_counter(), _of_children()
+            subprocess.run(_command(text), env=variables, check=True)
+            found[text].append(time.perf_counter() - began)
+            processor[text].append(_of_children() - before)
+    torch_alone, ours = statistics.median(found[TORCH]), statistics.median(found[program])
+    beyond = statistics.median(processor[program]) - statistics.median(processor[TORCH])
+    return Outcome(ours - torch_alone, {"torch s": torch_alone, "ours s": ours, "processor s beyond": beyond})
+
+
+def _command(program: str | Path) -> list[str]:
+    what = [str(program)] if isinstance(program, Path) else ["-c", program]
+    return [sys.executable, "-W", "ignore", *what]
+
+
+def _of_children() -> float:
+    """Seconds of the processor that processes took that have ended."""
+    taken = os.times()
+    return taken.children_user + taken.children_system
+
+
+def import_(effort: Effort) -> Outcome:
+    return seconds_beyond_torch(effort, IMPORTED)
+
+
+def embedded(effort: Effort) -> Outcome:
+    return seconds_beyond_torch(effort, FIRST)
+
+
+def embedded_at_import(effort: Effort) -> Outcome:
+    return seconds_beyond_torch(effort, EARLY, {"DJINN_START_AT_IMPORT": "1"})
+
+
+def embedded_prepared(effort: Effort) -> Outcome:
+    return seconds_beyond_torch(effort, FIRST, {"DJINN_PREPARED_SECONDS": "30"})
+
+
+def embedded_again(effort: Effort) -> Outcome:
+    """The second and later runs of a script, whose executor starts before PyTorch is imported."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.py"
+        script.write_text(EARLY)
+        return seconds_beyond_torch(effort, script)
+
+
+def served(effort: Effort) -> Outcome:
+    with server(threads=effort.threads) as serving:
+        environment = {"DJINN_SERVERS": url_of(serving), "DJINN_TOKEN": serving.token}
+        return seconds_beyond_torch(effort, FIRST, environment)
+
+
+def new_program(effort: Effort) -> Outcome:
+    """Small programs that come for the first time, a second time and a third time."""
+    generator = random.Random(0)
+
+    def run(ops: list[Op], x: torch.Tensor) -> float:
+        for op in ops:
+            x = op(x)
+        return x.sum().item()
+
+    with connected(threads=effort.threads):
+        x = torch.randn(8, 8).to(REMOTE)
+        programs = [[generator.choice(OPS) for _ in range(LENGTH)] for _ in range(effort.times(100))]
+        for op in OPS:
+            run([op], x)
+        turns = []
+        for _ in range(4):
+            taken = []
+            for program in programs:
+                began = time.perf_counter()
+                run(program, x)
+                taken.append(time.perf_counter() - began)
+            turns.append(statistics.median(taken) * 1e3)
+        first, second, _, known = turns
+        return Outcome(first / known, {"first ms": first, "second ms": second, "known ms": known})
+
+
+def second_process(effort: Effort) -> Outcome:
+    """Seconds of a script that plans, in its second process over its first; the plans that the second makes."""
+    taken: dict[str, list[float]] = {"first": [], "second": []}
+    made: dict[str, list[int]] = {"first": [], "second": []}
+    for _ in range(effort.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            for which in ("first", "second"):
+                variables = os.environ | {"OMP_NUM_THREADS": str(effort.threads), "XDG_CACHE_HOME": folder}
+                command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
+                said = subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
+                seconds, plans = said.split()
+                taken[which].append(float(seconds))
+                made[which].append(int(plans))
+    first, second = statistics.median(taken["first"]), statistics.median(taken["second"])
+    plans = {f"{which} plans": max(made[which]) for which in made}
+    return Outcome(second / first, {"first s": first, "second s": second, **plans})
+
+
+CASES = [
+    Case("import", 0.15, import_, unit="s"),
+    Case("served", 0.15, served, unit="s"),
+    Case("embedded", 0.5, embedded, unit="s"),
+    Case("embedded_at_import", 0.5, embedded_at_import, unit="s"),
+    Case("embedded_again", 0.5, embedded_again, unit="s"),
+    Case("embedded_prepared", 0.5, embedded_prepared, unit="s"),
+    Case("new_program", None, new_program),
+    Case("second_process", None, second_process),
+]
+
+if __name__ == "__main__":
+    main("starting: seconds beyond `import torch`; a new program over a known one", CASES)

@@ -1,0 +1,84 @@
+"""A tensor to bytes and back: ours against safetensors, `torch.save` and pickle; time and copies.
+
+    python -m evaluation.benchmarks.bench_tensors [--json] [--quick] [--small]
+
+Encoding ends with buffers that a socket can be given; decoding begins with bytes in memory. Ours makes a frame and takes
+it apart; what is received from a socket lies in memory of its own already. The copies counted are of the tensor's bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from djinn_core.wire.frames import Frame, Limits, encode_frame
+from djinn_core.wire.messages import UploadPart, decode, encode
+from djinn_core.wire.tensors import TensorHeader, tensor_from_wire, tensor_to_wire
+from evaluation.benchmarks.measuring import Case, Effort, Outcome, compare, main, median_of
+
+ELEMENTS = 49_000_000  # 196 MB of float32
+TIMES = 5
+LIMITS = Limits()
+
+
+def ours(tensor: torch.Tensor) -> torch.Tensor:
+    """As an upload travels, without the socket."""
+    header, data = tensor_to_wire(tensor)
+    message = UploadPart(1, header.dtype, header.shape, header.stride, data.nbytes, 0)
+    opening, body = encode_frame(Frame(encode(message), [data]), LIMITS)
+    came = decode(bytes(opening)[24:-8])
+    return tensor_from_wire(TensorHeader(came.dtype, came.shape, came.stride), body)
+
+
+def by_safetensors(tensor: torch.Tensor) -> torch.Tensor:
+    return safetensors.torch.load(safetensors.torch.save({"t": tensor}))["t"]
+
+
+def by_torch_save(tensor: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    return torch.load(io.BytesIO(file.getbuffer()), weights_only=True)
+
+
+def by_pickle(tensor: torch.Tensor) -> torch.Tensor:
+    return pickle.loads(pickle.dumps(tensor, protocol=5))
+
+
+def by_pickle_out_of_band(tensor: torch.Tensor) -> torch.Tensor:
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(tensor.numpy(), protocol=5, buffer_callback=buffers.append)
+    return torch.from_numpy(pickle.loads(data, buffers=buffers))
+
+
+def over(reference: Callable[[torch.Tensor], torch.Tensor], effort: Effort) -> Outcome:
+    """Encoding and decoding together, ours over the reference's."""
+    tensor = torch.from_numpy(np.random.default_rng(0).random(1000 if effort.small else ELEMENTS, np.float32))
+    for way in (reference, ours):
+        assert torch.equal(way(tensor), tensor)
+    theirs, mine = partial(reference, tensor), partial(ours, tensor)
+    alone = median_of(theirs, effort.times(TIMES))
+    return compare(theirs, mine, effort, TIMES, alone).outcome()
+
+
+def copies(effort: Effort) -> Outcome:
+    """Number of copies of a tensor's bytes on the way: none where what comes back is the same memory."""
+    tensor = torch.arange(1000 if effort.small else ELEMENTS, dtype=torch.float32)
+    return Outcome(float(ours(tensor).data_ptr() != tensor.data_ptr()))
+
+
+CASES = (
+    Case("over_safetensors", 0.05, partial(over, by_safetensors)),
+    Case("over_torch_save", None, partial(over, by_torch_save)),
+    Case("over_pickle", None, partial(over, by_pickle)),
+    Case("over_pickle_out_of_band", None, partial(over, by_pickle_out_of_band)),
+    Case("copies", 0, copies, ""),
+)
+
+if __name__ == "__main__":
+    main("A tensor of 196 MB to bytes and back", CASES)

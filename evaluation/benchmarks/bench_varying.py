@@ -1,0 +1,243 @@
+"""Programs whose sizes change from step to step, over loopback TCP against local eager PyTorch.
+
+    python -m evaluation.benchmarks.bench_varying [--json] [--quick] [--case encoder,bert_plans]
+
+Times are the processor's time of the client's process a step; wall time stands beside it. Of each program:
+
+- `new_over_known`: steps with sizes that the process has never met, over steps with sizes that it has met before;
+- `late_over_early`: the last steps of many over early ones with the same sizes, over the same quotient of local PyTorch;
+- `plans`: plans made from step 200 on (110 with `--quick`);
+- `over_local`, `fixed_over_local`: over local PyTorch in the same turns, with varying sizes, and with one size.
+
+The encoder is run once more with each skeleton of `djinn plugins new` installed, and with those chosen that must be chosen.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import attrs
+
+import djinn
+from djinn_core.cli.plugins import render
+from djinn_core.plugins.kinds import KINDS
+from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
+from evaluation.benchmarks.serving import connected
+from evaluation.benchmarks.varying_programs import ENCODER, PROGRAMS, Program, Size, Step
+
+REMOTE = "remote_accelerator:0"
+BLOCK = 10  # steps of one side before the other's turn
+STEPS_BESIDE_A_SKELETON = 600
+CHOSEN = {"placement": "placement_policy", "schedulers": "scheduler"}  # settings that choose what a plugin offers
+NEW, LATE, PLANS = 1.3, 1.05, 20
+OVER_LOCAL = {"encoder": (3.0, 2.0)}  # with varying sizes, and with one
+
+
+@attrs.frozen
+class Spent:
+    """Seconds a step: the processor's for this process, and the clock's."""
+
+    cpu: float
+    wall: float
+
+
+@attrs.frozen
+class Length:
+    """Numbers of steps: before anything is measured, of what is compared, and in all."""
+
+    warm: int
+    window: int
+    steps: int
+
+    @classmethod
+    def of(cls, effort: Effort, steps: int = 2000) -> Length:
+        """As the command line asks."""
+        if effort.small:
+            return cls(4, 4, 20)
+        return cls(60, 50, min(steps, 400)) if effort.quick else cls(100, 100, steps)
+
+
+@attrs.frozen
+class Varied:
+    """Measurements of a program with varying sizes."""
+
+    known: Spent
+    new: Spent
+    early: Spent
+    late: Spent
+    early_here: Spent
+    late_here: Spent
+    plans: int
+
+
+def blocks(sizes: Iterable[Size], steps: int) -> Iterator[list[Size]]:
+    """So many sizes, by block."""
+    taken = iter(sizes)
+    for start in range(0, steps, BLOCK):
+        yield [next(taken) for _ in range(min(BLOCK, steps - start))]
+
+
+def block(program: Program, step: Step, sizes: Sequence[Size]) -> Spent:
+    """Steps of one side; the last one's result is wanted, so that nothing is left for the other side's turn."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    for number, size in enumerate(sizes, 1):
+        result = step(size)
+        if number % program.fetched == 0 or number == len(sizes):
+            result.tolist()
+    return Spent((time.process_time() - cpu) / len(sizes), (time.perf_counter() - wall) / len(sizes))
+
+
+def middle(spent: Sequence[Spent]) -> Spent:
+    """The medians."""
+    return Spent(statistics.median(x.cpu for x in spent), statistics.median(x.wall for x in spent))
+
+
+def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], steps: int) -> list[Spent]:
+    """The medians of each side's blocks, all with the same sizes."""
+    found: list[list[Spent]] = [[] for _ in sides]
+    for turn, given in enumerate(blocks(sizes, steps)):
+        order = list(zip(sides, found, strict=True))
+        for step, spent in order if turn % 2 else reversed(order):
+            spent.append(block(program, step, given))
+    return [middle(spent) for spent in found]
+
+
+@functools.cache
+def varied(program: Program, effort: Effort, plugin: str = "", chosen: bool = False) -> Varied:
+    """A run with varying sizes, ours beside a local one of the same steps."""
+    length = Length.of(effort, STEPS_BESIDE_A_SKELETON) if plugin else Length.of(effort)
+    known, unseen = program.halves(length.warm // 2)
+    with ExitStack() as stack:
+        environment = stack.enter_context(installed(plugin)) if plugin else {}
+        settings = {CHOSEN[plugin]: name_of(plugin)} if chosen else {}
+        stack.enter_context(connected(threads=effort.threads, environment=environment, **settings))
+        there, here = program.start(REMOTE), program.start("cpu")
+        for given in blocks(itertools.chain(known, program.drawn(known, 1)), length.warm):
+            block(program, there, given)
+            block(program, here, given)
+        early, early_here = in_turns(program, (there, here), program.drawn(known, 2), length.window)
+        plans = djinn.stats()["plans_made"]
+        fresh = unseen[: min(length.window // 2, max(BLOCK, len(unseen) // BLOCK * BLOCK))]
+        met = itertools.cycle(known)
+        pairs = [
+            (block(program, there, [next(met) for _ in given]), block(program, there, given))
+            for given in blocks(fresh, len(fresh))
+        ]
+        taken = length.warm + 2 * length.window + 2 * len(fresh)
+        for given in blocks(program.drawn(program.sizes, 3), max(0, length.steps - taken)):
+            block(program, there, given)
+        late, late_here = in_turns(program, (there, here), program.drawn(known, 2), length.window)
+        made = djinn.stats()["plans_made"] - plans
+    before, after = zip(*pairs, strict=True)
+    return Varied(middle(before), middle(after), early, late, early_here, late_here, made)
+
+
+@functools.cache
+def fixed(program: Program, effort: Effort) -> tuple[Spent, Spent]:
+    """Ours and local with one size, when nothing is new any more."""
+    length = Length.of(effort)
+    with connected(threads=effort.threads):
+        sides = program.start(REMOTE), program.start("cpu")
+        sizes = [program.fixed] * (length.warm + length.window)
+        in_turns(program, sides, sizes, length.warm)
+        there, here = in_turns(program, sides, sizes, length.window)
+    return there, here
+
+
+@contextmanager
+def installed(kind: str) -> Iterator[dict[str, str]]:
+    """The skeleton of a plugin of this kind, as if pip had installed it; gives what the server's environment needs for it."""
+    with tempfile.TemporaryDirectory() as place:
+        package = f"djinn_{name_of(kind)}"
+        folder = render(name_of(kind), kind, Path(place))
+        facts = folder / f"{package}-0.1.0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: djinn-bench-{kind}\nVersion: 0.1.0\n")
+        (facts / "entry_points.txt").write_text(f"[djinn]\n{name_of(kind)} = {package}\n")
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        try:
+            yield {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+        finally:
+            sys.path.remove(str(folder))
+            sys.modules.pop(package, None)
+
+
+def name_of(kind: str) -> str:
+    """Name of the skeleton of this kind here."""
+    return f"bench_{kind}"
+
+
+def quotient(ours: Spent, reference: Spent) -> Outcome:
+    """Of processor time; in milliseconds what it was made of."""
+    figures = {
+        "ours ms": ours.cpu,
+        "reference ms": reference.cpu,
+        "ours wall ms": ours.wall,
+        "reference wall ms": reference.wall,
+    }
+    return Outcome(ours.cpu / reference.cpu, {name: seconds * 1e3 for name, seconds in figures.items()})
+
+
+def new_over_known(program: Program, effort: Effort, **plugin: object) -> Outcome:
+    found = varied(program, effort, **plugin)
+    return quotient(found.new, found.known)
+
+
+def late_over_early(program: Program, effort: Effort) -> Outcome:
+    """Over what a local step did in the same time: a machine that others use is faster at times."""
+    found = varied(program, effort)
+    here = found.late_here.cpu / found.early_here.cpu
+    compared = quotient(found.late, found.early)
+    return Outcome(compared.value / here, {**compared.figures, "as it is": compared.value, "local": here})
+
+
+def plans(program: Program, effort: Effort, **plugin: object) -> Outcome:
+    return Outcome(varied(program, effort, **plugin).plans)
+
+
+def over_local(program: Program, effort: Effort) -> Outcome:
+    found = varied(program, effort)
+    return quotient(found.late, found.late_here)
+
+
+def fixed_over_local(program: Program, effort: Effort) -> Outcome:
+    return quotient(*fixed(program, effort))
+
+
+def cases_of(program: Program) -> Iterator[Case]:
+    """Cases asked of each program."""
+    varying, fixed = OVER_LOCAL.get(program.name, (None, None))
+    yield Case(f"{program.name}_new_over_known", NEW, partial(new_over_known, program))
+    yield Case(f"{program.name}_late_over_early", LATE, partial(late_over_early, program))
+    yield Case(f"{program.name}_plans", PLANS, partial(plans, program), unit="")
+    yield Case(f"{program.name}_over_local", varying, partial(over_local, program))
+    yield Case(f"{program.name}_fixed_over_local", fixed, partial(fixed_over_local, program))
+
+
+def cases_beside(kind: str, chosen: bool = False) -> Iterator[Case]:
+    """Cases asked of the encoder where a skeleton is installed."""
+    name, plugin = f"skeleton_{kind}{'_chosen' * chosen}", {"plugin": kind, "chosen": chosen}
+    yield Case(f"{name}_new_over_known", NEW, partial(new_over_known, ENCODER, **plugin))
+    yield Case(f"{name}_plans", PLANS, partial(plans, ENCODER, **plugin), unit="")
+
+
+CASES = (
+    *(case for program in PROGRAMS for case in cases_of(program)),
+    *(case for kind in KINDS for case in cases_beside(kind.name)),
+    *(case for kind in CHOSEN for case in cases_beside(kind, chosen=True)),
+)
+
+if __name__ == "__main__":
+    main("Sizes that change from step to step, over loopback TCP against local eager PyTorch", CASES)

@@ -1,0 +1,162 @@
+"""A history of benchmarks, a line of JSON for each run of `make bench`, and what got slower since the last release.
+
+    python -m evaluation.benchmarks.history [--file evaluation/benchmarks/history.jsonl]
+
+Runs are compared with those of the last release on the same kind of machine and with the same effort. All values are
+better the smaller they are. What differs by no more than runs of one release differ from each other is noise; few runs say little
+about that, so it is assumed to be ASSUMED_DEVIATION until they say something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE / "history.jsonl"
+LEAST_NOISE = 0.05  # of a value: even medians of several rounds differ by that
+ASSUMED_DEVIATION = 0.05  # standard deviation of a value, as if ASSUMED_RUNS differences had shown it
+ASSUMED_RUNS = 2
+DEVIATIONS = (
+    4.0  # what differs by more is no chance: at most two cases in a hundred, however few runs show the deviation
+)
+AFTER = "after "
+
+
+@attrs.frozen
+class BenchRun:
+    """One run.
+
+    Attributes:
+        commit: what was measured; with a `+` behind it where files had changed since.
+        release: the version that it is, or will be; with `after ` before it where that was released before.
+        machine: what kind of machine it ran on, and with which PyTorch: values of others are no comparison.
+        effort: the arguments that shorten runs.
+        values: by subject and case.
+    """
+
+    commit: str
+    release: str
+    date: str
+    machine: str
+    effort: str
+    values: Mapping[str, float]
+
+
+@attrs.frozen
+class Slower:
+    """A case that got slower: its value now, the median of the last release, and what of that is noise."""
+
+    case: str
+    now: float
+    before: float
+    noise: float
+
+
+def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun:
+    """The run that has just ended, of the commit that is checked out."""
+    commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
+    changed = "+" if _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{FILE.name}") else ""
+    machine = f"{platform.machine()}, {os.cpu_count()} processors, torch {torch.__version__}"
+    return BenchRun(
+        commit + changed,
+        _of_release(release),
+        dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        machine,
+        effort,
+        dict(values),
+    )
+
+
+def _of_release(version: str) -> str:
+    """The version of a commit before or at its tag; `after ` it where the tag is behind the commit."""
+    tagged = _git("rev-list", "-n", "1", f"v{version}")
+    is_behind = tagged and tagged == _git("merge-base", tagged, "HEAD") != _git("rev-parse", "HEAD")
+    return AFTER + version if is_behind else version
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def read(file: Path) -> list[BenchRun]:
+    """The runs, the oldest first; none where there is no file."""
+    if not file.exists():
+        return []
+    return [BenchRun(**json.loads(line)) for line in file.read_text().splitlines() if line.strip()]
+
+
+def add(file: Path, run: BenchRun) -> None:
+    """Append a run."""
+    line: dict[str, Any] = attrs.asdict(run)
+    with file.open("a") as opened:
+        opened.write(json.dumps(line, sort_keys=True) + "\n")
+
+
+def last_release(runs: Sequence[BenchRun], now: BenchRun) -> list[BenchRun]:
+    """The runs of the release before `now`, with which it can be compared; the oldest first."""
+    kind = now.machine, now.effort
+    alike = [one for one in runs if (one.machine, one.effort) == kind and one.release not in {now.release, ""}]
+    released = [one for one in alike if not one.release.startswith(AFTER)]
+    return [one for one in released if one.release == released[-1].release]
+
+
+def noise(known: Sequence[float]) -> float:
+    """The share of the median of earlier results by which a value may be larger by chance."""
+    middle = statistics.median(known)
+    if middle <= 0:
+        return LEAST_NOISE
+    apart = sum((value / middle - 1) ** 2 for value in known) + ASSUMED_RUNS * ASSUMED_DEVIATION**2
+    deviation = (apart / (len(known) - 1 + ASSUMED_RUNS)) ** 0.5
+    return max(LEAST_NOISE, DEVIATIONS * deviation * (1 + 1 / len(known)) ** 0.5)
+
+
+def slower(before: Sequence[BenchRun], now: BenchRun) -> list[Slower]:
+    """The cases that got slower beyond noise, the most first."""
+    found = []
+    for case, value in now.values.items():
+        known = [one.values[case] for one in before if case in one.values]
+        if known and value > statistics.median(known) * (1 + noise(known)):
+            found.append(Slower(case, value, statistics.median(known), noise(known)))
+    return sorted(found, key=lambda one: one.now / one.before if one.before else one.now, reverse=True)
+
+
+def report(runs: Sequence[BenchRun], now: BenchRun) -> str:
+    """The cases that got slower, in words."""
+    before = last_release(runs, now)
+    if not before:
+        return "history: no release before this one was measured on such a machine with this effort: nothing to compare with"
+    release, count = before[-1].release, len(before)
+    found = slower(before, now)
+    compared = len([case for case in now.values if any(case in one.values for one in before)])
+    heading = f"history: {len(found)} of {compared} cases got slower beyond noise since {release} ({count} runs)"
+    lines = [f"  {one.case:40}{one.now:12.4g} after {one.before:.4g}, noise {one.noise:.0%}" for one in found]
+    return "\n".join([heading, *lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--file", type=Path, default=FILE)
+    runs = read(parser.parse_args().file)
+    if not runs:
+        raise SystemExit("no run was kept yet: `make bench` keeps one")
+    print(report(runs[:-1], runs[-1]))
+
+
+if __name__ == "__main__":
+    main()

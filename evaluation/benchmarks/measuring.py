@@ -1,0 +1,238 @@
+"""Harness of the benchmarks: cases with bars, interleaved runs, a row for each case as soon as it is done, JSON at the end.
+
+    python evaluation/benchmarks/bench_<subject>.py [--json] [--quick] [--case a,b] [--rounds 5] [--threads 1] [--save folder]
+
+A script lists its cases and hands them to `main`. A case measures one thing and returns an `Outcome`: one number to
+compare with the bar, and what it was made of. `compare` is how a reference and ours take turns. `--small` uses the
+smallest sizes and one round: it shows that a script works, not how fast anything is, and gives no verdicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+Run = Callable[[], object]
+Clock = Callable[[], float]
+QUICK_ROUNDS = 2
+SUFFERS = 1.03  # a reference that takes so much longer beside ours than alone is told apart
+
+
+class CannotMeasureError(Exception):
+    """This machine cannot measure the case; the text says why."""
+
+
+NOT_MEASURED = "not_measured"  # in the JSON: why by key, for keys that are null
+
+
+@attrs.frozen
+class Effort:
+    """Effort of a measurement: rounds, threads, and sizes.
+
+    Attributes:
+        rounds: how often reference and ours take turns.
+        threads: of PyTorch, on either side.
+        quick: fewer calls in a round.
+        small: the smallest sizes.
+    """
+
+    rounds: int = 5
+    threads: int = 1
+    quick: bool = False
+    small: bool = False
+
+    def times(self, usual: int) -> int:
+        """Calls in a round, where `usual` are meant."""
+        return min(usual, 2) if self.small else max(2, usual // 4) if self.quick else usual
+
+
+@attrs.frozen
+class Outcome:
+    """Result of a case: `value` goes beside the bar, `figures` are what it was made of (units in their names)."""
+
+    value: float
+    figures: Mapping[str, float] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Case:
+    """Something to measure. `bar` is the largest value that is good enough, None where nothing was promised.
+
+    `keys` are the figures that stand in the JSON by their own names, beside the case's value by its name; null where it could
+    not be measured.
+    """
+
+    name: str
+    bar: float | None
+    measure: Callable[[Effort], Outcome]
+    unit: str = "x"
+    keys: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Compared:
+    """Medians in seconds a call, and the median of the ratios within a round. `alone` is the reference by itself."""
+
+    reference: float
+    ours: float
+    ratio: float
+    alone: float
+
+    def outcome(self, **more: float) -> Outcome:
+        """As it is printed, in milliseconds."""
+        figures = {"alone ms": self.alone * 1e3, "reference ms": self.reference * 1e3, "ours ms": self.ours * 1e3}
+        if self.reference > SUFFERS * self.alone:  # then the ratio flatters us
+            figures["reference over alone"] = self.reference / self.alone
+        return Outcome(self.ratio, figures | more)
+
+
+def median_of(run: Run, times: int, clock: Clock = time.perf_counter) -> float:
+    """The median time of a call, in seconds."""
+    found = []
+    for _ in range(times):
+        start = clock()
+        run()
+        found.append(clock() - start)
+    return statistics.median(found)
+
+
+def compare(reference: Run, ours: Run, effort: Effort, times: int, alone: float) -> Compared:
+    """Let the two take turns, each first in every other round. `alone` is what the reference took with nothing beside it.
+
+    The caller has run both until nothing was new to them.
+    """
+    calls = effort.times(times)
+    found: dict[str, list[float]] = {"reference": [], "ours": []}
+    for turn in range(effort.rounds):
+        order = [("reference", reference), ("ours", ours)]
+        for name, run in order if turn % 2 else reversed(order):
+            found[name].append(median_of(run, calls))
+    ratios = [b / a for a, b in zip(found["reference"], found["ours"], strict=True)]
+    medians = {name: statistics.median(seconds) for name, seconds in found.items()}
+    return Compared(medians["reference"], medians["ours"], statistics.median(ratios), alone)
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    """PyTorch uses `count` threads here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Measure the cases that the command line asks for; ends the program with 1 where one of them broke."""
+    options = _options(title, cases, arguments)
+    rounds = 1 if options.small else options.rounds or (QUICK_ROUNDS if options.quick else 5)
+    effort = Effort(rounds, options.threads, options.quick, options.small)
+    print(f"{title}\n{'':32}{'value':>12}{'bar':>12}  verdict", flush=True)
+    found: dict[str, Outcome] = {}
+    missing: dict[str, str] = {}
+    broken = 0
+    with threads_of_torch(effort.threads):
+        for case in cases:
+            if any(_meant(name, case, cases) for name in options.case.split(",")):
+                broken += not _measure(case, effort, found, missing)
+                if options.save:
+                    _save(Path(options.save) / f"{Path(sys.argv[0]).stem}.json", title, cases, found, effort)
+    values = _values(cases, found, missing)
+    if options.json:
+        print(json.dumps(values), flush=True)
+    if broken:
+        sys.exit(1)
+    return values
+
+
+def _values(cases: Sequence[Case], found: Mapping[str, Outcome], missing: Mapping[str, str]) -> dict[str, Any]:
+    """Results as JSON: by case, and by the keys of cases; where one was asked for and not measured, null, and why."""
+    values: dict[str, Any] = {name: outcome.value for name, outcome in found.items()}
+    why = {key: missing[case.name] for case in cases if case.name in missing for key in (case.name, *case.keys)}
+    for case in cases:
+        if case.name in found:
+            values |= {key: found[case.name].figures[key] for key in case.keys}
+    return values | dict.fromkeys(why) | ({NOT_MEASURED: why} if why else {})
+
+
+def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None) -> argparse.Namespace:
+    names = ", ".join(case.name for case in cases)
+    parser = argparse.ArgumentParser(description=title, epilog=f"cases: {names}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, and fewer calls in each")
+    parser.add_argument("--small", action="store_true", help="smallest sizes, one round: only to see that it works")
+    parser.add_argument("--case", "--only", default="", help="names of cases or how they begin, separated by commas")
+    parser.add_argument("--rounds", type=int, default=0, help="how often reference and ours take turns")
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch, on either side")
+    parser.add_argument("--save", default="", help="a folder for all figures, as JSON")
+    options = parser.parse_args(arguments)
+    unknown = {name for name in options.case.split(",") if not any(_meant(name, case, cases) for case in cases)}
+    if unknown:
+        parser.error(f"no case is called {', '.join(sorted(unknown))}; there are {names}")
+    return options
+
+
+def _meant(name: str, case: Case, cases: Sequence[Case]) -> bool:
+    """True if a name on the command line is the case's, or a prefix of it if no case has that name."""
+    if not name or name == case.name:
+        return True
+    return case.name.startswith(f"{name}_") and all(name != other.name for other in cases)
+
+
+def _measure(case: Case, effort: Effort, found: dict[str, Outcome], missing: dict[str, str]) -> bool:
+    try:
+        outcome = case.measure(effort)
+    except CannotMeasureError as reason:
+        print(f"{case.name:32}{'-':>12}{_written(case, case.bar):>12}  not here: {reason}", flush=True)
+        missing[case.name] = str(reason)
+        return True
+    except Exception as error:
+        missing[case.name] = f"{type(error).__name__}: {error}"
+        print(f"{case.name:32}{'-':>12}{_written(case, case.bar):>12}  BROKEN", flush=True)
+        traceback.print_exc()
+        return False
+    found[case.name] = outcome
+    value, bar = _written(case, outcome.value), _written(case, case.bar)
+    print(f"{case.name:32}{value:>12}{bar:>12}  {verdict(case, outcome, effort)}{_figures(outcome)}", flush=True)
+    return True
+
+
+def verdict(case: Case, outcome: Outcome, effort: Effort) -> str:
+    """`met` or `missed`, where there is a bar and the case was measured in earnest."""
+    if case.bar is None or effort.small:
+        return "     "
+    return "met  " if outcome.value <= case.bar else "missed"
+
+
+def _written(case: Case, value: float | None) -> str:
+    if value is None:
+        return "-"
+    number = f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return number + ("" if case.unit == "x" else f" {case.unit}")
+
+
+def _figures(outcome: Outcome) -> str:
+    figures = ", ".join(f"{name} {value:,.4g}" for name, value in outcome.figures.items())
+    return f"  ({figures})" if figures else ""
+
+
+def _save(file: Path, title: str, cases: Sequence[Case], found: Mapping[str, Outcome], effort: Effort) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"name": case.name, "bar": case.bar, "unit": case.unit, **attrs.asdict(found[case.name])}
+        for case in cases
+        if case.name in found
+    ]
+    file.write_text(json.dumps({"title": title, "effort": attrs.asdict(effort), "cases": rows}, indent=1) + "\n")

@@ -1,0 +1,173 @@
+"""Cost of `djinn.profile()`: decode steps and training steps with and without it, in pairs of short turns.
+
+    python -m evaluation.benchmarks.profile_cost [--seconds 28] [--case decode,wide,train] [--parts]
+
+The embedded executor of this machine. `decode`: tokens of a toy model of Llama's kind. `wide`: of one of the width of GPT-2 small. `train`: steps
+of a small network with AdamW. For each: milliseconds of a step, how many times as long it takes with a profile, the same of the
+processor time of client and executor, and with `ops=True`; with 95% intervals. The bar is 1.05. Takes `--seconds` for each case, and half of it for
+`ops=True`. `--parts` measures what a profile does one by one instead: ops timed, modules noted, executors that tell times, submissions and waits
+kept. The last line is a JSON object. `off_ns`: nanoseconds of the attribute tests that a submission costs without a profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import timeit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+import djinn
+from djinn_core.interception.dispatch import timed_dispatch
+from djinn_core.interception.recording.recorder import recorders
+from djinn_core.interception.runtime_interface import port
+from djinn_core.runtime import client
+from djinn_core.runtime.session import Session
+from djinn_core.runtime.timeline.recording import Recording
+from djinn_core.wire.timing_messages import TimingsReply, TimingsRequest
+from evaluation.benchmarks.paired import ratio_of, take_turns
+
+REMOTE = "remote_accelerator:0"
+
+
+def decoding(tokens: int) -> Callable[[], object]:
+    """Tokens of a toy model of Llama's kind."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8}
+    return _generation(LlamaForCausalLM(LlamaConfig(vocab_size=2000, **sizes)), tokens)
+
+
+def wide_decoding(tokens: int) -> Callable[[], object]:
+    """Tokens of a model that is as wide and as deep as GPT-2 small."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return _generation(GPT2LMHeadModel(GPT2Config(vocab_size=2000, bos_token_id=0, eos_token_id=1)), tokens)
+
+
+def _generation(model: torch.nn.Module, tokens: int) -> Callable[[], object]:
+    model = model.eval().to(REMOTE)
+    ids = torch.randint(0, 2000, (1, 16), device=REMOTE)
+    given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+    @torch.inference_mode()
+    def run() -> object:
+        return model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, **given).tolist()
+
+    return run
+
+
+def training(steps: int) -> Callable[[], object]:
+    """Steps of a small network, each with a wait."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]).to(REMOTE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(32, 64, device=REMOTE)
+
+    def run() -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+
+    return run
+
+
+@contextmanager
+def timed_ops() -> Iterator[None]:
+    """Each op is timed, and nothing else is done."""
+    before, kept = port.around, list[object]()
+    port.around = timed_dispatch(lambda: kept.extend)
+    try:
+        yield
+    finally:
+        port.around = before
+
+
+@contextmanager
+def noted_modules() -> Iterator[None]:
+    """Recorders note when modules are entered and left."""
+    found = recorders.all()
+    for recorder in found:
+        recorder.module_moments = [0.0, None]
+    try:
+        yield
+    finally:
+        for recorder in found:
+            recorder.module_moments = None
+
+
+@contextmanager
+def told_times() -> Iterator[None]:
+    """The executor tells times with its answers."""
+    session = client.context.session
+    assert isinstance(session, Session)
+    session.replies.ask(TimingsRequest(), TimingsReply)
+    try:
+        yield
+    finally:
+        session.replies.ask(TimingsRequest(on=False), TimingsReply)
+
+
+@contextmanager
+def kept_submissions() -> Iterator[None]:
+    """Submissions and waits are kept."""
+    recording = Recording(ops=False)
+    with client.observed_by(recording):
+        port.timeline = client.context.observers.timeline = recording
+        try:
+            yield
+        finally:
+            port.timeline = client.context.observers.timeline = None
+
+
+PARTS = (timed_ops, noted_modules, told_times, kept_submissions, djinn.profile)
+CASES = {"decode": (decoding, 20), "wide": (wide_decoding, 10), "train": (training, 30)}
+
+
+def main() -> None:
+    """Print a table, and the figures as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=28)
+    parser.add_argument("--case", default=",".join(CASES))
+    parser.add_argument("--parts", action="store_true")
+    options = parser.parse_args()
+    djinn.configure(threads=1)
+    torch.set_num_threads(1)
+    figures: dict[str, object] = {"load_average": os.getloadavg()[0]}
+    print(f"{'':8}{'ms a step':>10} {'profile':>26} {'processor time':>26} {'ops=True':>26} {'pairs':>6}")
+    for name in options.case.split(","):
+        make, count = CASES[name]
+        run = make(count)
+        for _ in range(4):
+            run()
+        processes = [os.getpid(), client.executor_process()]
+        if options.parts:
+            for part in PARTS:
+                pairs = take_turns(run, nullcontext, part, processes, options.seconds)
+                found = ratio_of(pairs.wall), ratio_of(pairs.processors)
+                print(f"{name:8}{part.__name__:18}{found[0]!s:>26} {found[1]!s:>26} {len(pairs.wall):6}", flush=True)
+                figures[f"{name}_{part.__name__}"] = found[0].middle, found[0].low, found[0].high
+            continue
+        pairs = take_turns(run, nullcontext, djinn.profile, processes, options.seconds)
+        ops = take_turns(run, nullcontext, lambda: djinn.profile(ops=True), processes, options.seconds / 2)
+        ratios = ratio_of(pairs.wall), ratio_of(pairs.processors), ratio_of(ops.wall)
+        print(
+            f"{name:8}{pairs.milliseconds(count):10.2f} {ratios[0]!s:>26} {ratios[1]!s:>26} {ratios[2]!s:>26} {len(pairs.wall):6}",
+            flush=True,
+        )
+        figures[f"{name}_ms"] = pairs.milliseconds(count)
+        for key, ratio in zip(("", "processor_", "ops_"), ratios, strict=True):
+            figures[f"{name}_{key}ratio"] = ratio.middle, ratio.low, ratio.high
+    # Where nothing is recorded, a submission looks at an attribute in four places: two of `port`, two of the observers.
+    looked = "from djinn_core.interception.runtime_interface import port"
+    figures["off_ns"] = 4 * timeit.timeit("port.timeline", looked, number=10**6) * 1e3
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

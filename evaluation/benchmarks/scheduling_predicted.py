@@ -1,0 +1,329 @@
+"""Predicted against measured time of whole schedules on two executors: the simulator's word, checked.
+
+The device is calibrated in the same run, as `djinn calibrate` does. Programs of several kinds and sizes are placed by several
+policies, run until their plan is known, and timed from the moment when their first part is sent until the last executor has
+answered, less what a program without ops takes. What was predicted is `simulate` of that very plan, with measured links.
+
+Each executor gets a core of its own, as on a machine of its own: two that begin at once are often put on one core by Linux, and stay there
+for milliseconds. Programs go whole: a plan for a piece says nothing of the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import attrs
+import psutil
+import torch
+from torch import nn
+
+import djinn
+from djinn import session
+from djinn.scheduling import simulated
+from djinn.testing.session import executor_processes
+from djinn_core.hookspecs.observers import Event
+from djinn_core.ir.result import PipelineResult
+from djinn_core.runtime import client
+from djinn_core.runtime.planning.calibrations import keep_calibration
+from djinn_roofline.calibration.calibrate import Bench, calibrated_models
+from djinn_roofline.calibration.measuring import measuring
+from djinn_roofline.calibration.session import open_session
+from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome
+
+REMOTE = "remote_accelerator:0"
+Step = Callable[[], object]
+HALVES = (("first", "0"), ("second", "1"))
+
+
+@attrs.frozen
+class Program:
+    """Something to run: `build` makes a model and its inputs; both run here, for the result, and there."""
+
+    name: str
+    build: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]
+
+
+@attrs.frozen
+class Way:
+    """Settings under which programs are placed and scheduled."""
+
+    settings: Mapping[str, object]
+    programs: tuple[Program, ...]
+
+
+class Halves(nn.Module):
+    """Two halves, the second of which works with what the first makes; `parts` inputs follow each other."""
+
+    def __init__(self, half: Callable[[], nn.Module], parts: int = 1) -> None:
+        super().__init__()
+        self.first, self.second, self.parts = half(), half(), parts
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.second(self.first(part)) for part in data.chunk(self.parts)])
+
+
+class Branches(nn.Module):
+    """Two branches, and what makes one of them."""
+
+    def __init__(self, branch: Callable[[], nn.Module], width: int) -> None:
+        super().__init__()
+        self.sides = nn.ModuleList(branch() for _ in range(2))
+        self.head = nn.Linear(2 * width, 16)
+
+    def forward(self, *data: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([side(x).mean(1) for side, x in zip(self.sides, data, strict=True)], -1))
+
+
+def encoder(width: int, layers: int) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, layers)
+
+    return make
+
+
+def perceptron(width: int, layers: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(*[m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())])
+
+
+def convolutions(width: int, layers: int) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        parts = [(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()) for _ in range(layers)]
+        return nn.Sequential(*[m for part in parts for m in part])
+
+    return make
+
+
+def branches(width: int, layers: int, tokens: int) -> Program:
+    shape = (2, tokens, width)
+    return Program(
+        f"branches of {layers}x{width}, {tokens} tokens",
+        lambda: (Branches(encoder(width, layers), width), (torch.randn(shape), torch.randn(shape))),
+    )
+
+
+def chain(kind: str, half: Callable[[], nn.Module], shape: Sequence[int], parts: int = 1) -> Program:
+    name = f"{kind}, {'x'.join(map(str, shape))}" + (f" in {parts} parts" if parts > 1 else "")
+    return Program(name, lambda: (Halves(half, parts), (torch.randn(*shape),)))
+
+
+def llama(width: int, layers: int, tokens: int) -> Program:
+    def build() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        from transformers import LlamaConfig, LlamaModel
+
+        config = LlamaConfig(
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            vocab_size=1000,
+            use_cache=False,
+        )
+        return Hidden(LlamaModel(config)), (torch.randint(0, 1000, (1, tokens)),)
+
+    return Program(f"Llama of {layers}x{width}, {tokens} tokens", build)
+
+
+class Hidden(nn.Module):
+    """A model of transformers, of which the last hidden state counts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        state: torch.Tensor = self.model(tokens).last_hidden_state
+        return state
+
+
+def ways(small: bool) -> tuple[Way, ...]:
+    if small:
+        return (
+            Way({"placement_policy": "pinned", "pins": HALVES}, (chain("perceptrons", perceptron(64, 2), (8, 64)),)),
+        )
+    return (
+        Way(
+            {"placement_policy": "cost_based", "scheduler": "parallel"},
+            (branches(128, 2, 64), branches(256, 4, 128), branches(384, 6, 196), llama(256, 4, 1), llama(512, 4, 64)),
+        ),
+        Way(
+            {"placement_policy": "pinned", "scheduler": "pipeline", "pins": HALVES},
+            (
+                chain("perceptrons", perceptron(512, 4), (64, 512)),
+                chain("perceptrons", perceptron(1024, 4), (256, 1024), parts=4),
+                chain("convolutions", convolutions(32, 4), (4, 32, 64, 64)),
+                chain("convolutions", convolutions(64, 4), (8, 64, 48, 48), parts=4),
+                chain("encoders", encoder(256, 3), (2, 128, 256)),
+                chain("encoders", encoder(256, 3), (8, 128, 256), parts=4),
+            ),
+        ),
+        Way(
+            {"placement_policy": "round_robin"},
+            (chain("encoders in turns", encoder(256, 2), (2, 64, 256)), llama(256, 2, 16)),
+        ),
+    )
+
+
+@attrs.define
+class Watch:
+    """Notes when the first part of a program left and when the last answer came; an observer."""
+
+    name: str = "watch"
+    began: float = 0.0
+    ended: float = 0.0
+
+    def observe(self, event: Event) -> None:
+        if event.name == "submitted" and not self.began:
+            self.began = event.seconds
+        elif event.name == "completed":
+            self.ended = event.seconds
+
+    def seconds_of(self, step: Step) -> float:
+        """From the first part of what `step` records to the last answer."""
+        djinn.synchronize()
+        kept = step()
+        self.began = self.ended = 0.0
+        djinn.synchronize()
+        del kept
+        return self.ended - self.began
+
+
+@attrs.define
+class Compared:
+    """One program: its plan, the step that runs it, and what was measured of it, in seconds."""
+
+    name: str
+    result: PipelineResult
+    step: Step
+    measured: list[float] = attrs.field(factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.measured)
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted() - self.seconds) / self.seconds
+
+    def predicted(self) -> float:
+        """Simulated time of the plan, whose inputs are in their places."""
+        placement = self.result.placement
+        assert placement is not None
+        resident = {v: placement.values[v] for v in self.result.graph.inputs}
+        return simulated(self.result, resident=resident, copies=placement.copies).seconds
+
+
+@contextmanager
+def calibrations_of_its_own() -> Iterator[None]:
+    """Neither use nor change the calibrations of devices, inside the block."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["XDG_CACHE_HOME"]
+            else:
+                os.environ["XDG_CACHE_HOME"] = before
+
+
+def calibrate(effort: Effort) -> None:
+    """Measure the device behind one executor, for all cost models, and keep it for what comes."""
+    open_session(executors=1, threads=effort.threads)
+    models = calibrated_models(client.registry().cost_models)
+    if not models:
+        raise CannotMeasureError("no cost model can be calibrated: install plugins/costs/roofline")
+    with measuring() as clock:
+        bench = Bench(clock, torch.device(REMOTE), models)
+        for _ in range(min(effort.rounds, 3)):
+            bench.round()
+        device = client.device()
+    assert device is not None
+    keep_calibration(device, bench.fit())
+
+
+@torch.no_grad()
+def begun(program: Program, watch: Watch) -> Compared:
+    """The program on the executors that are connected, checked, and run until its plan is known."""
+    torch.manual_seed(0)
+    model, inputs = program.build()
+    model = model.eval()
+    expected = model(*inputs)
+    there, given = model.to(REMOTE), [x.to(REMOTE) for x in inputs]
+
+    @torch.no_grad()
+    def step() -> torch.Tensor:
+        return there(*given)
+
+    torch.testing.assert_close(step().cpu(), expected)
+    with client.record_plans() as plans:
+        for _ in range(4):
+            watch.seconds_of(step)
+    assert plans, "inputs are where they were not before, so that there is a new plan"
+    return Compared(program.name, plans[-1], step)
+
+
+def own_cores() -> None:
+    """Give each executor a core of its own, where there are as many and the platform can."""
+    processes = [psutil.Process(number) for number in executor_processes()]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) >= len(processes):
+        for process, core in zip(processes, cores, strict=False):
+            for thread in process.threads():
+                os.sched_setaffinity(thread.id, {core})
+
+
+def compared(way: Way, effort: Effort) -> list[Compared]:
+    """Run the programs of one way in turns, and take off what a program without ops takes."""
+    djinn.shut_down()
+    djinn.configure(executors=2, threads=effort.threads, **way.settings)
+    djinn.init()
+    own_cores()
+    watch = Watch()
+    with session.whole_programs(), client.observed_by(watch):
+        running = [begun(program, watch) for program in way.programs]
+        idle = statistics.median(watch.seconds_of(lambda: None) for _ in range(effort.times(20)))
+        for _ in range(effort.rounds):
+            for one in running:
+                one.measured += [max(watch.seconds_of(one.step) - idle, idle / 4) for _ in range(effort.times(8))]
+    return running
+
+
+def r2_log(found: Sequence[Compared]) -> float:
+    """Share of the variance of the logarithm of measured times that is predicted."""
+    measured = [math.log(one.seconds) for one in found]
+    left = sum((m - math.log(one.predicted())) ** 2 for m, one in zip(measured, found, strict=True))
+    spread = sum((m - statistics.fmean(measured)) ** 2 for m in measured)
+    return 1.0 - left / spread if spread else math.nan
+
+
+def predicted(effort: Effort) -> Outcome:
+    """The median error of all predictions, as a fraction of what was measured."""
+    try:
+        with calibrations_of_its_own():
+            if not effort.small:
+                calibrate(effort)
+            found = [one for way in ways(effort.small) for one in compared(way, effort)]
+            for one in found:
+                print(f"    {one.name:40} predicted {one.predicted() * 1e3:8.2f} ms, measured {one.seconds * 1e3:8.2f}")
+            errors = sorted(one.error for one in found)
+    finally:
+        djinn.shut_down()
+        djinn.configure()
+    median = statistics.median(errors)
+    figures = {
+        "predicted_median_error": median,
+        "programs": len(errors),
+        "largest error": errors[-1],
+        "r2_log": r2_log(found),
+    }
+    return Outcome(median, figures)
+
+
+CASES = (Case("predicted", 0.15, predicted, keys=("predicted_median_error",)),)

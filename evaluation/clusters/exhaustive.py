@@ -1,0 +1,185 @@
+"""All placements of small programs, one after the other, to compare with: is there one that fits?"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import attrs
+
+from djinn.hooks import DoesNotFit, Placement, PlacementDecision, SchedulingContext, storage_of
+from djinn.testing import ProgramBuilder
+from djinn_core.ir.handles import RANDOM_STATE
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.pipeline import plan
+from djinn_core.stages.estimate import estimate
+from djinn_core.stages.steps import write_steps
+from evaluation.clusters.clusters import FLOATS, POLICIES, REGISTRY, broken, random_request, size, too_full
+
+LEAVES = 6_000  # placements that are looked at, before a program counts as unknown
+
+
+def small_program(chance):
+    """At most eight ops: products, sums of what was made before, casts, repetitions, writes in place and random numbers."""
+    builder, width = ProgramBuilder(), chance.choice((16, 32))
+    first = builder.input(chance.choice((4, 64)), width, dtype=chance.choice(FLOATS[:2]))
+    made = [first]
+    for _ in range(chance.randint(2, 8)):
+        x = chance.choice(made[-3:])
+        shape, dtype = tuple(builder.metas[x].shape), builder.metas[x].dtype
+        alike = [v for v in made if builder.metas[v].shape == shape and builder.metas[v].dtype == dtype]
+        match chance.choice("mmmmarcwn"):
+            case "m":
+                made.append(builder.op("aten::mm", x, builder.input(width, width, dtype=dtype), shape=shape))
+            case "a":
+                made.append(builder.op("aten::add.Tensor", x, chance.choice(alike), shape=shape))
+            case "r":
+                made.append(builder.op("aten::repeat", x, shape=(2 * shape[0], width)))
+            case "c":
+                made.append(builder.op("aten::_to_copy", x, shape=shape, dtype=chance.choice(FLOATS[:2])))
+            case "w":
+                builder.inplace("aten::mul_.Scalar", x, slots=(0.5,))
+            case "n":
+                made.append(builder.op("aten::rand_like", x, shape=shape, random=True))
+    builder.drop(*(v for v in made[:-1] if chance.random() < 0.7))
+    return builder.graph()
+
+
+class Pieces:
+    """Units of memory that have to be together: those that one op makes or writes, and all that draws random numbers."""
+
+    def __init__(self, graph):
+        self.of = {}
+        for node in graph.nodes:
+            bound = [*map(storage_of, (*node.outputs, *node.writes)), *([RANDOM_STATE] if node.random else [])]
+            for one in bound:
+                self.unite(bound[0], one)
+        self.memory = list(
+            dict.fromkeys(map(storage_of, (*graph.inputs, *(v for n in graph.nodes for v in n.outputs))))
+        )
+
+    def find(self, one):
+        while self.of.get(one, one) != one:
+            one = self.of[one]
+        return one
+
+    def unite(self, one, other):
+        self.of[self.find(other)] = self.find(one)
+
+
+def exists(graph, request, pinned=None):
+    """True if one of all placements fits, run in the order of the program; False if none does; None if there are too many to look at.
+
+    `pinned`: by node the device on which it has to be.
+    """
+    pieces, ids = Pieces(graph), [d.id for d in request.topology.devices]
+    names = list(dict.fromkeys(map(pieces.find, pieces.memory)))
+    nodes = tuple(node.id for node in graph.nodes)
+    where = {node.id: pieces.find(storage_of((*node.outputs, *node.writes)[0])) for node in graph.nodes}
+    fixed = {where[n]: d for n, d in (pinned or {}).items()}
+    if RANDOM_STATE in request.resident and any(node.random for node in graph.nodes):
+        fixed[pieces.find(RANDOM_STATE)] = request.resident[RANDOM_STATE]
+    everything = OptimizationPlan(nodes)
+    known = estimate(graph, REGISTRY.cost_models, request.topology)
+    values = [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
+    homeless = Counter()
+    for value in graph.inputs:
+        if value not in request.resident:
+            homeless[pieces.find(storage_of(value))] += size(graph, value)
+    most = {
+        d.id: min([b for b in (d.memory or None, d.memory_free) if b is not None], default=None)
+        for d in request.topology.devices
+    }
+    left = [LEAVES]
+    able = {name: [d for d in ids if may_be_on(graph, request, name, d, pieces)] for name in names}
+
+    def fits(homes):
+        placement = Placement(
+            tuple(PlacementDecision(n, homes[where[n]], "tried") for n in nodes),
+            {v: homes[pieces.find(storage_of(v))] for v in values},
+        )
+        result = SimpleNamespace(graph=graph, placement=placement, plan=everything)
+        facts = (graph.program, graph, everything, placement, known, request.topology)
+        steps = write_steps(SchedulingContext(*facts, request.resident, (), request.copies), nodes)
+        result.schedule = SimpleNamespace(steps=steps)
+        return not too_full(result, request)
+
+    def extend(at, homes, taken):
+        if at == len(names):
+            left[0] -= 1
+            return fits(homes)
+        for device in able[names[at]]:
+            if fixed.get(names[at], device) != device:
+                continue
+            more = taken[device] + homeless[names[at]]
+            if left[0] > 0 and (most[device] is None or more <= most[device]):
+                found = extend(at + 1, {**homes, names[at]: device}, {**taken, device: more})
+                if found:
+                    return True
+        return False
+
+    found = extend(0, {}, dict.fromkeys(ids, 0))
+    return None if left[0] <= 0 and not found else found
+
+
+def may_be_on(graph, request, name, device, pieces):
+    """True if a device has the ops and dtypes of a piece, and the dtypes of inputs of it that would come there."""
+    one = request.topology.device(device)
+    for node in graph.nodes:
+        if pieces.find(storage_of((*node.outputs, *node.writes)[0])) != name:
+            continue
+        dtypes = {str(graph.meta(v).dtype)[len("torch.") :] for v in (*node.inputs, *node.outputs)}
+        if (one.dtypes and dtypes - one.dtypes) or not one.runs(node.op):
+            return False
+    coming = [v for v in graph.inputs if pieces.find(storage_of(v)) == name and request.resident.get(v) != device]
+    return not one.dtypes or {str(graph.meta(v).dtype)[len("torch.") :] for v in coming} <= one.dtypes
+
+
+@attrs.define
+class Compared:
+    """Outcome of comparing policies with all placements.
+
+    Attributes:
+        feasible, infeasible, unknown: programs for which a placement exists, for which none does, and of which too many would have
+            to be looked at.
+        faults: where a policy did not end with a placement although there is one, or exceeded something.
+    """
+
+    feasible: int = 0
+    infeasible: int = 0
+    unknown: int = 0
+    faults: list[str] = attrs.field(factory=list)
+
+    def told(self):
+        """In words."""
+        return (
+            f"a placement exists for {self.feasible:,}, none for {self.infeasible:,}, too many to look at all for "
+            f"{self.unknown:,}; {len(self.faults):,} faults"
+        )
+
+
+def compare(seed, count, policies=POLICIES):
+    """Plan `count` small programs for random clusters of up to three devices with every policy, and look at all placements."""
+    tally = Compared()
+    for number in range(seed, seed + count):
+        chance = random.Random(number)
+        graph = small_program(chance)
+        request = random_request(chance, graph, most=3)
+        request = attrs.evolve(request, scheduler="sequential", pins=())
+        answer = exists(graph, request)
+        tally.feasible += answer is True
+        tally.infeasible += answer is False
+        tally.unknown += answer is None
+        for policy in policies:
+            asked = attrs.evolve(request, placement_policy=policy.name)
+            try:
+                result = plan(graph, REGISTRY, asked)
+            except DoesNotFit as error:
+                if answer:
+                    tally.faults.append(f"{number} {policy.name}: there is a placement, and it was not found: {error}")
+                continue
+            tally.faults += [f"{number} {policy.name}: {fault}" for fault in broken(result, asked)]
+            if answer is False and (result.placement.policy != "search" or result.schedule.scheduler == "sequential"):
+                tally.faults.append(f"{number} {policy.name}: it fits, and no placement does")
+    return tally

@@ -1,0 +1,61 @@
+"""Random clusters for programs of the zoo, random programs and small ones, with every placement policy.
+
+    python -m evaluation.clusters.run_clusters [--zoo 1000] [--clusters 200] [--small 300] [--models gpt2,llama] [--seed 0] [--json]
+
+No plan may exceed what a device has, or run where an op or a dtype is not; the tests' own check (`clusters.py`) looks. For small
+programs all placements are looked at (`exhaustive.py`): where one fits, each policy has to end with one. With --json one object on
+the last line. Ends with status 1 where something is wrong. On one core it takes some ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+import warnings
+
+import attrs
+
+from evaluation.clusters.clusters import search
+from evaluation.clusters.exhaustive import compare
+from evaluation.clusters.zoo_clusters import ZOO, record, search_zoo
+
+MODELS = 60  # of the zoo, evenly taken
+
+
+def main() -> int:
+    """Search, and say what was found."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--zoo", type=int, default=1000, help="clusters for programs of the zoo, two policies each")
+    parser.add_argument("--clusters", type=int, default=200, help="clusters for random programs, all policies each")
+    parser.add_argument("--small", type=int, default=300, help="small programs of which all placements are looked at")
+    parser.add_argument("--models", help="names of models of the zoo, with commas between them")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    logging.getLogger("djinn.stages").setLevel(logging.ERROR)  # two of the policies break rules on purpose
+    began = time.process_time()
+    random_ones, small = search(asked.seed, asked.clusters), compare(asked.seed, asked.small)
+    print(f"{asked.clusters:,} clusters, random programs: {random_ones.told()}", flush=True)
+    print(f"{asked.small:,} clusters, small programs: {small.told()}", flush=True)
+    names = asked.models.split(",") if asked.models else list(ZOO)[:: max(1, len(ZOO) // MODELS)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        programs = record(names if asked.zoo else [])
+    zoo = search_zoo(programs.graphs, asked.seed, asked.zoo)
+    print(f"{asked.zoo:,} clusters, {len(programs.graphs):,} programs of {len(names):,} models: {zoo.told()}")
+    for left_out in programs.left_out:
+        print(f"not recorded without a server: {left_out}")
+    faults = [*random_ones.faults, *small.faults, *zoo.faults]
+    for fault in faults:
+        print(fault)
+    print(f"{len(faults):,} faults; {time.process_time() - began:,.0f} s of processor time")
+    if asked.json:
+        print(json.dumps({"random": attrs.asdict(random_ones), "small": attrs.asdict(small), "zoo": attrs.asdict(zoo)}))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

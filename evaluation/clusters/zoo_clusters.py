@@ -1,0 +1,63 @@
+"""Programs of the models in `tests/zoo` for random clusters: evaluation and a training step of each, recorded without a server."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+import torch
+
+import djinn
+from djinn.hooks import DjinnError
+from evaluation.clusters.clusters import POLICIES, Tally, ask, random_request
+from evaluation.zoo.catalogue import ZOO
+from evaluation.zoo.likeness import loss_of, moved
+
+EACH = 2  # policies that plan a program for a cluster
+REMOTE = "remote_accelerator:0"
+
+
+@attrs.define
+class Programs:
+    """Programs that were recorded, by name; and models that need data while they run, of which nothing can be recorded without a server."""
+
+    graphs: dict = attrs.field(factory=dict)
+    left_out: list = attrs.field(factory=list)
+
+
+def record(names=None):
+    """The programs of all models, or of those that are named."""
+    found = Programs()
+    for name in names or ZOO:
+        torch.manual_seed(0)
+        model, inputs = ZOO[name].make()
+        try:
+            with djinn.capture() as evaluated, torch.no_grad():
+                model.to(REMOTE)
+                given = moved(inputs, REMOTE)
+                kept = model.eval()(**given)
+            found.graphs[name] = evaluated.graph
+            with djinn.capture() as trained:
+                kept = loss_of(model.train()(**given))
+                kept.backward()
+            found.graphs[f"{name}, training"] = trained.graph
+        except (DjinnError, RuntimeError, ValueError, TypeError) as error:
+            found.left_out.append(f"{name}: {type(error).__name__}: {error}"[:120])
+        del model, inputs
+        kept = None
+    return found
+
+
+def search_zoo(graphs, seed, count):
+    """Plan programs for `count` random clusters, each with some of the policies in turn."""
+    tally, names = Tally(), sorted(graphs)
+    for number in range(seed, seed + count):
+        chance = random.Random(number)
+        name = chance.choice(names)
+        request = random_request(chance, graphs[name], kinds=("cuda",))
+        modules = sorted({m.split(".")[0] for n in graphs[name].nodes if (m := n.module)})
+        ids = [d.id for d in request.topology.devices]
+        pins = tuple((m, chance.choice(ids)) for m in chance.sample(modules, min(1, len(modules))))
+        policies = chance.sample(POLICIES, EACH)
+        ask(tally, f"{number} {name}", graphs[name], attrs.evolve(request, pins=pins), policies)
+    return tally

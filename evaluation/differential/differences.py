@@ -1,0 +1,123 @@
+"""Compare the facts of one program on two devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from evaluation.differential.known_differences import known
+from evaluation.differential.program_runs import REMOTE, Facts, Names, Raised, Value, forget, run
+from evaluation.differential.shrinking import shrunk
+
+ABSENT = "(nothing)"
+
+
+@attrs.frozen
+class Difference:
+    """One property of one place that differs after one statement (its number; the last number is the end)."""
+
+    statement: int
+    place: str
+    property: str
+    here: Any
+    there: Any
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place or 'statement'}: {self.property}: CPU {_short(self.here)}, remote {_short(self.there)}"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 300 else text[:300] + "..."
+
+
+# Whether elements that are not equal are near enough.
+Close = Callable[[torch.Tensor, torch.Tensor], bool]
+
+
+def differences(
+    statements: Sequence[str], here: Sequence[Facts], there: Sequence[Facts], close: Close | None = None
+) -> Iterator[Difference]:
+    """Yield where the remote device differs from the CPU, the earliest first. Known differences are left out."""
+    before: dict[tuple[str, str], tuple[Any, Any]] = {}  # what differed last, and goes on being so
+    offsets: set[int] = set()  # versions that are known to differ by so much; views have those of their base
+    hidden: set[str] = set()  # properties
+    for number, (want, got) in enumerate(zip(here, there, strict=True)):
+        source = statements[number] if number < len(statements) else ""
+        differing: dict[tuple[str, str], tuple[Any, Any]] = {}
+        if want == got:  # nearly always
+            before = differing
+            continue
+        for key in [*want, *(k for k in got if k not in want)]:
+            one, other = want.get(key, ABSENT), got.get(key, ABSENT)
+            if (
+                one == other
+                or key[1] in hidden
+                or (close and isinstance(one, Value) and isinstance(other, Value) and close(one.tensor, other.tensor))
+            ):
+                continue
+            differing[key] = (one, other)
+            is_version = key[1] == "version" and isinstance(one, int) and isinstance(other, int)
+            if (before.get(key) == (one, other) and key[0]) or (is_version and one - other in offsets):
+                continue
+            name = (
+                "error text"
+                if isinstance(one, Raised) and isinstance(other, Raised) and one.kind == other.kind
+                else key[1]
+            )
+            found = Difference(number, key[0], name, one, other, source)
+            entry = known(found, "error" in {name for place, name in want.keys() & got.keys() if not place})
+            if entry is None:
+                yield found
+                continue
+            if entry.ends:
+                return
+            hidden |= entry.hides
+            if is_version:
+                offsets.add(one - other)
+        before = differing
+
+
+@attrs.frozen
+class Found:
+    """First difference of a program, and the run that showed it (1: its calls are new, 2: they are known)."""
+
+    run: int
+    difference: Difference
+    statements: tuple[str, ...]
+
+    def __str__(self) -> str:
+        source = self.difference.source or "at the end"
+        return f"run {self.run}, statement {self.difference.statement}, {source}\n  {self.difference}"
+
+
+def first_difference(
+    statements: Sequence[str],
+    expected: Sequence[Facts] | None = None,
+    extra: Names | None = None,
+    close: Close | None = None,
+) -> Found | None:
+    """Run a program on the CPU and twice on the remote device. `expected`: facts of the CPU, if it has run there."""
+    here = run(statements, "cpu", extra) if expected is None else expected
+    forget()
+    for number in (1, 2):
+        for difference in differences(statements, here, run(statements, REMOTE, extra), close):
+            return Found(number, difference, tuple(statements))
+    return None
+
+
+def smallest(found: Found) -> Found:
+    """Return the difference in the smallest program that shows it. Return `found` if the difference does not repeat."""
+    statements = found.statements[: found.difference.statement + 1]
+
+    def differs(part: Sequence[str]) -> bool:
+        again = first_difference(part)
+        return again is not None and again.difference.property == found.difference.property
+
+    if not differs(statements):
+        return found
+    return first_difference(shrunk(statements, differs)) or found

@@ -1,0 +1,199 @@
+"""Compare random programs and PyTorch's operator databases on the remote device with the CPU.
+
+    python -m evaluation.differential.run_differential --programs 2000 --seed 0
+
+Prints the first difference of each program, in the smallest program that shows it, and ends with 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from configured import configure_anew
+
+import djinn
+from djinn_core.interception.runtime_interface import port
+from evaluation.differential import known_differences
+from evaluation.differential.differences import first_difference, smallest
+from evaluation.differential.op_programs import entries, programs
+from evaluation.differential.program_grammar import generated
+
+CHUNK = 20  # programs or entries that a process takes at a time
+SAMPLES = 1  # of each entry, in each way of lying in memory
+
+# Where programs run: of 8 seeds, 6 on one executor, one in pieces, and one on two executors in turns.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "one executor": {},
+    "pieces": {},
+    "two executors": {"executors": 2, "placement_policy": "round_robin"},
+}
+
+
+def settings_of(seed: int) -> str:
+    """Return the name of the settings for a seed."""
+    return {3: "pieces", 7: "two executors"}.get(seed % 8, "one executor")
+
+
+@attrs.frozen
+class Work:
+    """Batch of seeds, or of entries of the op databases, with one settings name."""
+
+    settings: str
+    numbers: tuple[int, ...]
+    ops: bool = False
+    shrink: bool = True
+
+
+@attrs.frozen
+class Finding:
+    """Program that differs: its name, settings, property, text and statements."""
+
+    name: str
+    settings: str
+    property: str
+    text: str
+    statements: tuple[str, ...]
+
+
+_current: dict[str, Any] = {}
+
+
+def _start() -> None:
+    torch.set_num_threads(1)
+    # kernels warn on stderr, here and on executors; what Djinn logs is looked at
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+    os.dup2(log.fileno(), 2)
+    _current["log"] = log
+
+
+def _logged() -> str:
+    """Return the log since the last call, without warnings of kernels."""
+    text = os.pread(_current["log"].fileno(), 2**20, _current.get("read", 0))
+    _current["read"] = _current.get("read", 0) + len(text)
+    return "\n".join(line for line in text.decode().splitlines() if line and not line.startswith("[W"))
+
+
+def _settle(settings: str) -> None:
+    if _current.get("settings") != settings:
+        _current["settings"] = settings
+        configure_anew(threads=1, **SETTINGS[settings])
+        djinn.init()
+        pieces = _current.setdefault("pieces", port.checkpoint_instructions)
+        port.checkpoint_instructions = 16 if settings == "pieces" else pieces
+
+
+def _try(work: Work) -> tuple[list[Finding], Counter[str]]:
+    _settle(work.settings)
+    known_differences.needed.clear()
+    findings = list(_in_ops(work) if work.ops else _in_programs(work))
+    return findings, known_differences.needed
+
+
+def _in_programs(work: Work) -> Iterator[Finding]:
+    _logged()
+    for seed in work.numbers:
+        statements, expected = generated(seed)
+        found = first_difference(statements, expected)
+        if found is not None:
+            found = smallest(found) if work.shrink else found
+            yield Finding(f"seed {seed}", work.settings, found.difference.property, str(found), found.statements)
+        elif logged := _logged():
+            yield Finding(f"seed {seed}", work.settings, "log", logged, tuple(statements))
+
+
+def _in_ops(work: Work) -> Iterator[Finding]:
+    for number in work.numbers:
+        for one in programs(entries()[number], SAMPLES):
+            found = first_difference(one.statements, extra=one.names, close=one.close)
+            if found is not None:
+                yield Finding(one.name, work.settings, found.difference.property, str(found), one.statements)
+
+
+def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[str]]:
+    """Run the batches. Return the findings, and how often each known difference was needed."""
+    findings: list[Finding] = []
+    needed: Counter[str] = Counter()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=_start) as pool:
+        futures = {pool.submit(_try, work): work for work in works}
+        for future in as_completed(futures):
+            try:
+                found, counts = future.result()
+            except Exception as error:  # a process that died takes the others along
+                work = futures[future]
+                found, counts = [Finding(f"{work.numbers}", work.settings, "crash", repr(error), ())], Counter()
+            needed += counts
+            findings += found
+            for one in found:
+                print(
+                    f"--- {one.name}, {one.settings}, {one.property}", *one.statements, one.text, sep="\n", flush=True
+                )
+    return findings, needed
+
+
+def works_of(seeds: range, every: int, shrink: bool) -> list[Work]:
+    """Return batches of the seeds, and of every n-th entry of the op databases (0: none)."""
+    placed = [(settings, [seed for seed in seeds if settings_of(seed) == settings]) for settings in reversed(SETTINGS)]
+    works = [
+        Work(settings, tuple(mine[first : first + CHUNK]), shrink=shrink)
+        for settings, mine in placed
+        for first in range(0, len(mine), CHUNK)
+    ]
+    chosen = range(0, len(entries()), every) if every else range(0)
+    return [
+        *works,
+        *(Work("one executor", tuple(chosen[n : n + CHUNK]), ops=True) for n in range(0, len(chosen), CHUNK)),
+    ]
+
+
+def keep(findings: Sequence[Finding], folder: Path) -> None:
+    """Write small programs that differ as cases, which `test_cases.py` replays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in findings:
+        if one.statements and one.name.startswith("seed"):
+            text = [f'"""{one.property}: {one.name}, {one.settings}."""', "", *one.statements, ""]
+            (folder / f"{one.property.replace(' ', '_')}_{one.name.replace(' ', '_')}.py").write_text("\n".join(text))
+
+
+def main() -> int:
+    """Run programs and ops, and print what differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first program")
+    parser.add_argument(
+        "--ops", type=int, nargs="?", const=1, default=0, help="every n-th entry of the databases of ops, too"
+    )
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--no-shrink", action="store_true", help="print programs that differ as they are")
+    parser.add_argument("--keep", type=Path, help="write small programs that differ to this folder")
+    parser.add_argument("--json", type=Path, help="write what differs to this file, too")
+    options = parser.parse_args()
+    started = time.monotonic()
+    works = works_of(range(options.seed, options.seed + options.programs), options.ops, not options.no_shrink)
+    findings, needed = run(works, options.processes)
+    print(f"{options.programs} programs, {len(findings)} findings, {time.monotonic() - started:.0f} seconds")
+    print(dict(Counter(f.property for f in findings)))
+    for entry in known_differences.KNOWN:
+        print(f"known, {needed[entry.name]} times: {entry.name}" + " (no longer needed?)" * (not needed[entry.name]))
+    if options.keep:
+        keep(findings, options.keep)
+    if options.json:
+        options.json.write_text(json.dumps([attrs.asdict(f) for f in findings], indent=2) + "\n")
+    return int(bool(findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,470 @@
+"""Mutations of what real clients sent, for a live executor behind a gateway; a witness beside them that must not notice.
+
+    python -m evaluation.fuzz.live [--mutations 100000] [--connections 3] [--seed 0] [--keep DIRECTORY]
+
+The last line is a JSON object. A bug is: the executor or the gateway dies, or says that it failed itself; more than a second of processor time
+for one submission; memory that is not given back; a wrong answer to the witness. What was sent last is kept in DIRECTORY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import torch
+
+from djinn_core.builtins import builtin_plugins
+from djinn_core.errors import DjinnError, TransportError
+from djinn_core.hookspecs.quotas import Quota
+from djinn_core.hookspecs.transports import Connection, Frame, Transport
+from djinn_core.launch.connection_file import read_connection_file
+from djinn_core.launch.token_table import change_table, create
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
+from djinn_core.wire.frame_order import Prefix, split
+from djinn_core.wire.malformed import UnreadableHints, UnreadableUpload, decode_partially
+from djinn_core.wire.messages import (
+    BlobOffer,
+    Completed,
+    Goodbye,
+    ProtocolClose,
+    Submit,
+    TemplateRequest,
+    UploadPart,
+    decode,
+    encode,
+)
+from djinn_core.wire.peer_messages import AwaitTransfer, SendValues, TransferHeader
+from evaluation.fuzz.changing import changed
+from evaluation.fuzz.recording import PROGRAMS, Program, sessions
+
+SECONDS = 120.0
+SHORT_SECONDS = 0.1
+WAITING = (BlobOffer, AwaitTransfer, TransferHeader, SendValues)
+SLOW_SECONDS = 1.0
+DATA_BYTES = 1 << 30  # that an executor may have: what is asked for beyond is refused, and never fills the machine
+# In the gateway and in each executor.
+LIMIT = f"import resource\nresource.setrlimit(resource.RLIMIT_DATA, ({DATA_BYTES}, {DATA_BYTES}))\n"
+GROWTH_BYTES = 64 << 20
+LEASE_SECONDS = 2
+WARM_UP = 2000  # mutations before memory is looked at
+INTERNAL = frozenset(
+    {
+        "AttributeError",
+        "KeyError",
+        "AssertionError",
+        "UnboundLocalError",
+        "NameError",
+        "RecursionError",
+        "StopIteration",
+    }
+)
+
+
+@attrs.frozen
+class Server:
+    """A server and what it was told to run."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    token: str
+    log: Path
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Server]:
+    """A server of its own; no memory but its own can be used up."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = folder / "connection.json"
+        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
+        command += ["--threads", "1", "--store-gib", "0", "--drain-seconds", "1"]
+        command += ["--lease-seconds", str(LEASE_SECONDS)]
+        command += ["--token-file", str(folder / "tokens.json")]
+        token = _frequent_guest(folder / "tokens.json")
+        variables = os.environ | {"OMP_NUM_THREADS": "1", "DJINN_CONFIG": os.devnull, "DJINN_LOG_LEVEL": "warning"}
+        (folder / "sitecustomize.py").write_text(LIMIT)
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
+        try:
+            while not file.exists():
+                if process.poll() is not None:
+                    raise RuntimeError((folder / "log").read_text())
+                time.sleep(0.05)
+            found = read_connection_file(file)
+            yield Server(process, next(u for u in found.urls if u.startswith("tcp")), token, folder / "log")
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _frequent_guest(path: Path) -> str:
+    """A token that may connect as often as it likes: sessions break all the time here."""
+    with change_table(path) as change:
+        table, _, token = create(change.table, "fuzz", 0.0)
+        change.table = msgspec.structs.replace(table, quotas={"fuzz": Quota(connections_a_minute=1 << 20)})
+    return token
+
+
+@attrs.define
+class Talk:
+    """A session spoken frame by frame, as clients do that number them."""
+
+    connection: Connection
+    process: int
+    numbered: bool
+    sent: int = 0
+    taken: int = 0
+    seconds: float = SECONDS
+
+    @classmethod
+    def begin(cls, server: Server, transports: tuple[Transport, ...]) -> Talk:
+        """Through the gateway to the executor."""
+        gateway = reach_gateway((server.url,), server.token, "", transports, SECONDS)
+        dialled = reach_executor(gateway, transports, SECONDS)
+        if not dialled.relayed:
+            gateway.connection.close()
+        return cls(dialled.connection, dialled.attached.process, dialled.attached.lease > 0)
+
+    def send(self, frame: Frame) -> None:
+        """The next frame."""
+        self.sent += 1
+        if self.numbered:
+            frame = Frame(Prefix(self.sent % 2**32, self.taken).encode() + frame.head, frame.body)
+        self.connection.send(frame)
+
+    def receive(self) -> Any:
+        """The next message, and its buffers."""
+        while True:
+            frame = self.connection.receive(self.seconds)
+            head = frame.head
+            if self.numbered:
+                _, head = split(frame)
+                if not head:
+                    continue  # a note
+                self.taken += 1
+            return decode(head), frame.body
+
+    def close(self) -> None:
+        """Say goodbye where that is possible."""
+        with contextlib.suppress(DjinnError):
+            self.send(Frame(encode(Goodbye())))
+        self.connection.close()
+
+
+@attrs.define
+class Findings:
+    """Events so far."""
+
+    mutations: int = 0
+    completed: int = 0
+    sessions: int = 0
+    slowest: float = 0.0
+    bugs: dict[str, list[str]] = attrs.field(factory=dict)
+    failures: Counter[str] = attrs.field(factory=Counter)
+    broken: Counter[str] = attrs.field(factory=Counter)
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def bug(self, what: str, frames: list[Frame], keep: Path | None) -> None:
+        """Note it; with what was sent."""
+        with self.lock:
+            new = what[:80] not in self.bugs
+            self.bugs.setdefault(what[:80], []).append(what[:600])
+        if new:
+            print("BUG", what[:600], file=sys.stderr, flush=True)
+        if new and keep is not None:
+            packed = msgspec.msgpack.encode([(f.head, [bytes(b) for b in f.body]) for f in frames])
+            (keep / f"{abs(hash(what)) % 10**8}.frames").write_bytes(packed)
+
+
+def processor_seconds(process: int) -> float:
+    """Resource use of a process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident(process: int) -> tuple[int, int]:
+    """Bytes of a process in memory, and those of them that are its own: not of files, which come in as kernels are run for the first time."""
+    _, pages, files, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
+    return pages * resource.getpagesize(), (pages - files) * resource.getpagesize()
+
+
+class Mutator:
+    """One connection after the other, each with a session in which some frames differ from what a client sent."""
+
+    def __init__(
+        self,
+        server: Server,
+        transports: Any,
+        recorded: dict[str, list[Frame]],
+        seed: int,
+        found: Findings,
+        keep: Path | None,
+    ) -> None:
+        self.server, self.transports, self.recorded, self.found, self.keep = server, transports, recorded, found, keep
+        self.draw = random.Random(seed)
+
+    def run(self, until: int) -> None:
+        """Until so many mutations were sent by all."""
+        while self.found.mutations < until:
+            try:
+                self.session()
+            except DjinnError as error:
+                self.found.bug(f"no session: {error}", [], None)
+                time.sleep(0.5)
+            if len(self.found.bugs) > 40:
+                return
+
+    def session(self) -> None:
+        """A session until it breaks, or has gone on for long enough."""
+        name = self.draw.choice(tuple(self.recorded))
+        frames = self.recorded[name]
+        talk = Talk.begin(self.server, self.transports)
+        self.found.sessions += 1
+        sent: list[Frame] = []
+        sequence = 0
+        try:
+            for frame in self._script(frames):
+                sequence = self._exchange(talk, frame, sent, sequence)
+        except TransportError as error:
+            self._ended(talk, sent, error)
+        finally:
+            talk.close()
+
+    def _script(self, frames: list[Frame]) -> Iterator[tuple[Frame, bool]]:
+        """Frames to send: a client's recorded ones, slightly mutated; then its submissions again, mutated."""
+        for frame in frames:
+            upload = isinstance(decode(frame.head), UploadPart)
+            if self.draw.random() < (0.02 if upload else 0.4):
+                yield changed(frame, self.draw), True
+            else:
+                yield frame, False
+        submits = [f for f in frames if isinstance(decode(f.head), Submit)]
+        whole = [f for f in submits if decode(f.head).template is not None] or submits
+        for _ in range(60):
+            yield changed(self.draw.choice(whole if self.draw.random() < 0.8 else submits), self.draw), True
+
+    def _exchange(self, talk: Talk, given: tuple[Frame, bool], sent: list[Frame], sequence: int) -> int:
+        frame, is_changed = given
+        with contextlib.suppress(DjinnError):
+            message = decode(frame.head)
+            if isinstance(message, Submit) and message.sequence > 0 and self.draw.random() < 0.995:
+                frame = Frame(encode(msgspec.structs.replace(message, sequence=sequence + 1)), frame.body)
+        sent.append(frame)
+        self.found.mutations += is_changed
+        talk.send(frame)
+        try:
+            message = decode(frame.head)
+        except DjinnError:
+            if isinstance(decode_partially(frame.head, ""), UnreadableUpload | UnreadableHints):
+                return sequence  # told where the value is used, or nowhere
+            return self._answer(talk, sent)  # to be told why
+        if isinstance(message, WAITING):
+            talk.seconds = SHORT_SECONDS  # what they wait for does not come
+        return self._answer(talk, sent) if isinstance(message, Submit) else sequence
+
+    def _answer(self, talk: Talk, sent: list[Frame]) -> int:
+        before, began = processor_seconds(talk.process), time.monotonic()
+        while True:
+            try:
+                message, _ = talk.receive()
+            except TimeoutError:
+                if talk.seconds == SECONDS:
+                    self._slow(processor_seconds(talk.process) - before, sent)
+                    self.found.bug(f"no answer within {SECONDS} s to {shown(sent[-1])}", sent, self.keep)
+                raise TransportError("broken") from None
+            if isinstance(message, TemplateRequest):
+                raise TransportError("broken")
+            if isinstance(message, ProtocolClose):
+                self._broken(message, sent)
+                raise TransportError("broken")
+            if isinstance(message, Completed):
+                break
+        took = time.monotonic() - began
+        if took > SLOW_SECONDS:
+            self._slow(processor_seconds(talk.process) - before, sent)
+        self.found.completed += 1
+        for failure in message.failures:
+            self.found.failures[failure.kind] += 1
+            if failure.kind in INTERNAL or not failure.message:
+                self.found.bug(f"{failure.kind} in {failure.op}: {failure.message}", sent, self.keep)
+        return message.sequence
+
+    def _broken(self, message: ProtocolClose, sent: list[Frame]) -> None:
+        self.found.broken[" ".join(message.reason.split()[:4])] += 1
+        if "failed" in message.reason or len(message.reason) < 15:
+            self.found.bug(message.reason, sent, self.keep)
+
+    def _slow(self, seconds: float, sent: list[Frame]) -> None:
+        self.found.slowest = max(self.found.slowest, seconds)
+        if seconds > SLOW_SECONDS:
+            self.found.bug(f"{seconds:.1f} s for {shown(sent[-1])}", sent, self.keep)
+
+    def _ended(self, talk: Talk, sent: list[Frame], error: TransportError) -> None:
+        if str(error) == "broken":
+            return
+        with contextlib.suppress(DjinnError):
+            while True:
+                message, _ = talk.receive()
+                if isinstance(message, ProtocolClose):
+                    self._broken(message, sent)
+                    return
+        if died_soon(talk.process):
+            self.found.bug(f"the executor died of {shown(sent[-1])}", sent, self.keep)
+
+
+def died_soon(process: int) -> bool:
+    """True if a process whose connection was closed without a message has died. It dies somewhat later than its sockets close."""
+    stat = Path(f"/proc/{process}/stat")
+    for _ in range(10):
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.05)
+                continue
+        return True
+    return False
+
+
+def shown(frame: Frame) -> str:
+    """A frame in few words."""
+    with contextlib.suppress(DjinnError):
+        message = decode(frame.head)
+        template = getattr(message, "template", None)
+        if template is not None:
+            calls = [template.forms[c].op for c in template.code if 0 <= c < len(template.forms)]
+            return f"ops {' '.join(c.removeprefix('aten::') for c in calls)} slots {message.first.slots if message.first else ()}"
+        return str(message)[:300]
+    return frame.head[:100].hex()
+
+
+class Witness(threading.Thread):
+    """Runs a program undisturbed, again and again, in one session, and compares."""
+
+    def __init__(self, server: Server, transports: Any, frames: list[Frame], found: Findings) -> None:
+        super().__init__(daemon=True)
+        self.server, self.transports, self.frames, self.found = server, transports, frames, found
+        self.rounds, self.over = 0, threading.Event()
+
+    def run(self) -> None:
+        """Until told to stop."""
+        expected: list[bytes] | None = None
+        while not (self.rounds and self.over.wait(0.2)):
+            try:
+                results = self.once()
+            except DjinnError as error:
+                self.found.bug(f"the witness was disturbed: {error}", [], None)
+                continue
+            if expected is not None and results != expected:
+                self.found.bug("the witness got other results", [], None)
+            expected = expected or results
+            self.rounds += 1
+
+    def once(self) -> list[bytes]:
+        """The bytes of all that is fetched."""
+        talk, fetched = Talk.begin(self.server, self.transports), []
+        with contextlib.closing(talk):
+            for frame in self.frames:
+                talk.send(frame)
+                if isinstance(decode(frame.head), Submit):
+                    message, body = talk.receive()
+                    while not isinstance(message, Completed):
+                        message, body = talk.receive()
+                    fetched += [bytes(b) for b in body]
+        return fetched
+
+
+def run(
+    mutations: int, connections: int, seed: int, keep: Path | None = None, programs: Sequence[Program] = PROGRAMS
+) -> dict[str, Any]:
+    """Everything; the result."""
+    found = Findings()
+    registry = load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds={"transports"})
+    with serving() as server:
+        recorded = sessions(server.url, server.token, programs)
+        began = time.monotonic()
+        witness = Witness(server, registry.transports, recorded["indexing"], found)
+        witness.start()
+        threads = [
+            Mutator(server, registry.transports, recorded, seed * 1000 + i, found, keep) for i in range(connections)
+        ]
+        _together([lambda m=m: m.run(min(WARM_UP, mutations)) for m in threads])
+        probe = Talk.begin(server, registry.transports)
+        before = (*resident(probe.process), *resident(server.process.pid))
+        probe.close()
+        _together([lambda m=m: m.run(mutations) for m in threads])
+        witness.over.set()
+        witness.join(SECONDS)
+        if mutations > WARM_UP:
+            time.sleep(LEASE_SECONDS + 2)  # until sessions are gone whose connections broke
+        probe = Talk.begin(server, registry.transports)
+        after = (*resident(probe.process), *resident(server.process.pid))
+        probe.close()
+        if server.process.poll() is not None:
+            found.bug("the gateway died", [], None)
+        seconds = time.monotonic() - began
+        keep_log(server, keep)
+    growth = [max(0, b - a) for a, b in zip(before, after, strict=True)]
+    if max(growth) > GROWTH_BYTES:
+        found.bug(f"memory grew by {growth} bytes", [], None)
+    return {
+        "mutations": found.mutations,
+        "rate": round(found.mutations / seconds),
+        "seconds": round(seconds),
+        "sessions": found.sessions,
+        "completed": found.completed,
+        "slowest": round(found.slowest, 2),
+        "executor_growth": growth[0],
+        "executor_own_growth": growth[1],
+        "gateway_growth": growth[2],
+        "witness_rounds": witness.rounds,
+        "failures": dict(found.failures.most_common(12)),
+        "broken": dict(found.broken.most_common(12)),
+        "bugs": [f"{len(many)} x {many[0]}" for many in found.bugs.values()],
+    }
+
+
+def _together(works: list[Any]) -> None:
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def keep_log(server: Server, keep: Path | None) -> None:
+    """Log of the server."""
+    if keep is not None:
+        (keep / "log").write_bytes(server.log.read_bytes()[-(1 << 22) :])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mutations", type=int, default=100_000)
+    parser.add_argument("--connections", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(run(options.mutations, options.connections, options.seed, options.keep)))
+
+
+if __name__ == "__main__":
+    main()

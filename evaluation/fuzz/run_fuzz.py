@@ -1,0 +1,160 @@
+"""Malformed inputs for everything that reads bytes from elsewhere, mutations of real work for a live executor, bad arguments for ops.
+
+    python -m evaluation.fuzz.run_fuzz [--inputs 10000000] [--mutations 1000000] [--calls 100] [--processes 2] [--seed 0]
+                                  [--keep DIRECTORY] [--json]
+
+`--calls` are for each allowed op; 0 leaves a part out. What a live executor was sent before a bug, and its log, are kept in DIRECTORY. With
+--json one object on the last line. Ends with status 1 where there are bugs. On two idle cores the default takes about an hour: inputs 5 to 10
+minutes, mutations 30 to 50, calls 5. Inputs are guided by coverage where `atheris` is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.errors import ProtocolError
+from djinn_core.server.peers.packed_values import room_for
+from djinn_core.server.running.values import ValueTable
+from djinn_core.server.weights.uploads import UploadAssembly
+from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
+from djinn_core.wire.frames import FrameDecoder, Limits
+from djinn_core.wire.messages import UploadPart
+from djinn_core.wire.peer_messages import Item, View
+from evaluation.fuzz.decoding import resident
+from evaluation.fuzz.targets import TARGETS
+
+GUIDED = importlib.util.find_spec("atheris") is not None
+TERABYTE = 1 << 40
+# Where the rules are many, so are the inputs.
+WEIGHTS = {"frames": 4, "messages": 4, "templates": 3, "uploads": 2}
+
+
+def decode(inputs: int, processes: int, seed: int) -> dict[str, Any]:
+    """All targets, each in processes of its own."""
+    total = sum(WEIGHTS.get(name, 1) for name in TARGETS)
+    shares = {name: inputs * WEIGHTS.get(name, 1) // total + 1 for name in TARGETS}
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+        waiting = [pool.submit(_target, name, count, seed) for name, count in shares.items()]
+        found = [one.result() for one in waiting]
+    seconds = time.monotonic() - began
+    bugs = [f"{one['target']}: {bug}" for one in found for bug in one["bugs"]]
+    return {
+        "inputs": sum(one["inputs"] for one in found),
+        "guided": all(one["guided"] for one in found),
+        "rate": round(sum(one["inputs"] for one in found) / seconds),
+        "seconds": round(seconds),
+        "slowest": max(one["slowest"] for one in found),
+        "memory_growth": max(one["memory_growth"] for one in found),
+        "targets": {one["target"]: one["inputs"] for one in found},
+        "bugs": bugs,
+    }
+
+
+def _target(name: str, count: int, seed: int) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-m", "evaluation.fuzz.decoding", name]
+    command += ["--inputs", str(count), "--seed", str(seed)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    )
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        bug = f"the process ended with {done.returncode}: {done.stderr[-500:]}"
+        return {"target": name, "guided": True, "inputs": 0, "slowest": 0.0, "memory_growth": 0, "bugs": [bug]}
+    return found
+
+
+def claims() -> dict[str, int]:
+    """By how many bytes resident memory grows where a terabyte is announced: by a frame, an upload, compressed data, a transfer."""
+    upload = UploadPart(5, "uint8", (TERABYTE,), (1,), TERABYTE)
+    item = Item(TERABYTE, (View(5, "uint8", (TERABYTE,), (1,)),))
+    prefix = struct.pack("<4sHHIIQQ", b"DJNF", 1, 0, 0, 1, TERABYTE, TERABYTE)
+    kept: list[object] = []
+    tried: dict[str, Callable[[], object]] = {
+        "frame": lambda: kept.append(FrameDecoder(Limits())) or kept[-1].feed(prefix),
+        "large_frame": lambda: kept.append(FrameDecoder(Limits(body=2 * TERABYTE))) or kept[-1].feed(prefix),
+        "upload": lambda: (
+            kept.append(UploadAssembly(CpuRuntime(), ValueTable(), None)) or kept[-1].take(upload, [bytearray(9)])
+        ),
+        "compressed": lambda: expanded(compressed(bytes(9), 1), PLANES_ZSTD, 1, TERABYTE),
+        "transfer": lambda: kept.append(room_for(item)),
+    }
+    growth = {}
+    for name, try_it in tried.items():
+        before = resident()
+        with contextlib.suppress(ProtocolError):
+            try_it()
+        growth[name] = max(0, resident() - before)
+    return growth
+
+
+def live(mutations: int, processes: int, seed: int, keep: Path | None) -> dict[str, Any]:
+    """Mutations of real work, on a server of its own."""
+    command = ["-m", "evaluation.fuzz.live", "--mutations", str(mutations), "--connections", str(processes + 1)]
+    return _outcome([*command, "--seed", str(seed), *(["--keep", str(keep)] if keep is not None else [])])
+
+
+def ops(calls: int, seed: int) -> dict[str, Any]:
+    """So many calls of each op that programs may contain."""
+    return _outcome(["-m", "evaluation.fuzz.run_ops", "--calls", str(calls), "--seed", str(seed)])
+
+
+def _outcome(command: list[str]) -> dict[str, Any]:
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command], stdout=subprocess.PIPE, text=True, env=variables, check=False
+    )
+    lines = done.stdout.strip().splitlines()
+    try:
+        found: dict[str, Any] = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        return {"bugs": [f"{Path(command[0]).name} ended with {done.returncode}"]}
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--inputs", type=int, default=10_000_000)
+    parser.add_argument("--mutations", type=int, default=1_000_000)
+    parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    parts: dict[str, dict[str, Any]] = {}
+    if options.inputs:
+        if not GUIDED:
+            print("atheris is not installed: inputs are drawn at random, not guided by coverage (pip install atheris)")
+        parts["decoder"] = decode(options.inputs, options.processes, options.seed)
+        parts["claims"] = {**claims(), "bugs": []}
+    if options.mutations:
+        parts["live"] = live(options.mutations, options.processes, options.seed, options.keep)
+    if options.calls:
+        parts["ops"] = ops(options.calls, options.seed)
+    bugs = [f"{name}: {bug}" for name, part in parts.items() for bug in part["bugs"]]
+    for name, part in parts.items():
+        print(name, *(f"{key}={value}" for key, value in part.items() if not isinstance(value, list | dict)))
+    for bug in bugs:
+        print("BUG", bug)
+    if options.json:
+        print(json.dumps({**parts, "found": len(bugs)}))
+    return bool(bugs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

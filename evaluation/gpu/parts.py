@@ -1,0 +1,636 @@
+"""Parts of `make test-gpu`: each does one thing on a server with the device, and returns what it found.
+
+A part raises where something is wrong, and `NotRun` where it cannot be tried here. Programs are run on the device itself and through Djinn
+on an executor with the same device, and compared. `run_gpu.py` starts each part in a process of its own:
+
+    python -m evaluation.gpu.parts PART --device cuda:0 --to FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import djinn
+from djinn.testing import executor_figures, executor_processes
+from evaluation import ROOT
+from evaluation.zoo.serving import serving
+
+REMOTE = "remote_accelerator:0"
+MIB = 1 << 20
+COMPILING_SECONDS = 240.0
+TOLD = re.compile("a template is compiled|a template stays as it is|a compiled template is not used|a compiler failed")
+Found = dict[str, object]
+
+
+class NotRun(Exception):
+    """The part cannot be tried here; the text says why."""
+
+
+def needs_gpu(device: str, what: str) -> None:
+    """Skip a part on another device.
+
+    Raises:
+        NotRun: the device is no GPU.
+    """
+    if not device.startswith("cuda"):
+        raise NotRun(f"{what} need a GPU")
+
+
+# --- programs -----------------------------------------------------------------------------------------------------------
+
+
+def fetched(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
+def train(device: str, steps: int = 5) -> dict[str, torch.Tensor]:
+    """A convolutional net with dropout off, Adam."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+    model.append(nn.Linear(256, 10))
+    inputs, labels = torch.randn(16, 3, 32, 32).to(device), torch.arange(16).remainder(10).to(device)
+    model.to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return fetched({"loss": loss} | dict(model.state_dict()))
+
+
+def gpt2(device: str, **config: object) -> nn.Module:
+    """GPT-2 with random weights."""
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError:
+        raise NotRun("transformers is not installed") from None
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(**config)).eval().to(device)
+
+
+def generate(device: str) -> dict[str, torch.Tensor]:
+    """24 tokens, greedily."""
+    model = gpt2(device, n_layer=4, n_embd=256, n_head=4, vocab_size=2000)
+    given = torch.arange(1, 17)[None].to(device)
+    return fetched({"tokens": model.generate(given, max_new_tokens=24, do_sample=False, pad_token_id=0)})
+
+
+def sample(device: str) -> dict[str, torch.Tensor]:
+    """Random numbers, from a seed and from a generator."""
+    torch.manual_seed(3)
+    generator = torch.Generator(device=device).manual_seed(4)
+    return fetched({
+        "rand": torch.rand(1000, device=device),
+        "randn": torch.randn(1000, device=device),
+        "generator": torch.rand(1000, device=device, generator=generator),
+        "dropout": nn.functional.dropout(torch.ones(1000, device=device)),
+    })  # fmt: skip
+
+
+def half(device: str) -> dict[str, torch.Tensor]:
+    """Attention and products under autocast, forward and backward."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, dropout=0.0, batch_first=True).to(device)
+    inputs = torch.randn(4, 32, 64).to(device)
+    with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+        out = layer(inputs)
+        loss = out.float().square().mean()
+    loss.backward()
+    return fetched({"out": out, "loss": loss} | {n: p.grad for n, p in layer.named_parameters()})
+
+
+def compared(program: Callable[[str], dict[str, torch.Tensor]], device: str) -> Found:
+    """Compare a program on the device here with the same through Djinn.
+
+    Raises:
+        AssertionError: a result is not within PyTorch's tolerances.
+    """
+    expected, actual = program(device), program(REMOTE)
+    assert expected.keys() == actual.keys()
+    bitwise = sum(torch.equal(expected[name], actual[name]) for name in expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
+    return {"results": len(expected), "bitwise equal": bitwise}
+
+
+def raised(run: Callable[[], object]) -> Exception:
+    """The exception that a call raises.
+
+    Raises:
+        AssertionError: it raised none.
+    """
+    try:
+        run()
+    except Exception as error:
+        return error
+    raise AssertionError("no exception was raised")
+
+
+def still_works() -> None:
+    """Compute something and look at it."""
+    assert (torch.ones(8, device=REMOTE) + 1).sum().item() == 16
+
+
+# --- parts --------------------------------------------------------------------------------------------------------------
+
+
+def devices(device: str) -> Found:
+    """The device's name, its memory and its version of PyTorch, as the client sees them; `djinn doctor`."""
+    with serving(device=device) as file:
+        properties = torch.get_device_module(REMOTE).get_device_properties(REMOTE)
+        environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
+        command = [sys.executable, "-m", "djinn_core.cli", "doctor", "--json"]
+        status = subprocess.run([*command[:-2], "status", "--json"], check=False, env=environment, capture_output=True)
+        assert status.returncode == 0, status.stderr
+        doctor = json.loads(subprocess.run(command, check=False, env=environment, capture_output=True).stdout)
+        assert doctor["well"], [finding["what"] for finding in doctor["findings"]]
+        assert properties.total_memory > 0, properties
+        return {
+            name: getattr(properties, name)
+            for name in ("name", "kind", "total_memory", "multi_processor_count", "major")
+        }
+
+
+def training(device: str) -> Found:
+    """A training run, here and there."""
+    with serving(device=device):
+        return compared(train, device)
+
+
+def generation(device: str) -> Found:
+    """Greedy decoding with a growing KV cache."""
+    with serving(device=device):
+        return compared(generate, device)
+
+
+def randomness(device: str) -> Found:
+    """Random numbers from a seed: those of the device here."""
+    with serving(device=device):
+        return compared(sample, device)
+
+
+def autocast(device: str) -> Found:
+    """bfloat16 under autocast."""
+    with serving(device=device):
+        return compared(half, device)
+
+
+def numeric_settings(device: str) -> Found:
+    """Results under `set_float32_matmul_precision` and deterministic algorithms: those of the device here under the same."""
+
+    def product(where: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        left, right = torch.randn(512, 512).to(where), torch.randn(512, 512).to(where)
+        return fetched({"product": left @ right})
+
+    found: Found = {}
+    with serving(device=device):
+        for precision in ("highest", "high", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            found[precision] = compared(product, device)["bitwise equal"]
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.benchmark = True
+        found["cudnn.benchmark"] = compared(train, device)["bitwise equal"]
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        found["deterministic"] = compared(product, device)["bitwise equal"]
+    return found
+
+
+def streams(device: str) -> Found:
+    """Streams and events: order, waiting, times."""
+    with serving(device=device):
+        module = torch.get_device_module(REMOTE)
+        side, start, end = module.Stream(), module.Event(enable_timing=True), module.Event(enable_timing=True)
+        x = torch.ones(1000, 1000, device=REMOTE)
+        start.record()
+        with module.stream(side):
+            y = x * 2
+            done = side.record_event()
+        module.current_stream().wait_event(done)
+        total = (x + y).sum()
+        end.record()
+        module.synchronize()
+        assert total.item() == 3_000_000
+        assert end.query()
+        return {"elapsed ms": round(start.elapsed_time(end), 3)}
+
+
+def copies(device: str) -> Found:
+    """A tensor of 256 MiB up and down, pinned and not; byte by byte the same."""
+    data = torch.randint(0, 255, (256 * MIB,), dtype=torch.uint8)
+    found: Found = {}
+    with serving(device=device):
+        for name, given in (("pageable", data), ("pinned", data.pin_memory(REMOTE))):
+            began = time.perf_counter()
+            there = given.to(REMOTE, non_blocking=True)
+            djinn.synchronize()
+            between = time.perf_counter()
+            back = there.cpu()
+            ended = time.perf_counter()
+            assert torch.equal(back, data)
+            found[f"{name}: up GB/s"] = round(data.numel() / (between - began) / 1e9, 2)
+            found[f"{name}: down GB/s"] = round(data.numel() / (ended - between) / 1e9, 2)
+    return found
+
+
+def memory_figures(device: str) -> Found:
+    """`memory_allocated` and its like: grow and shrink with tensors; the peak stays."""
+    with serving(device=device):
+        module = torch.get_device_module(REMOTE)
+        before = module.memory_allocated()
+        module.reset_peak_memory_stats()
+        held = torch.ones(64 * MIB, dtype=torch.uint8, device=REMOTE)
+        djinn.synchronize()
+        during = module.memory_allocated()
+        assert during >= before + held.numel(), (before, during)
+        del held
+        djinn.synchronize()
+        after, peak = module.memory_allocated(), module.max_memory_allocated()
+        assert after < during, (during, after)
+        assert peak >= during, (peak, during)
+        free, total = module.mem_get_info()
+        assert 0 < free <= total
+        return {"before": before, "during": during, "after": after, "peak": peak, "free": free, "total": total}
+
+
+def out_of_memory(device: str) -> Found:
+    """An op that can never fit raises what it raises on the device here (`torch.OutOfMemoryError`), and the session goes on."""
+    with serving(device=device):
+        kept = torch.arange(1000, device=REMOTE)
+        local, error = (
+            raised(lambda d=d: torch.empty(1 << 50, dtype=torch.uint8, device=d)[:4].cpu()) for d in (device, REMOTE)
+        )
+        assert isinstance(error, type(local)), f"{type(error).__name__} in place of {type(local).__name__}: {error}"
+        still_works()
+        assert kept.sum().item() == 499_500
+        return {"said": f"{type(error).__name__}: {error}"[:600]}
+
+
+def filling(device: str) -> Found:
+    """The device is filled in steps until nothing fits; what is there is right, and after freeing there is room again."""
+    needs_gpu(device, "limits of the device's own memory")
+    with serving(device=device):
+        free, _ = torch.get_device_module(REMOTE).mem_get_info()
+        piece, held = max(free // 16, 64 * MIB), []
+        error: Exception | None = None
+        for number in range(24):
+            try:
+                held.append(torch.full((piece // 4,), float(number), device=REMOTE))
+                assert held[-1][-1].item() == number
+            except Exception as caught:
+                error = caught
+                break
+        assert isinstance(error, torch.OutOfMemoryError), repr(error)
+        count = len(held) - 1
+        assert all(tensor[0].item() == number for number, tensor in enumerate(held[:count]))
+        held.clear()
+        again = torch.full((piece // 4,), 1.0, device=REMOTE)
+        assert again[-1].item() == 1
+        return {"pieces": count, "MiB each": piece // MIB, "said": str(error)[:600]}
+
+
+def asserts(device: str) -> Found:
+    """An index out of range inside a kernel: the op's error; what the session and a further one can do afterwards."""
+    with serving(device=device) as file:
+        rows = torch.arange(40.0, device=REMOTE).reshape(10, 4)
+        wrong = torch.tensor([3, 99], device=REMOTE)
+        error = raised(lambda: nn.functional.embedding(wrong, rows).sum().item())
+        found: Found = {"said": f"{type(error).__name__}: {error}"[:800]}
+        try:
+            still_works()
+            found["the same session"] = "goes on"
+        except Exception as after:
+            found["the same session"] = f"{type(after).__name__}: {after}"[:800]
+        code = "import torch, djinn; print((torch.ones(8, device='remote_accelerator:0') + 1).sum().item())"
+        environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=240)
+        found["a new session"] = "works" if done.stdout.strip() == "16.0" else done.stderr[-800:]
+        assert found["a new session"] == "works", found
+    return found
+
+
+def compiling(compiler: str, device: str) -> Found:
+    """A model that runs often, compiled by the server: equal results, and how often something compiled ran."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256))]
+    ).eval()
+    inputs = torch.randn(32, 256)
+    with serving("--compile", compiler, device=device) as file, torch.no_grad():
+        expected = model.to(device)(inputs.to(device)).cpu()
+        model, there, runs = model.to(REMOTE), inputs.to(REMOTE), 0
+        figures: Mapping[str, int] = {}
+        said: list[str] = []
+        deadline = time.monotonic() + COMPILING_SECONDS
+        while time.monotonic() < deadline:
+            for _ in range(40):
+                result = model(there).cpu()
+                runs += 1
+            torch.testing.assert_close(result, expected)
+            figures = executor_figures()
+            said = [line for line in file.with_name("log").read_text().splitlines() if TOLD.search(line)]
+            if figures["compiled_templates"]:
+                break
+        if not said and figures["compiling_templates"]:
+            raise NotRun(f"after {COMPILING_SECONDS:.0f} s it is still being compiled, by a process of low priority")
+        assert said, f"nothing was compiled within {COMPILING_SECONDS:.0f} s, in {runs} runs"
+        return {"runs": runs, "compiled": figures["compiled_templates"], "server said": said[-3:]}
+
+
+def inductor(device: str) -> Found:
+    """`djinn serve --compile inductor`."""
+    return compiling("inductor", device)
+
+
+def cudagraphs(device: str) -> Found:
+    """`djinn serve --compile cudagraphs`."""
+    needs_gpu(device, "CUDA graphs")
+    return compiling("cudagraphs", device)
+
+
+def tensorrt(device: str) -> Found:
+    """`djinn serve --compile tensorrt`."""
+    needs_gpu(device, "TensorRT's engines")
+    try:
+        import torch_tensorrt  # noqa: F401 - asked for, to know if it works here
+    except Exception as error:
+        raise NotRun(f"torch-tensorrt cannot be imported: {error}") from None
+    return compiling("tensorrt", device)
+
+
+def spill(device: str) -> Found:
+    """Values of three times the memory limit: spilled, restored, unchanged."""
+    with serving("--memory-gib", "0.25", device=device):
+        held = [torch.full((16 * MIB,), float(number), device=REMOTE) for number in range(12)]
+        for number, tensor in enumerate(held):
+            assert tensor[::4096].eq(number).all().item()
+        figures = executor_figures()
+        assert figures["spilled_bytes"] > 0, figures
+        return {name: figures[name] for name in ("evictions", "spilled_bytes", "restored_bytes")}
+
+
+def idle(device: str) -> Found:
+    """A session that is idle: its values go to the host's memory, and come back."""
+    with serving("--idle-minutes", "0.05", device=device):
+        held = torch.arange(16.0 * MIB, device=REMOTE)
+        before = held[-1].item()
+        time.sleep(20)
+        figures = executor_figures()
+        assert held[-1].item() == before
+        return {name: value for name, value in figures.items() if name.startswith("idle") or name == "memory_away"}
+
+
+def ray(device: str) -> Found:
+    """An executor on a Ray cluster of this machine."""
+    try:
+        import ray as _  # noqa: F401 - asked for, to know if it works here
+    except ImportError:
+        raise NotRun(
+            "Ray is not installed: `make test-ray`, then .venv-ray/bin/python -m evaluation.gpu.run_gpu --only ray"
+        ) from None
+    with serving("--engine", "ray", device=device):
+        return compared(train, device)
+
+
+def weights(device: str) -> Found:
+    """Weights that the server reads from a file: equal to those read here."""
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise NotRun("safetensors is not installed") from None
+    state = {"weight": torch.randn(512, 512), "half": torch.randn(64).half()}
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(state, Path(folder, "model.safetensors"))
+        with serving("--models", folder, device=device):
+            read = djinn.open_weights(f"file://{folder}/model.safetensors")
+            for name, tensor in state.items():
+                assert torch.equal(read[name].cpu(), tensor), name
+    return {"tensors": len(state)}
+
+
+def cuda_names(device: str) -> Found:
+    """A script written for CUDA, with `djinn run`."""
+    with serving(device=device) as file:
+        environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
+        command = [sys.executable, "-m", "djinn_core.cli", "run", str(ROOT / "examples" / "cuda_matmul.py")]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=240)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return {"said": done.stdout[-400:]}
+
+
+def two_clients(device: str) -> Found:
+    """Two programs on one device at a time, each with the results that it has alone."""
+    code = (
+        "import torch\n"
+        "from evaluation.gpu import parts\n"
+        "found = parts.train('remote_accelerator:0', steps=20)\n"
+        "print(found['loss'].item())\n"
+    )
+    with serving(device=device) as file:
+        environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
+        expected = train(REMOTE, steps=20)["loss"].item()
+        started = [
+            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+            for _ in range(2)
+        ]
+        losses = [float(process.communicate(timeout=240)[0]) for process in started]
+        assert losses == [expected, expected], (losses, expected)
+        return {"loss": expected}
+
+
+def crash(device: str) -> Found:
+    """The executor is killed during a session: the session goes on with another one, or says what is lost."""
+    with serving(device=device):
+        x = torch.arange(1000.0, device=REMOTE)
+        assert x.sum().item() == 499_500
+        os.kill(executor_processes()[0], 9)
+        began = time.monotonic()
+        try:
+            assert (x * 2).sum().item() == 999_000
+            ended = "went on"
+        except djinn.SessionLost as error:
+            ended = f"lost: {error}"[:400]
+            djinn.shut_down()
+            still_works()
+        return {"session": ended, "seconds": round(time.monotonic() - began, 1)}
+
+
+def calibration(device: str) -> Found:
+    """`djinn calibrate --quick`: speeds that were measured, for predictions."""
+    with serving(device=device) as file:
+        environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
+        command = [sys.executable, "-m", "djinn_core.cli", "calibrate", "--quick", "--json"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=540)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return {"measured": json.loads(done.stdout)}
+
+
+def demo(device: str) -> Found:
+    """`djinn demo`: embeddings, generation and training, equal to the same on the CPU here."""
+    command = [sys.executable, "-m", "djinn_core.cli", "demo", "--device", device, "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return {"programs": json.loads(done.stdout)}
+
+
+def databases(device: str) -> Found:
+    """PyTorch's database of ops: two samples of each, here and there."""
+    with tempfile.TemporaryDirectory() as folder, serving(device=device) as file:
+        to, environment = (
+            Path(folder, "found"),
+            os.environ | {"DJINN_CONNECTION_FILE": str(file), "OMP_NUM_THREADS": "1"},
+        )
+        options = ["--only", "op_db forward", "--samples", "2", "--local", device, "--json", to]
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "evaluation.conformance.run_databases", *options],
+            check=False,
+            env=environment,
+        )
+        found = json.loads(to.read_text())
+    (row,) = found["rows"]
+    failed = [f"{entry['name']}: {entry['reason']}"[:200] for entry in found["failed"]]
+    assert not failed, f"{row}: {'; '.join(failed)}"
+    return row
+
+
+def two_gpus(device: str) -> Found:
+    """All GPUs as one device: a program over two of them, and a tensor that moves from one to the other."""
+    needs_gpu(device, "two GPUs")
+    if torch.cuda.device_count() < 2:
+        raise NotRun("there is one GPU")
+    with serving("--device", "cuda:1", device="cuda:0"):
+        djinn.configure(executors=2)
+        djinn.init()
+        first = torch.arange(1000.0, device="remote_accelerator:1")
+        assert first.to("remote_accelerator:2").sum().item() == 499_500
+        return compared(train, device)
+
+
+def times(device: str) -> Found:
+    """Absolute times: the device used here, and through Djinn over loopback TCP. Medians, in milliseconds."""
+    found: Found = {}
+    with serving(device=device):
+        for name, make in TIMED.items():
+            found[name] = {
+                "local ms": round(median(make(device), device), 3),
+                "remote ms": round(median(make(REMOTE), REMOTE), 3),
+            }
+    return found
+
+
+def median(run: Callable[[], object], device: str, times: int = 30) -> float:
+    """The median of calls that end when the device has done its work, in milliseconds."""
+    for _ in range(10):
+        run()
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken) * 1e3
+
+
+def timed_round_trip(device: str) -> Callable[[], object]:
+    x = torch.ones(1, device=device)
+    return lambda: x.add(1).item()
+
+
+def timed_matmul(device: str) -> Callable[[], object]:
+    size = 4096 if torch.cuda.is_available() else 512
+    x = torch.randn(size, size).to(device)
+    return lambda: x.mm(x).sum().item()
+
+
+def timed_decode(device: str) -> Callable[[], object]:
+    model = gpt2(device) if torch.cuda.is_available() else gpt2(device, n_layer=2, n_embd=64, n_head=2, vocab_size=500)
+    given = torch.arange(16)[None].to(device)
+
+    def tokens() -> Iterator[int]:
+        with torch.no_grad():
+            out = model(given, use_cache=True)
+            while True:
+                token = out.logits[:, -1:].argmax(-1)
+                yield token.item()
+                out = model(token, past_key_values=out.past_key_values, use_cache=True)
+
+    stream = tokens()
+    return lambda: next(stream)
+
+
+def timed_training_step(device: str) -> Callable[[], object]:
+    model = gpt2(device) if torch.cuda.is_available() else gpt2(device, n_layer=2, n_embd=64, n_head=2, vocab_size=500)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    given = torch.arange(4 * 128).remainder(400).reshape(4, 128).to(device)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model(given, labels=given).loss
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+TIMED = {
+    "round trip": timed_round_trip,
+    "matrix product": timed_matmul,
+    "GPT-2, one token": timed_decode,
+    "GPT-2, training step of 4 x 128": timed_training_step,
+}
+
+PARTS: dict[str, Callable[[str], Found]] = {
+    part.__name__: part
+    for part in (
+        devices, training, generation, randomness, autocast, numeric_settings, streams, copies, memory_figures, out_of_memory,
+        filling, asserts, spill, idle, weights, cuda_names, two_clients, crash, inductor, cudagraphs, tensorrt, calibration, demo,
+        databases, ray, two_gpus, times,
+    )
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--to", type=Path, required=True, help="file for what was found")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    try:
+        row: Found = {"result": "passed", "found": PARTS[options.part](options.device)}
+    except NotRun as reason:
+        row = {"result": "not run", "why": str(reason)}
+    except BaseException as error:
+        traceback.print_exc()
+        row = {"result": "FAILED", "why": f"{type(error).__name__}: {error}"[:2000]}
+    with contextlib.suppress(Exception):
+        djinn.shut_down()
+    options.to.write_text(json.dumps(row, default=str))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Many clients of several tenants at work on one server at once: no client gets a wrong result, and none starves.
+
+    python -m evaluation.load.many_clients --clients 64 --tenants 8 --minutes 10 --json
+
+Each client is a process with a session of its own, forked from one that has imported PyTorch and not used the device. All
+begin together and repeat requests until the time is over: an inference over weights that stay, an update in place, a training
+step. Each result is compared, bit for bit, with what the same ops give on this machine. Prints how many requests the slowest
+and the fastest client had, what a request took, and what the server's memory did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+FAIR = 2.0  # the fastest client may have so many times the requests of the slowest
+WARM_ROUNDS = 2
+START_SECONDS = 900.0
+AT_ONCE = 4  # that begin at the same time
+
+
+def tenants_of(folder: Path, count: int) -> list[str]:
+    """Tokens of so many tenants, in the table of a server."""
+    from djinn_core.launch.token_table import change_table, create
+
+    tokens = []
+    with change_table(folder / "tokens.json") as change:
+        for number in range(count):
+            change.table, _, token = create(change.table, f"tenant-{number}", 86400.0)
+            tokens.append(token)
+    return tokens
+
+
+class Work:
+    """Work of a client, on the device and on this machine; `state` is written in place by each request."""
+
+    def __init__(self, device: str, seed: int) -> None:
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        make = lambda *shape: torch.randn(*shape, generator=generator)
+        self.model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 16))
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(make(*parameter.shape) / 8)
+        self.model.to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.state = torch.zeros(64, device=device)
+        self.device = device
+
+    def request(self, given: Any) -> Any:
+        """One request: predicts, counts, and learns."""
+        import torch
+
+        given = given.to(self.device)
+        with torch.no_grad():
+            said = self.model(given)
+        self.state.add_(given.sum(0))
+        self.optimizer.zero_grad()
+        loss = self.model(given).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return torch.cat([said.flatten(), self.state, loss.detach().reshape(1)]).cpu()
+
+
+def client(number: int, url: str, token: str, warm: Any, barrier: Any, until: Any, results: Any) -> None:
+    """One client's life; what it saw goes into `results`."""
+    import torch
+
+    import djinn
+
+    torch.set_num_threads(1)
+    seen: dict[str, Any] = {"client": number, "requests": 0, "wrong": 0, "seconds": [], "failure": ""}
+    try:
+        djinn.shut_down()
+        djinn.configure(servers=[url], token=token, disable=("local",), connect_timeout=START_SECONDS)
+        there, here = Work("remote_accelerator:0", number), Work("cpu", number)
+        inputs = torch.Generator().manual_seed(1000 + number)
+        for _ in range(WARM_ROUNDS):
+            given = torch.randn(8, 64, generator=inputs)
+            seen["wrong"] += not torch.equal(there.request(given), here.request(given))
+        warm.release()
+        barrier.wait(START_SECONDS)
+        while time.monotonic() < until.value:
+            given = torch.randn(8, 64, generator=inputs)
+            began = time.perf_counter()
+            found = there.request(given)
+            seen["seconds"].append(time.perf_counter() - began)
+            seen["wrong"] += not torch.equal(found, here.request(given))
+            seen["requests"] += 1
+        djinn.shut_down()
+        djinn.configure()
+    except BaseException as error:
+        seen["failure"] = repr(error)
+        warm.release()
+        barrier.abort()
+    results.put(seen)
+
+
+def resident(process: int) -> dict[int, int]:
+    """Bytes that are resident of a process and of those that it has started, by process."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if process in {int(lines["Pid"]), int(lines["PPid"])} and "VmRSS" in lines:
+            found[int(lines["Pid"])] = int(lines["VmRSS"].split()[0]) << 10
+    return found
+
+
+def run_clients(urls: tuple[str, ...], tokens: list[str], count: int, seconds: float, server: int) -> dict[str, Any]:
+    """The clients' lives, and what the server's memory did meanwhile."""
+    forking = multiprocessing.get_context("fork")
+    barrier, until, results = forking.Barrier(count + 1), forking.Value("d", float("inf")), forking.SimpleQueue()
+    warm = forking.Semaphore(0)
+    arguments = (warm, barrier, until, results)
+    children = [
+        forking.Process(target=client, args=(n, urls[n % len(urls)], tokens[n % len(tokens)], *arguments), daemon=True)
+        for n in range(count)
+    ]
+    # A few at a time, one of each tenant first: what is measured is work, and not how fast processes start.
+    for number, child in enumerate(children):
+        if number >= AT_ONCE:
+            warm.acquire(timeout=START_SECONDS)
+        child.start()
+    try:
+        barrier.wait(START_SECONDS)
+    except Exception as error:
+        print("the clients could not begin:", repr(error), flush=True)
+    begin = resident(server)
+    until.value = time.monotonic() + seconds
+    seen = [results.get() for _ in children]
+    end = resident(server)
+    for child in children:
+        child.join(10)
+    return figures_of(seen, begin, end, seconds)
+
+
+def figures_of(
+    seen: list[dict[str, Any]], begin: dict[int, int], end: dict[int, int], seconds: float
+) -> dict[str, Any]:
+    """Report on the clients."""
+    took = sorted(second for one in seen for second in one["seconds"]) or [0.0]
+    rates = [one["requests"] / seconds for one in seen]
+    failures = [one["failure"] for one in seen if one["failure"]]
+    at = lambda share: round(took[min(len(took) - 1, int(share * len(took)))], 4)
+    fairness = max(rates) / min(rates) if min(rates) else 1e9
+    return {
+        "clients": len(seen),
+        "requests": sum(one["requests"] for one in seen),
+        "wrong_results": sum(one["wrong"] for one in seen),
+        "client_failures": len(failures),
+        "first_failure": failures[0] if failures else "",
+        "requests_per_second": round(sum(rates), 2),
+        "fastest_to_slowest": round(fairness, 3),
+        "request_p50_s": at(0.5),
+        "request_p90_s": at(0.9),
+        "request_p99_s": at(0.99),
+        "request_max_s": round(took[-1], 4),
+        "request_mean_s": round(statistics.fmean(took), 4),
+        "server_processes": len(end),
+        "server_mib_begin": sum(begin.values()) >> 20,
+        "server_mib_end": sum(end.values()) >> 20,
+        "many_clients_fair_and_right": int(
+            not failures and fairness <= FAIR and not any(one["wrong"] for one in seen) and set(begin) == set(end)
+        ),
+    }
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--tenants", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--scheme", default="tcp", help="tcp, or tcp,http: clients take turns")
+    parser.add_argument(
+        "--at", default="", help="a server that runs already, as a URL; DJINN_TOKEN is what it asks for"
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import djinn  # noqa: F401 - before the fork, so that it is there once
+    from evaluation.load.serving_tenants import started
+
+    seconds = options.minutes * 60
+    if options.at:
+        found = run_clients((options.at,), [os.environ["DJINN_TOKEN"]], options.clients, seconds, os.getppid())
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            tokens = tenants_of(Path(name), options.tenants)
+            with started(Path(name), "--token-file", str(Path(name) / "tokens.json")) as (process, urls):
+                chosen = tuple(urls[scheme] for scheme in options.scheme.split(","))
+                found = run_clients(chosen, tokens, options.clients, seconds, process.pid)
+    found = {"minutes": options.minutes, "tenants": options.tenants, **found}
+    print(json.dumps(found) if options.json else found)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(not main()["many_clients_fair_and_right"])

@@ -1,0 +1,84 @@
+"""Load on servers, one row after the other, and one JSON object of all on the last line.
+
+    python -m evaluation.load.run_load                                  # about half an hour
+    python -m evaluation.load.run_load --only clients --minutes 1       # one row, and shorter
+
+Each row is a program of its own and says in its documentation what it does. A row whose verdict is not 1 fails the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen
+class Row:
+    """A program, what it is told, and the figure that is 1 where all went well."""
+
+    program: str
+    arguments: Sequence[str] = ()
+    verdict: str = ""
+
+
+def rows_of(options: argparse.Namespace) -> dict[str, Row]:
+    """The rows by name, as long as `options` say."""
+    clients = ["--clients", str(options.clients), "--tenants", str(options.tenants), "--minutes", str(options.minutes)]
+    crashing = ["--crashes", str(options.crashes), "--seconds", str(options.seconds)]
+    return {
+        "clients": Row("many_clients", clients, "many_clients_fair_and_right"),
+        "overload": Row("overload", [], "overload_refused_quickly"),
+        "crashing": Row("crashing_tenant", crashing, "calm_tenant_unharmed"),
+        "slow": Row("slow_clients", ["--connections", str(options.connections)], "slow_clients_closed_in_time"),
+        "sessions": Row("leaving", ["--sessions", str(options.sessions)], "nothing_left_behind"),
+        "work": Row(
+            "long_work",
+            ["--steps", str(options.steps), "--programs", str(options.steps // 10)],
+            "long_work_keeps_nothing",
+        ),
+    }
+
+
+def run(row: Row) -> dict[str, object]:
+    """JSON that a row prints; its exit status where it prints none."""
+    command = [sys.executable, "-W", "ignore", "-m", f"evaluation.load.{row.program}", *row.arguments, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    try:
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        return {"exit_status": done.returncode, "said": lines[-1] if lines else ""}
+    return dict(found)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="names of rows, with commas")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of many clients")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--tenants", type=int, default=8)
+    parser.add_argument("--crashes", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=600.0, help="that crashes may take")
+    parser.add_argument("--connections", type=int, default=500)
+    parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=20_000, help="of long work, and a tenth as many programs")
+    parser.add_argument("--json", action="store_true", help="does nothing: JSON is printed anyway")
+    options = parser.parse_args(arguments)
+    rows = rows_of(options)
+    wanted = options.only.split(",") if options.only else list(rows)
+    found: dict[str, object] = {}
+    for name in wanted:
+        seen = found[name] = run(rows[name])
+        print(f"{name}: {seen}", flush=True)
+    good = all(isinstance(s := found[name], dict) and s.get(rows[name].verdict) == 1 for name in wanted)
+    print(json.dumps(found | {"load_survived": int(good)}))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

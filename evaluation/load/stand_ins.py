@@ -1,0 +1,160 @@
+"""Stand-ins for executors: a process that answers what clients say to them, holds no tensors and computes nothing.
+
+    python -m evaluation.load.stand_ins SOCKET
+
+It shows what a client does with many executors: connect to them, know them, plan for them, hear of them. A submission is answered at
+once with nothing, so programs have to run elsewhere. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from djinn_core.builtins.local import LocalTransport
+from djinn_core.errors import DjinnError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.launch.held_executor import HeldExecutor
+from djinn_core.wire.executor_reports import Ready, Sessions
+from djinn_core.wire.messages import (
+    Attach,
+    Attached,
+    Completed,
+    DeviceInfo,
+    Goodbye,
+    StatsReply,
+    StatsRequest,
+    Submit,
+    decode,
+    encode,
+)
+from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerTicket, PeerTicketRequest
+
+GIB = 1 << 30
+DEVICE = DeviceInfo("cpu:0", "cpu", "a stand-in", 80 * GIB, 80 * GIB, 1, str(torch.__version__))
+
+
+def allow_many_sockets() -> None:
+    """Raise the limit of open files to what the machine allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def answer(connection: Connection) -> None:
+    """Answer one client until it leaves."""
+    with contextlib.suppress(DjinnError):
+        while True:
+            message = decode(connection.receive().head)
+            if isinstance(message, Goodbye):
+                return
+            if (reply := reply_to(message)) is not None:
+                connection.send(Frame(encode(reply)))
+
+
+def reply_to(message: object) -> Any:
+    """The reply to a message; None if it wants none."""
+    match message:
+        case Attach(ticket=ticket):
+            return Attached(ticket, os.getpid(), DEVICE, DEVICE.torch, instance=ticket, elastic=True)
+        case PeerTicketRequest():
+            return PeerTicket("good-for-nothing", ())
+        case ConnectPeer(peer=peer):
+            return ConnectPeerReply(peer, "tcp://stand-in", 1e-4, 1e9)
+        case StatsRequest():
+            return StatsReply({"values": 0, "memory": 0})
+        case Submit(sequence=sequence):
+            return Completed(sequence)
+    return None
+
+
+class Calls:
+    """As `HolderCalls`, of an engine that has all its stand-ins in one process."""
+
+    def __init__(self, url: str, number: int) -> None:
+        self._url, self._number = url, number
+        self._over = threading.Event()
+
+    def wait_placed(self) -> None:
+        """It has its place."""
+
+    def call(self, method: str, *arguments: Any, timeout: float) -> Any:
+        """Answer as a holder would."""
+        del arguments, timeout
+        if method == "wait_ready":
+            ready = Ready((self._url,), 1, DEVICE, DEVICE.torch)
+            return json.dumps({"type": "ready", **_built(ready)}), "", f"node-{self._number}"
+        if method == "issue_ticket":
+            return f"stand-in-{self._number}"
+        return json.dumps(_built(Sessions(1, DEVICE, ()))) if method == "status" else ""
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """It does nothing."""
+
+    def wait(self) -> tuple[int, str]:
+        """Wait until it was ended."""
+        self._over.wait()
+        return 0, "was ended"
+
+    @property
+    def ended(self) -> bool:
+        """As `HolderCalls.ended`."""
+        return self._over.is_set()
+
+    def end(self) -> None:
+        """As `HolderCalls.end`."""
+        self._over.set()
+
+    def again(self) -> Calls:
+        """As `HolderCalls.again`."""
+        return Calls(self._url, self._number)
+
+
+def _built(value: object) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(value)
+
+
+def stand_in(url: str, number: int) -> HeldExecutor:
+    """A launched stand-in."""
+    return HeldExecutor(Calls(url, number))
+
+
+@contextlib.contextmanager
+def stand_ins(folder: Path) -> Iterator[str]:
+    """A process of stand-ins, as many as are connected to; its address."""
+    path = folder / "stand-ins.sock"
+    process = subprocess.Popen([sys.executable, __file__, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()
+        yield f"unix://{path}"
+    finally:
+        process.stdin.close()
+        process.wait(60)
+        process.stdout.close()
+
+
+def main() -> None:
+    """Answer clients at a socket."""
+    allow_many_sockets()
+    threading.stack_size(256 << 10)
+    listener = LocalTransport().listen(f"unix://{sys.argv[1]}", Limits(), answer)
+    print("ready", flush=True)
+    sys.stdin.read()
+    listener.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Run the notebooks of `examples/`: `make notebooks`. With `--write`, their outputs are those of this run.
+
+python -m evaluation.notebooks.run_notebooks [--write] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SECONDS = 600  # for a cell, on a machine that does other things besides
+
+
+def run(file: Path, *, write: bool) -> str:
+    """Run a notebook; why it failed, or an empty text."""
+    notebook = nbformat.read(file, as_version=4)
+    private = Config(KernelManager={"transport": "ipc"})  # and no ports that others can connect to
+    client = NotebookClient(notebook, config=private, kernel_name="python3", timeout=SECONDS, record_timing=False)
+    # Nothing that the person has configured, nothing from the network, and one thread for each process.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+    offline = {"DJINN_CONFIG": os.devnull, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    offline |= {"OMP_NUM_THREADS": "1", "DJINN_THREADS": "1"}
+    try:
+        client.execute(env=environment | offline)
+    except CellExecutionError as error:
+        return re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    notebook.metadata.language_info = {"name": "python"}
+    if write:
+        nbformat.write(notebook, file)
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="names without .ipynb; none: all")
+    parser.add_argument("--write", action="store_true", help="write the outputs into the files")
+    options = parser.parse_args()
+    begun, failed = time.monotonic(), False
+    for file in sorted(EXAMPLES.glob("*.ipynb")):
+        if options.names and file.stem not in options.names:
+            continue
+        since = time.monotonic()
+        error = run(file, write=options.write)
+        print(f"{file.stem:20} {time.monotonic() - since:6.1f} s  {error or 'ran'}", flush=True)
+        failed |= bool(error)
+    print(f"{'all':20} {time.monotonic() - begun:6.1f} s")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

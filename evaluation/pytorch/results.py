@@ -1,0 +1,166 @@
+"""Results of PyTorch's test files, kept from run to run, and their comparison by test."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from evaluation.pytorch.reasons import reason_of
+
+
+@attrs.define
+class Outcome:
+    """Result of one test on one device: `passed`, `failed`, `skipped`, `hangs`, `crashed` or `lost session`."""
+
+    outcome: str
+    seconds: float = 0.0
+    text: str = ""
+
+
+@attrs.define
+class FileResults:
+    """Results of one test file. `tests`: how many the file has; those that were chosen are in `cpu`, those passed there in `remote`."""
+
+    name: str
+    tests: int = 0
+    chosen: str = "all"
+    cpu: dict[str, Outcome] = attrs.field(factory=dict)
+    remote: dict[str, Outcome] = attrs.field(factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> FileResults:
+        """Results in a folder, or empty ones."""
+        file = folder / f"{name}.json"
+        if not file.exists():
+            return cls(name)
+        kept = json.loads(file.read_text())
+        outcomes = {side: {test: Outcome(**o) for test, o in kept.pop(side).items()} for side in ("cpu", "remote")}
+        return cls(**kept, **outcomes)
+
+    def write(self, folder: Path) -> None:
+        """Write them to a folder, in the place of what was there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{self.name}.json").write_text(json.dumps(attrs.asdict(self), indent=1) + "\n")
+
+    def passed_on_cpu(self) -> list[str]:
+        """Tests that count."""
+        return [test for test, outcome in self.cpu.items() if outcome.outcome == "passed"]
+
+    def compared(self) -> list[tuple[str, Outcome, Outcome]]:
+        """Tests that pass on the CPU and ran on the device, with both results. Tests for the CPU alone skip on the device."""
+        both = [(t, self.cpu[t], self.remote[t]) for t in self.passed_on_cpu() if t in self.remote]
+        return [(t, here, there) for t, here, there in both if there.outcome != "skipped"]
+
+    def failures(self) -> list[tuple[str, Outcome]]:
+        """Tests that pass on the CPU and not on the device."""
+        return [(test, there) for test, _, there in self.compared() if there.outcome != "passed"]
+
+    def row(self) -> dict[str, str]:
+        """Line of the table."""
+        compared = self.compared()
+        passed = sum(there.outcome == "passed" for _, _, there in compared)
+        for_cpu = sum(self.remote[t].outcome == "skipped" for t in self.passed_on_cpu() if t in self.remote)
+        seconds = [sum(o.seconds for o in side) for side in zip(*((c, r) for _, c, r in compared), strict=True)]
+        slower = f"{seconds[1] / seconds[0]:.1f}" if seconds and seconds[0] else ""
+        reasons = Counter(reason_of(there.text, there.outcome) for _, there in self.failures())
+        return {
+            "file": self.name,
+            "tests": str(self.tests),
+            "run": self.chosen,
+            "pass on the CPU": str(len(self.passed_on_cpu())),
+            "for the CPU alone": str(for_cpu),
+            "no time": str(sum(t not in self.remote for t in self.passed_on_cpu())),
+            "compared": str(len(compared)),
+            "pass here": str(passed),
+            "share": f"{100 * passed / len(compared):.1f}%" if compared else "",
+            "times the CPU": slower,
+            "reasons": "; ".join(f"{reason} {count}" for reason, count in reasons.most_common()),
+        }
+
+
+def read_all(folder: Path) -> list[FileResults]:
+    """Results of all files in a folder, by name."""
+    return [FileResults.read(folder, file.stem) for file in sorted(folder.glob("*.json"))]
+
+
+def by_reason(files: Iterable[FileResults]) -> dict[str, dict[str, list[str]]]:
+    """Names of tests that pass on the CPU alone, by reason and file; those that differ in their parameters in one line."""
+    grouped: dict[str, dict[str, list[str]]] = {}
+    for file in files:
+        for test, there in file.failures():
+            grouped.setdefault(reason_of(there.text, there.outcome), {}).setdefault(file.name, []).append(test)
+    return {reason: {name: folded(tests) for name, tests in by.items()} for reason, by in sorted(grouped.items())}
+
+
+_DTYPES = "bfloat16|float16|float32|float64|complex32|complex64|complex128|bool|uint8|uint16|uint32|uint64|int8|int16|int32|int64"
+_PARAMETERS = re.compile(rf"_cpu((?:_(?:{_DTYPES}))*)$")
+
+
+def folded(tests: Iterable[str]) -> list[str]:
+    """Names without the device, with the dtypes of each behind it."""
+    dtypes: dict[str, list[str]] = {}
+    for test in tests:
+        found = _PARAMETERS.search(test)
+        kinds = dtypes.setdefault(test[: found.start()] if found else test, [])
+        if found and found[1]:
+            kinds.append(found[1][1:])
+    return [f"`{name}`" + (f" ({', '.join(kinds)})" if kinds else "") for name, kinds in dtypes.items()]
+
+
+def markdown(files: Iterable[FileResults]) -> str:
+    """The table and the exceptions, for the document."""
+    files = list(files)
+    rows = [file.row() for file in files]
+    columns = list(rows[0]) if rows else []
+    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
+    lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
+    lines += ["", totals(files), estimates(files)]
+    for reason, by_file in by_reason(files).items():
+        lines += ["", f"### {reason[0].upper()}{reason[1:]}", ""]
+        lines += [f"- {name}: {', '.join(tests)}" for name, tests in by_file.items()]
+    return "\n".join(lines)
+
+
+def totals(files: Iterable[FileResults]) -> str:
+    """Sums over all files."""
+    compared = [there for file in files for _, _, there in file.compared()]
+    passed = sum(there.outcome == "passed" for there in compared)
+    share = f" ({100 * passed / len(compared):.2f}%)" if compared else ""
+    return f"{passed:,} of {len(compared):,} tests that pass on the CPU pass on the remote device{share}."
+
+
+_OTHER_LAYOUTS = frozenset({"test_sparse", "test_sparse_csr", "test_nestedtensor"})
+
+
+def estimates(files: Iterable[FileResults]) -> str:
+    """Shares of all tests, by the number of tests that files have, where only some were run."""
+    files = list(files)
+    strided = [file for file in files if file.name not in _OTHER_LAYOUTS]
+    with_them = f", and {_weighted(files):.2f}% with them" if len(strided) < len(files) else ""
+    return (
+        f"Weighted by the number of tests that each file has, this is an estimated {_weighted(strided):.2f}% without sparse and nested "
+        f"tensors{with_them}."
+    )
+
+
+def _weighted(files: Iterable[FileResults]) -> float:
+    whole = passed = 0.0
+    for file in files:
+        outcomes = [there.outcome for _, _, there in file.compared()]
+        if outcomes:
+            tests = file.tests * len(file.passed_on_cpu()) / len(file.cpu)  # of these, some are for the CPU alone
+            whole += tests
+            passed += tests * outcomes.count("passed") / len(outcomes)
+    return 100 * passed / whole if whole else 0.0
+
+
+def as_values(files: Iterable[FileResults]) -> dict[str, Any]:
+    """The same for `--json`."""
+    files = list(files)
+    return {"files": [file.row() for file in files], "exceptions": by_reason(files), "totals": totals(files)}

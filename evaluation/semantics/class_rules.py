@@ -1,0 +1,158 @@
+"""Labels by class: the kinds of modules, told by the names of their classes. The code under test never sees a name.
+
+The rules are about classes of transformers, diffusers and torch, and of `plain_models`. Where a library's name misleads
+(`NoNorm`, GPT-2's `Conv1D`), the exception stands beside the rule.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+_ATTENTION = re.compile(r"Attention|Attn")
+_WHOLE = re.compile(r"(Layer|Block|Block\d?D|\dD|CrossAttn|Model|Encoder|Decoder|Stage|Pooler)$")
+_BLOCK = re.compile(r"(Layer|Block)$")
+_NORM = re.compile(r"(Norm|Norm\dd|NormGated|(?<!Pre)LayerNorm\w*|RMSNorm\w*|GroupNormActivation)$")
+_MIXTURE = re.compile(r"(SparseMoeBlock|SparseMLP|Moe|MoE|MOE)$")
+_RECURRENT = re.compile(
+    r"(Mixer|Mamba2|^LSTM|^GRU|^RNN|RwkvSelfAttention|RecurrentBlock|GatedDeltaNet|LSTMCell|GRUCell|RNNCell|Recurrence"
+    r"|HybridMambaLayer|LightningAttention|DeltaAttention|xLSTMLayer)$"
+)
+_MLP = re.compile(r"(MLP|Mlp|FeedForward|FeedForwardNetwork|PositionWiseFF|PerceptronTower)$")
+_NOT_NORMS = {"NoNorm"}
+_NOT_MIXERS = {"PatchTSMixer"}
+_MIXTURES = {"GptOssMLP", "DbrxFFN"}
+# They choose attention heads; the paper counts them among mixtures of experts and names them otherwise.
+_CHOOSING_HEADS = {"JetMoeTopKGating"}
+# They mix positions by other means than weights over keys.
+_NOT_ATTENTION = {
+    "RwkvSelfAttention",
+    "KimiLinearDeltaAttention",
+    "MiniMaxLightningAttention",
+    "SwiftFormerEfficientAdditiveAttention",
+    "PatchTSMixerGatedAttention",
+    "AutoformerAttention",
+    "GatesAttention",
+    "BridgeTowerResidualAttention",  # a block: it has a network and norms
+}
+# Layers with more than one feed-forward network, or with adapters beside it.
+_SEVERAL_NETWORKS = {"LiltLayer", "MobileBertLayer", "PegasusXEncoderLayer", "XmodLayer"}
+# One attention by their papers, computed in several softmaxes or in none.
+_IN_PARTS = {
+    "BigBirdAttention", "BigBirdPegasusEncoderAttention", "ConvBertAttention", "CosineReweightedAttention", "EfficientAttention",
+    "ElementwiseLinearAttention", "LEDEncoderAttention", "LongformerAttention", "NystromformerAttention",
+    "PegasusXGlobalLocalAttention", "PerformerAttention", "ReformerAttention", "YosoAttention",
+}  # fmt: skip
+# Feed-forward networks with something unusual within: a convolution, or attention's results beside the hidden layer.
+_UNUSUAL = {"FluxSingleTransformerBlock", "GLPNLayer", "PvtV2BlockLayer", "SegformerLayer"}
+
+
+def is_attention(module: nn.Module) -> bool:
+    """True if the module is attention: queries, keys, projections, positions and norms, and nothing else."""
+    name = type(module).__name__
+    return bool(_ATTENTION.search(name)) and not _WHOLE.search(name) and name not in _NOT_ATTENTION
+
+
+def is_in_parts(module: nn.Module) -> bool:
+    """True if the module is one attention that is computed in several softmaxes, or in none."""
+    return type(module).__name__ in _IN_PARTS
+
+
+def may_be_block(module: nn.Module) -> bool:
+    """True if the class is named a layer or a block."""
+    name = type(module).__name__
+    return bool(_BLOCK.search(name)) or name == "BridgeTowerResidualAttention"
+
+
+def has_several_networks(block: nn.Module) -> bool:
+    """True if the block has more than one feed-forward network."""
+    return type(block).__name__ in _SEVERAL_NETWORKS
+
+
+def is_head(module: nn.Module, path: str) -> bool:
+    """True if the layer gives scores of tokens, in models whose `get_output_embeddings` gives something else."""
+    return isinstance(module, nn.Linear) and path.endswith("decoder.output_projection")
+
+
+def is_norm(module: nn.Module) -> bool:
+    """True if the module is a norm."""
+    name = type(module).__name__
+    return bool(_NORM.search(name)) and name not in _NOT_NORMS
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """True if the module is one of torch's convolutions (GPT-2's `Conv1D` is a linear layer)."""
+    return isinstance(module, nn.modules.conv._ConvNd)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """True if the module is one product with a weight."""
+    return isinstance(module, nn.Linear) or type(module).__name__ in {"Conv1D", "FalconLinear", "QuantLinear"}
+
+
+def is_mixture(module: nn.Module) -> bool:
+    """True if the module has a router that chooses among experts."""
+    name = type(module).__name__
+    return bool(_MIXTURE.search(name)) or name in _MIXTURES
+
+
+def chooses_heads(module: nn.Module) -> bool:
+    """True if the module chooses among heads of attention: a mixture of experts or not."""
+    return type(module).__name__ in _CHOOSING_HEADS
+
+
+def is_recurrent(module: nn.Module) -> bool:
+    """True if the module passes a state from position to position."""
+    name = type(module).__name__
+    return bool(_RECURRENT.search(name)) and not any(name.startswith(n) for n in _NOT_MIXERS)
+
+
+def is_mlp(module: nn.Module) -> bool:
+    """True if the class is named a feed-forward network."""
+    return bool(_MLP.search(type(module).__name__))
+
+
+def is_unusual(block: nn.Module) -> bool:
+    """True if the feed-forward network of this block is unique to its model; a pattern may miss it."""
+    return type(block).__name__ in _UNUSUAL
+
+
+def is_table(module: nn.Module) -> bool:
+    """True if the module is an embedding."""
+    return isinstance(module, nn.Embedding)
+
+
+def looks_back(module: nn.Module) -> bool:
+    """True if a recurrent decoder weighs what was read without a module for it."""
+    return _file_of(module) == "recurrent_cells" and type(module).__name__ == "Translator"
+
+
+def is_bag(module: nn.Module) -> bool:
+    """True if the module is an embedding bag: PyTorch's class, and classes of `recommender_models`."""
+    return isinstance(module, nn.EmbeddingBag) or (
+        _is_of_recommenders(module) and type(module).__name__.endswith("Pooling")
+    )
+
+
+def is_interaction(module: nn.Module) -> bool:
+    """True if the module is a feature interaction; classes of `plain_models`, `recommender_models` and others here."""
+    name = type(module).__name__
+    named = _is_of_recommenders(module) and name.endswith("Interaction")
+    return named or name in {"CrossLayer", "FactorizationMachine", "InteractingAttention"}
+
+
+def _is_of_recommenders(module: nn.Module) -> bool:
+    return _file_of(module) in {
+        "plain_models",
+        "recommender_models",
+        "recommender_networks",
+        "recommender_towers",
+        "unseen_networks",
+        "unseen_recommenders",
+    }
+
+
+def _file_of(module: nn.Module) -> str:
+    """Return the name of the file that defines the module's class."""
+    return type(module).__module__.rpartition(".")[2]

@@ -1,0 +1,81 @@
+"""Recording of each instruction's module, by PyTorch's own hooks: the source of most labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+import djinn
+from djinn_core.interception.recording.recorder import current
+from evaluation.semantics.ground_truth import ModuleRun
+
+
+@attrs.define
+class Recorded:
+    """Instructions recorded inside a block.
+
+    Attributes:
+        runs: calls of modules in the order in which they began.
+        marks: by name, how many instructions there were when `mark` was called.
+    """
+
+    runs: list[ModuleRun] = attrs.field(factory=list)
+    captured: Any = None
+    marks: dict[str, int] = attrs.field(factory=dict)
+    here: Callable[[], int] = int
+
+    def mark(self, name: str) -> None:
+        """Remember how many instructions were recorded so far."""
+        self.marks[name] = self.here()
+
+    def children(self, index: int | None) -> list[ModuleRun]:
+        """The runs that the run of that index called."""
+        return [run for run in self.runs if run.parent == index]
+
+
+@contextmanager
+def recording(model: nn.Module) -> Iterator[Recorded]:
+    """Capture what the block records, and note the calls of modules."""
+    names = {id(module): name for name, module in model.named_modules()}
+    open_runs: list[int] = []
+    recorder = current()
+    first = len(recorder.entries)
+
+    def here() -> int:
+        return len(recorder.captures[-1].entries) + len(recorder.entries) - first
+
+    recorded = Recorded(here=here)
+
+    def enter(module: nn.Module, _: Any) -> None:
+        at = here()
+        run = ModuleRun(module, names.get(id(module), ""), at, at, open_runs[-1] if open_runs else None)
+        open_runs.append(len(recorded.runs))
+        recorded.runs.append(run)
+
+    def leave(_: nn.Module, __: Any, ___: Any) -> None:
+        recorded.runs[open_runs.pop()].end = here()
+
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    try:
+        with djinn.capture() as captured:
+            recorded.captured = captured
+            yield recorded
+            count = here()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(captured.program) != count:
+        raise RuntimeError(f"the program has {len(captured.program)} instructions, but {count} were counted")
+
+
+def ancestors(runs: Sequence[ModuleRun], index: int) -> Iterator[int]:
+    """The run of that index, the one that it was called in, and so on outwards."""
+    at: int | None = index
+    while at is not None:
+        yield at
+        at = runs[at].parent

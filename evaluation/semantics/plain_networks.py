@@ -1,0 +1,331 @@
+"""Plain torch networks: perceptrons, convolutions, recurrences and `nn.Transformer`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from evaluation.semantics.plain_models import PLAIN, PerceptronTower, plain
+from evaluation.zoo.building import Inputs, numbers, words
+
+__all__ = ["PLAIN"]
+
+WORDS = 640
+
+
+class Wrapped(nn.Module):
+    """A network with a loss: cross entropy over the last dimension, or mean squares where labels are not whole numbers."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.network(inputs)
+        return with_loss(logits, labels)
+
+
+def with_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Logits, with the loss where there are labels."""
+    output = {"logits": logits}
+    if labels is not None:
+        whole = not labels.is_floating_point()
+        flat = logits.flatten(0, -2)
+        output["loss"] = (
+            functional.cross_entropy(flat, labels.flatten()) if whole else functional.mse_loss(logits, labels)
+        )
+    return output
+
+
+@plain("generic")
+def perceptron() -> tuple[nn.Module, Inputs]:
+    """Numbers to classes."""
+    return Wrapped(PerceptronTower(20, 32, 32, 5)), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}
+
+
+class ResidualPerceptron(nn.Module):
+    """Networks beside identities, with norms (tabular ResNet)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(20, 32)
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(3))
+        self.towers = nn.ModuleList(PerceptronTower(32, 64, 32) for _ in range(3))
+        self.last = nn.Linear(32, 5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        state = self.first(inputs)
+        for norm, tower in zip(self.norms, self.towers, strict=True):
+            state = state + tower(norm(state))
+        return self.last(state)
+
+
+@plain("generic")
+def residual_perceptron() -> tuple[nn.Module, Inputs]:
+    """Numbers to classes, deeper."""
+    return Wrapped(ResidualPerceptron()), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}
+
+
+@plain("generic")
+def autoencoder() -> tuple[nn.Module, Inputs]:
+    """Numbers to fewer and back."""
+    network = nn.Sequential(PerceptronTower(20, 16, 4), PerceptronTower(4, 16, 20))
+    return Wrapped(network), {"inputs": numbers(4, 20), "labels": numbers(4, 20)}
+
+
+@plain("vision")
+def convolutions() -> tuple[nn.Module, Inputs]:
+    """LeNet."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        PerceptronTower(400, 32, 5),
+    )  # fmt: skip
+    return Wrapped(network), {"inputs": numbers(2, 3, 32, 32), "labels": torch.tensor([1, 2])}
+
+
+@plain("vision")
+def vgg() -> tuple[nn.Module, Inputs]:
+    """Convolutions with batch norms, one after the other."""
+    layers: list[nn.Module] = []
+    for one, other in ((3, 8), (8, 8), (8, 16), (16, 16)):
+        layers += [nn.Conv2d(one, other, 3, padding=1), nn.BatchNorm2d(other), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if other == 16 or one == 8 else []
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+    return Wrapped(network), {"inputs": numbers(2, 3, 32, 32), "labels": torch.tensor([1, 2])}
+
+
+class Segmenting(nn.Module):
+    """Down and up again, with what was seen on the way down (U-Net)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([_twice(3, 8), _twice(8, 16), _twice(16, 32)])
+        self.decoder = Rising()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        seen = [self.down[0](inputs)]
+        for layer in self.down[1:]:
+            seen.append(layer(functional.max_pool2d(seen[-1], 2)))
+        return self.decoder(seen).permute(0, 2, 3, 1)
+
+
+class Rising(nn.Module):
+    """The way up again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rise = nn.ModuleList([nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(16, 8, 2, 2)])
+        self.up = nn.ModuleList([_twice(32, 16), _twice(16, 8)])
+        self.last = nn.Conv2d(8, 4, 1)
+
+    def forward(self, seen: list[torch.Tensor]) -> torch.Tensor:
+        *before, state = seen
+        for rise, layer, other in zip(self.rise, self.up, reversed(before), strict=True):
+            state = layer(torch.cat([rise(state), other], dim=1))
+        return self.last(state)
+
+
+def _twice(one: int, other: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(one, other, 3, padding=1), nn.BatchNorm2d(other), nn.ReLU(),
+        nn.Conv2d(other, other, 3, padding=1), nn.BatchNorm2d(other), nn.ReLU(),
+    )  # fmt: skip
+
+
+@plain("vision")
+def segmenting_unet() -> tuple[nn.Module, Inputs]:
+    """Pixels to classes."""
+    return Wrapped(Segmenting()), {"inputs": numbers(2, 3, 16, 16), "labels": torch.arange(512).view(2, 16, 16) % 4}
+
+
+@plain("audio")
+def sound_convolutions() -> tuple[nn.Module, Inputs]:
+    """M5: sound to words."""
+    layers: list[nn.Module] = []
+    for one, other, size, stride in ((1, 8, 80, 4), (8, 8, 3, 1), (8, 16, 3, 1)):
+        layers += [nn.Conv1d(one, other, size, stride), nn.BatchNorm1d(other), nn.ReLU(), nn.MaxPool1d(4)]
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 5))
+    return Wrapped(network), {"inputs": numbers(2, 1, 1600), "labels": torch.tensor([1, 2])}
+
+
+class Tagger(nn.Module):
+    """Words through layers to classes, at every position."""
+
+    def __init__(self, layers: nn.Module, width: int, classes: int = 5) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 32)
+        self.layers = layers
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        states = self.layers(self.embedding(inputs))
+        return with_loss(self.head(states[0] if isinstance(states, tuple) else states), labels)
+
+
+def _tagged() -> Inputs:
+    return {"inputs": words(), "labels": words(1) % 5}
+
+
+@plain("generic")
+def gru_tagger() -> tuple[nn.Module, Inputs]:
+    """GRU."""
+    return Tagger(nn.GRU(32, 24, batch_first=True), 24), _tagged()
+
+
+@plain("generic")
+def lstm_tagger() -> tuple[nn.Module, Inputs]:
+    """LSTM."""
+    return Tagger(nn.LSTM(32, 24, num_layers=2, batch_first=True), 24), _tagged()
+
+
+@plain("generic")
+def elman_tagger() -> tuple[nn.Module, Inputs]:
+    """A plain recurrence."""
+    return Tagger(nn.RNN(32, 24, batch_first=True), 24), _tagged()
+
+
+class Forecasting(nn.Module):
+    """A series through an LSTM to how it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(3, 24, batch_first=True)
+        self.head = nn.Linear(24, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(inputs)[0][:, -1])
+
+
+@plain("generic")
+def lstm_forecast() -> tuple[nn.Module, Inputs]:
+    """Numbers to numbers."""
+    return Wrapped(Forecasting()), {"inputs": numbers(2, 12, 3), "labels": numbers(2, 3, seed=1)}
+
+
+@plain("encoder")
+def torch_encoder() -> tuple[nn.Module, Inputs]:
+    """`nn.TransformerEncoder` over words."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
+    return Tagger(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 32), _tagged()
+
+
+class Translating(nn.Module):
+    """`nn.Transformer` with words on both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(WORDS, 32), nn.Embedding(WORDS, 32)
+        self.transformer = nn.Transformer(32, 4, 1, 2, 64, batch_first=True)
+        self.head = nn.Linear(32, WORDS)
+
+    def forward(
+        self, inputs: torch.Tensor, decoder_input_ids: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        mask = nn.Transformer.generate_square_subsequent_mask(decoder_input_ids.shape[1], device=inputs.device)
+        states = self.transformer(self.source(inputs), self.target(decoder_input_ids), tgt_mask=mask)
+        return with_loss(self.head(states), labels)
+
+
+@plain("encoder-decoder")
+def torch_transformer() -> tuple[nn.Module, Inputs]:
+    """Words to words."""
+    return Translating(), {"inputs": words(), "decoder_input_ids": words(1), "labels": words(1)}
+
+
+class PictureAutoencoder(nn.Module):
+    """Pictures to a distribution of latents, and a sample of it back to a picture (VAE)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 16)
+        )
+        self.decoder = nn.Sequential(
+            nn.Linear(8, 256), nn.ReLU(), nn.Unflatten(1, (16, 4, 4)), nn.ConvTranspose2d(16, 8, 4, 2, 1), nn.ReLU(),
+            nn.ConvTranspose2d(8, 3, 4, 2, 1), nn.Sigmoid(),
+        )  # fmt: skip
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        mean, log_variance = self.encoder(inputs).chunk(2, dim=1)
+        return self.decoder(mean + torch.randn_like(mean) * (0.5 * log_variance).exp())
+
+
+@plain("autoencoder")
+def picture_autoencoder() -> tuple[nn.Module, Inputs]:
+    """VAE."""
+    return Wrapped(PictureAutoencoder()), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}
+
+
+@plain("autoencoder")
+def convolutional_autoencoder() -> tuple[nn.Module, Inputs]:
+    """Pictures to smaller ones and back."""
+    network = nn.Sequential()
+    network.add_module("encoder", nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 4, 3, 2, 1)))
+    up = (nn.Upsample(scale_factor=2), nn.Conv2d(4, 8, 3, 1, 1), nn.SiLU(), nn.Upsample(scale_factor=2))
+    network.add_module("decoder", nn.Sequential(*up, nn.Conv2d(8, 3, 3, 1, 1)))
+    return Wrapped(network), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}
+
+
+class Comparing(nn.Module):
+    """Two pictures through one network, and how far apart they are (Siamese)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(16, 8),
+        )  # fmt: skip
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": functional.pairwise_distance(self.network(one), self.network(other))}
+
+
+@plain("vision")
+def siamese() -> tuple[nn.Module, Inputs]:
+    """Pictures compared."""
+    return Comparing(), {"one": numbers(2, 3, 32, 32), "other": numbers(2, 3, 32, 32, seed=1)}
+
+
+class Hearing(nn.Module):
+    """Spectrograms through convolutions and a GRU to letters (DeepSpeech)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(nn.Conv1d(16, 24, 5, 2), nn.BatchNorm1d(24), nn.ReLU())
+        self.layers = nn.GRU(24, 16, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(32, 30)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.convolutions(inputs).transpose(1, 2))[0])
+
+
+@plain("audio")
+def speech_recurrence() -> tuple[nn.Module, Inputs]:
+    """Sound to letters."""
+    return Wrapped(Hearing()), {"inputs": numbers(2, 16, 40), "labels": numbers(2, 18, 30, seed=1)}
+
+
+class Describing(nn.Module):
+    """A picture through convolutions and a question through an LSTM to an answer (VQA)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision_encoder = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        self.embedding = nn.Embedding(WORDS, 32)
+        self.layers = nn.LSTM(32, 16, batch_first=True)
+        self.answer = PerceptronTower(32, 32, 5)
+
+    def forward(
+        self, pixel_values: torch.Tensor, input_ids: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        asked = self.layers(self.embedding(input_ids))[0][:, -1]
+        return with_loss(self.answer(torch.cat([self.vision_encoder(pixel_values), asked], dim=1)), labels)
+
+
+@plain("multimodal")
+def visual_question() -> tuple[nn.Module, Inputs]:
+    """Questions about pictures."""
+    return Describing(), {"pixel_values": numbers(2, 3, 32, 32), "input_ids": words(), "labels": torch.tensor([1, 2])}

@@ -1,0 +1,276 @@
+"""Accuracy of the semantic layer on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
+
+    python -m evaluation.semantics.run_semantics [--json] [--part development|report|blind|unseen|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
+
+What is true comes from how the models are built and called (`evaluation/semantics/README.md`), never from the matchers. Develop
+on the part `development` only. `--misses` lists what is wrong there; of the parts `report` and `blind` only sums are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+
+import attrs
+import torch
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import djinn
+from djinn.hooks import Tier, WorkloadProfile
+from djinn_core.builtins.flops import flops_of
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.program import Program
+from djinn_core.runtime.client import registry
+from djinn_core.stages.annotate import annotate
+from evaluation.semantics.ground_truth import Labelled
+from evaluation.semantics.labelled_zoo import LABELLED, labelled
+from evaluation.semantics.scoring import KINDS, NAMES, Score, Sum, least, score
+from evaluation.semantics.semantics_timing import predictions, timings
+
+
+@attrs.define
+class Tally:
+    """Everything that was found out.
+
+    Attributes:
+        structural: by structure alone, from a graph without modules and source lines. full: by all tiers.
+        counted: whether the workload type is right by the tier of operations alone.
+        flops: number of programs compared, and descriptions of those that differ.
+        broken: entries that could not be recorded, with the reason.
+    """
+
+    structural: Sum = attrs.field(factory=Sum)
+    full: Sum = attrs.field(factory=Sum)
+    counted: list[bool] = attrs.field(factory=list)
+    programs: int = 0
+    nodes: int = 0
+    flops: int = 0
+    differing: list[str] = attrs.field(factory=list)
+    broken: list[str] = attrs.field(factory=list)
+
+
+def main() -> int:
+    """Score what was asked for; ends with 1 where an entry could not be recorded."""
+    options = _options()
+    torch.set_num_threads(1)
+    tally, started = Tally(), time.process_time()
+    for name, entry in LABELLED.items():
+        wanted = name in options.only.split(",") if options.only else options.part in {"all", entry.part}
+        if wanted:
+            misses = options.misses and (entry.part in {"development", "unseen"} or bool(options.only))
+            _take(tally, name, misses, options.flops)
+    _show(tally, time.process_time() - started)
+    timed = {**timings(), **predictions()} if options.timing else {}
+    for name, value in timed.items():
+        print(f"{name:24}{_written(value)}")
+    if options.json:
+        print(json.dumps(figures(tally, timed)))
+    return int(bool(tally.broken))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--part", choices=("development", "report", "blind", "unseen", "all"), default="all")
+    parser.add_argument("--only", default="", help="names of entries, with commas between them")
+    parser.add_argument("--misses", action="store_true", help="say what is wrong, program by program")
+    parser.add_argument("--no-flops", dest="flops", action="store_false", help="leave the comparison of FLOPs out")
+    parser.add_argument("--no-timing", dest="timing", action="store_false", help="leave the times of analysis out")
+    return parser.parse_args()
+
+
+def _take(tally: Tally, name: str, misses: bool, flops: bool) -> None:
+    """Score the programs of one entry; whatever it raises is a row of the report."""
+    try:
+        for program in labelled(name, flops):
+            _judge(tally, program, misses)
+    except Exception as error:
+        tally.broken.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
+
+
+def _judge(tally: Tally, program: Labelled, misses: bool) -> None:
+    graph = ProgramGraph(attrs.evolve(program.program, modules=(), sites=()))
+    structural = annotate(graph, registry().patterns, tiers=frozenset({Tier.STRUCTURE}))
+    found = score(program, structural)
+    tally.structural.add(program.situation, found)
+    tally.full.add(program.situation, score(program, analysed(program.program)))
+    tally.counted.append(annotate(graph, (), tiers=frozenset({Tier.OPERATIONS})).workload in program.truth.workloads)
+    tally.programs += 1
+    tally.nodes += len(program.program)
+    if program.flops is not None:
+        tally.flops += 1
+        counted = sum(flops_of(graph, node) for node in graph.nodes)
+        if counted != program.flops:
+            line = f"{program.architecture} {program.situation}: {counted:.0f} FLOPs, PyTorch counts {program.flops}"
+            tally.differing.append(line)
+    if misses:
+        for line in wrong(program, found, structural, graph):
+            print(f"{program.architecture} {program.situation}: {line}")
+
+
+def analysed(program: Program) -> WorkloadProfile:
+    """Result of the semantic layer."""
+    profile = djinn.plan(program, until="annotate").profile
+    assert profile is not None
+    return profile
+
+
+def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: ProgramGraph) -> Iterator[str]:
+    """Errors, in words."""
+    if not found.workload:
+        names = ", ".join(sorted(w.value for w in program.truth.workloads))
+        yield f"workload {profile.workload.value}, not {names}: {'; '.join(profile.reasons)}"
+    for name, pattern in found.patterns.items():
+        for judged in pattern.judged:
+            if judged.right is False:
+                yield f"{name} is none ({judged.match.confidence}): {judged.match.reason}"
+            for label, fact in judged.facts.items():
+                if fact.right is False:
+                    yield f"{name} {label} is not {fact.said}: {judged.match.reason}"
+        for missed in pattern.missed:
+            ops = ", ".join(f"{n} {graph.nodes[n].operation}" for n in sorted(missed.core)[:4])
+            yield f"{name} missed in {missed.where or 'the model'}: {ops}"
+    phases: dict[str, list[int]] = {}
+    for node in found.wrong_phases:
+        right = "/".join(sorted(p.value for p in program.truth.phases[node]))
+        phases.setdefault(f"phase {profile.phases[node].value}, not {right}", []).append(node)
+    for text, nodes in phases.items():
+        yield f"{text}: {len(nodes)} nodes, first {nodes[0]} {graph.nodes[nodes[0]].operation}"
+
+
+def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object]:
+    """The keys that the project promises, and those that say more; None for what was not measured."""
+    score = tally.structural
+    precision = {name: score.precision(name) for name in NAMES}
+    recall = {name: score.recall(name) for name in NAMES}
+    return {
+        "pattern_precision_min": _least(*precision.values()),
+        "pattern_recall_min": _least(*recall.values()),
+        "phase_accuracy": _least(tally.full.phase_accuracy(*_WITHOUT_TRAINING), tally.full.phase_accuracy("train")),
+        "workload_accuracy": _mean(tally.full.workloads),
+        "structural_accuracy": _mean(score.workloads),
+        "flops_mismatches": len(tally.differing),
+        **{name: timed.get(name) for name in _TIMED},
+        "pattern_precision": precision,
+        "pattern_precision_least": {n: least(*_counts([j.right for j in score.judged[n]])) for n in NAMES},
+        "pattern_recall_least": {n: least(score.found[n], score.found[n] + score.missed[n]) for n in NAMES},
+        "pattern_recall": recall,
+        "phase_accuracy_inference": tally.full.phase_accuracy(*_WITHOUT_TRAINING),
+        "phase_accuracy_training": tally.full.phase_accuracy("train"),
+        "structural_phase_accuracy": _least(score.phase_accuracy(*_WITHOUT_TRAINING), score.phase_accuracy("train")),
+        "operations_accuracy": _mean(tally.counted),
+        "facts": {name: score.facts(name) for name in KINDS},
+        "kinds": {name: score.kinds(name) for name in KINDS},
+        "residency_accuracy": share_of(score.residencies),
+        "modality_accuracy": share_of(score.modalities),
+        "confidence_calibration_error": score.calibration_error(),
+        "confidence_calibration_error_max": max(
+            (error for name in NAMES if (error := score.calibration_error(name)) is not None), default=None
+        ),
+        "calibration_at_0.9": _mean(score.at_least(0.9)),
+        "calibration_at_0.9_min": _least(*(_mean(score.at_least(0.9, name)) for name in NAMES)),
+        "calibration": {name: [attrs.asdict(tenth) for tenth in score.calibration(name)] for name in NAMES},
+        "architectures": len(LABELLED),
+        "programs": tally.programs,
+        "flops_compared": tally.flops,
+        "broken": len(tally.broken),
+    }
+
+
+def _counts(answers: list[bool | None]) -> tuple[int, int]:
+    """Right answers, and all that are not open."""
+    closed = [answer for answer in answers if answer is not None]
+    return sum(closed), len(closed)
+
+
+_TIMED = ("time_median_error", "time_r2_log", "analysis_ms_1000", "analysis_ratio_100k", "hit_us", "hit_rate")
+_WITHOUT_TRAINING = (
+    "forward",
+    "prefill",
+    "decode",
+    "static_decode",
+    "quantised_decode",
+    "eager_forward",
+    "eager_decode",
+)
+
+
+def share_of(pairs: list[tuple[int, int]]) -> float | None:
+    """The sum of the firsts by that of the seconds."""
+    count = sum(b for _, b in pairs)
+    return sum(a for a, _ in pairs) / count if count else None
+
+
+def _least(*shares: float | None) -> float | None:
+    return min((s for s in shares if s is not None), default=None)
+
+
+def _mean(answers: list[bool]) -> float | None:
+    return sum(answers) / len(answers) if answers else None
+
+
+def _show(tally: Tally, seconds: float) -> None:
+    score = tally.structural
+    print(f"\n{tally.programs} programs, {tally.nodes:,} nodes, {seconds:.0f} s of processor time")
+    header = (
+        f"{'instances':>10}{'found':>8}{'recall':>8}{'least':>7}{'matches':>9}{'right':>8}{'precision':>10}{'least':>7}"
+    )
+    print(f"\n{'pattern':16}{header}{'open':>7}   (least: the lower bound of Wilson's 95 % interval)")
+    for name in NAMES:
+        judged = [j.right for j in score.judged[name]]
+        closed = [r for r in judged if r is not None]
+        count = score.found[name] + score.missed[name]
+        recall = f"{_written(score.recall(name)):>8}{_written(least(score.found[name], count)):>7}"
+        precision = f"{_written(score.precision(name)):>10}{_written(least(sum(closed), len(closed))):>7}"
+        counts = f"{count:10}{score.found[name]:8}{recall}{len(closed):9}{sum(closed):8}"
+        print(f"{name:16}{counts}{precision}{len(judged) - len(closed):7}")
+    found, instances = sum(score.found.values()), sum(score.found.values()) + sum(score.missed.values())
+    closed = [j.right for name in NAMES for j in score.judged[name] if j.right is not None]
+    print(
+        f"{'all':16}{instances:10}{found:8}{_written(found / max(instances, 1)):>8}{_written(least(found, instances)):>7}"
+        f"{len(closed):9}{sum(closed):8}{_written(_mean(closed)):>10}{_written(least(sum(closed), len(closed))):>7}"
+    )
+    print(f"\n{'phases':16}" + "  ".join(f"{s} {_written(tally.full.phase_accuracy(s))}" for s in score.phases))
+    tiers = {"structure": score.workloads, "operations": tally.counted, "all tiers": tally.full.workloads}
+    print(f"{'workload type':16}" + "  ".join(f"{tier} {_written(_mean(right))}" for tier, right in tiers.items()))
+    _show_kinds(score)
+    print(f"{'residency':16}{_written(share_of(score.residencies))}  modality {_written(share_of(score.modalities))}")
+    print(f"{'FLOPs':16}{len(tally.differing)} of {tally.flops} programs differ")
+    for line in (*tally.differing[:20], *tally.broken):
+        print(f"  {line}")
+    _show_calibration(score)
+
+
+def _show_calibration(score: Sum) -> None:
+    print(f"\n{'confidence':16}{'from':>6}{'matches':>9}{'stated':>8}{'right':>8}{'off':>8}")
+    for name in NAMES:
+        for tenth in score.calibration(name):
+            stated, right = _written(tenth.stated), _written(tenth.right)
+            off = f"{tenth.right - tenth.stated:+.3f}"
+            print(f"{name:16}{tenth.low:6.1f}{tenth.count:9}{stated:>8}{right:>8}{off:>8}")
+    error, sure = score.calibration_error(), _mean(score.at_least(0.9))
+    print(f"{'all':16}on average {_written(error)} off; of those given at least 0.9, {_written(sure)} are right")
+
+
+def _show_kinds(score: Sum) -> None:
+    for name in KINDS:
+        kinds = score.kinds(name).items()
+        rows = (f"{kind} {count} {_written(right)} {_written(found)}" for kind, (count, right, found) in kinds)
+        print(f"{name:16}kinds (number, precision, recall): " + "  ".join(rows))
+        facts = score.facts(name).items()
+        rows = (f"{fact} {_written(right)} of {_written(said)}" for fact, (right, said) in facts)
+        print(f"{'':16}facts (right, of those said): " + "  ".join(rows))
+
+
+def _written(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

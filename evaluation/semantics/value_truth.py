@@ -1,0 +1,206 @@
+"""Ground truth of values: their lifetimes, the inputs that lead to them, which are caches, and where modalities meet."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from djinn import LazyTensor
+from djinn.hooks import DataResidency, Graph, Modality, storage_of
+from evaluation.semantics.ground_truth import Instance, ModuleRun
+from evaluation.semantics.module_runs import ancestors
+
+_MODALITIES = (
+    ("pixel", Modality.VISION), ("image_grid", Modality.VISION), ("input_features", Modality.AUDIO),
+    ("input_values", Modality.AUDIO), ("input_ids", Modality.TEXT), ("attention_mask", Modality.TEXT),
+    ("token_type_ids", Modality.TEXT), ("decoder_attention_mask", Modality.TEXT),
+)  # fmt: skip
+
+
+@attrs.frozen
+class Kept:
+    """Storages whose purpose the harness knows.
+
+    Attributes:
+        residency: by storage.
+        caches: for each layer with a cache the storages of its keys and its values, and what its class says of it.
+        states: storages of other states that decoding carries along, such as those of state-space layers.
+        modalities: by storage, what kind of data an input is.
+    """
+
+    residency: dict[int, DataResidency] = attrs.field(factory=dict)
+    caches: dict[frozenset[int], dict[str, object]] = attrs.field(factory=dict)
+    states: set[int] = attrs.field(factory=set)
+    modalities: dict[int, Modality] = attrs.field(factory=dict)
+
+    def model(self, model: nn.Module) -> None:
+        """Parameters and buffers are weights; their gradients, where there are some, gradients."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._put(tensor, DataResidency.PERSISTENT_WEIGHT)
+        for parameter in model.parameters():
+            self._put(parameter.grad, DataResidency.GRADIENT)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Label the state of an optimizer."""
+        for state in optimizer.state.values():
+            for tensor in state.values():
+                self._put(tensor, DataResidency.OPTIMIZER_STATE)
+
+    def inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Label the inputs of the model with their kinds of data."""
+        for name, value in inputs.items():
+            for tensor in tensors_in(value):
+                storage = storage_in(tensor)
+                self.residency.setdefault(storage, DataResidency.INPUT)
+                kind = next((kind for part, kind in _MODALITIES if part in name), None)
+                if kind is not None:
+                    self.modalities[storage] = kind
+
+    def cache(self, cache: Any, attends: str = "self") -> None:
+        """A cache of transformers: keys and values layer by layer, and states of other kinds."""
+        for part in ("self", "cross"):
+            if hasattr(cache, f"{part}_attention_cache"):
+                self.cache(getattr(cache, f"{part}_attention_cache"), part)
+        number = 0
+        for layer in getattr(cache, "layers", ()):
+            held = keys_and_values(layer)
+            if held:
+                self.caches[held] = {"layer": number, "attends": attends}
+                if attends == "self":  # those of another sequence are made once, whatever class they have
+                    self.caches[held] |= _said_of_layer(layer)
+                number += 1
+            for value in vars(layer).values():
+                for tensor in tensors_in(value):
+                    self._put(tensor, DataResidency.STATEFUL_KV_CACHE)
+                    if storage_in(tensor) not in held:
+                        self.states.add(storage_in(tensor))
+
+    def _put(self, value: Any, residency: DataResidency) -> None:
+        for tensor in tensors_in(value):
+            self.residency[storage_in(tensor)] = residency
+
+
+def keys_and_values(layer: Any) -> frozenset[int]:
+    """The storages of a layer's keys and values; where they are quantised, of what they were quantised to."""
+    pair = [getattr(layer, name, None) for name in ("_quantized_keys", "_quantized_values")]
+    if any(part is None for part in pair):
+        pair = [getattr(layer, name, None) for name in ("keys", "values")]
+    firsts = [next(tensors_in(part), None) for part in pair]
+    return (
+        frozenset(storage_in(t) for t in firsts if t is not None and t.numel())
+        if all(t is not None and t.numel() for t in firsts)
+        else frozenset()
+    )
+
+
+def _said_of_layer(layer: Any) -> dict[str, object]:
+    """Kind of a cache's layer, by its class. A window that is not full yet may look like none."""
+    names = [c.__name__ for c in type(layer).__mro__]
+    static = "StaticLayer" in names
+    said: dict[str, object] = {"layout": "static" if static else "growing", "quantised": "BaseQuantizedLayer" in names}
+    if not getattr(layer, "is_sliding", False):
+        return said | {"sliding": False}
+    full = (
+        layer.cumulative_length_int > layer.max_cache_len if static else layer.cumulative_length >= layer.sliding_window
+    )
+    return said | ({"sliding": True} if full else {})
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The remote tensors in nested lists, tuples and mappings."""
+    if isinstance(value, LazyTensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
+
+
+def storage_in(tensor: Any) -> int:
+    """The number of the storage of a remote tensor."""
+    return storage_of(tensor.remote.handle)
+
+
+def residency_of(graph: Graph, kept: Kept) -> dict[int, DataResidency]:
+    """By value, for inputs that the harness knows and for everything that the program makes and that is no view."""
+    inputs = {storage_of(v) for v in graph.inputs}
+    found = {v: kept.residency[storage_of(v)] for v in graph.inputs if storage_of(v) in kept.residency}
+    seen = set(inputs)
+    for node in graph.nodes:
+        for value in node.outputs:
+            if storage_of(value) not in seen:
+                seen.add(storage_of(value))
+                found[value] = kept.residency.get(storage_of(value), DataResidency.EPHEMERAL_ACTIVATION)
+    return found
+
+
+def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
+    """One instance for each layer with a cache that the program uses; states of other layers are left open."""
+    used = defaultdict(set)
+    for node in graph.nodes:
+        for value in (*node.inputs, *node.outputs):
+            used[storage_of(value)].add(node.id)
+    for pair, facts in kept.caches.items():
+        core, where = frozenset(n for storage in pair for n in used[storage]), f"layer {facts['layer']}"
+        if core:
+            span = frozenset(range(len(graph.nodes)))
+            yield Instance("kv_cache", core, span, values=pair, facts=facts, where=where)
+    for storage in kept.states:
+        core = frozenset(used[storage])
+        yield Instance("kv_cache", core, core, values=frozenset({storage}), required=False, where="state")
+
+
+def modalities_of(graph: Graph, kept: Kept) -> dict[int, frozenset[Modality]]:
+    """By node, the kinds of the inputs that lead to it; nodes that none leads to are not listed."""
+    carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
+    found: dict[int, frozenset[Modality]] = {}
+    for node in graph.nodes:
+        kinds = frozenset().union(*(carried.get(storage_of(v), frozenset()) for v in node.inputs))
+        if kinds:
+            found[node.id] = kinds
+            for value in (*node.outputs, *node.writes):
+                carried[storage_of(value)] = carried.get(storage_of(value), frozenset()) | kinds
+    return found
+
+
+def meetings(graph: Graph, kinds: Mapping[int, frozenset[Modality]], kept: Kept) -> list[int]:
+    """Nodes at which kinds of data meet that have not met in any of the node's inputs."""
+    carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
+    found = []
+    for node in graph.nodes:
+        before = [carried.get(storage_of(v), frozenset()) for v in node.inputs]
+        if len(kinds.get(node.id, ())) > 1 and all(len(b) < 2 for b in before):
+            found.append(node.id)
+        for value in (*node.outputs, *node.writes):
+            carried[storage_of(value)] = carried.get(storage_of(value), frozenset()) | kinds.get(node.id, frozenset())
+    return found
+
+
+def fusions(
+    graph: Graph, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]], kept: Kept, required: bool
+) -> Iterator[Instance]:
+    """Points where modalities meet, one instance for each module in which they do."""
+    by_run: dict[int | None, list[int]] = defaultdict(list)
+    for node in meetings(graph, kinds, kept):
+        by_run[_innermost(runs, node)].append(node)
+    for run, nodes in by_run.items():
+        span = frozenset(runs[run].span) if run is not None else frozenset(range(len(graph.nodes)))
+        where = runs[run].path if run is not None else ""
+        yield Instance("fusion", frozenset(nodes), span | frozenset(nodes), required=required, where=where)
+
+
+def _innermost(runs: Sequence[ModuleRun], node: int) -> int | None:
+    inside = [i for i, run in enumerate(runs) if node in run.span]
+    return max(inside, key=lambda i: len(list(ancestors(runs, i))), default=None)
+
+
+def single(kinds: Mapping[int, Iterable[Modality]]) -> dict[int, Modality]:
+    """The one kind of each node, or fusion where there are several."""
+    return {n: next(iter(k)) if len(list(k)) == 1 else Modality.MULTIMODAL_FUSION for n, k in kinds.items()}

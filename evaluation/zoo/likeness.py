@@ -1,0 +1,223 @@
+"""One model, here and remotely: an evaluation and one training step, compared number by number."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+import djinn
+from evaluation.zoo.building import Architecture, Inputs
+
+REMOTE = "remote_accelerator:0"
+# Those of `torch.testing.assert_close`, by dtype.
+TOLERANCES = {torch.float32: (1.3e-6, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float16: (1e-3, 1e-5)}
+Tensors = dict[str, torch.Tensor]
+
+
+@attrs.frozen
+class Likeness:
+    """Comparison of a set of tensors with the local one.
+
+    Attributes:
+        bitwise: whether every bit is the same.
+        distance: how far the farthest tensor is off, in units of PyTorch's tolerance for its dtype.
+        worst: the name of that tensor.
+    """
+
+    bitwise: bool = False
+    distance: float = math.inf
+    worst: str = "nothing to compare"
+
+    @property
+    def close(self) -> bool:
+        """True if everything is within the tolerances."""
+        return self.distance <= 1
+
+
+@attrs.frozen
+class Verdict:
+    """Result of one architecture.
+
+    Attributes:
+        ops: recorded in the forward pass. round_trips: likewise.
+        tokens: whether `generate()` wrote the same; None for models that do not write.
+        here: seconds of forward pass and training step. remote: likewise.
+    """
+
+    name: str
+    kind: str
+    parameters: int = 0
+    ops: int = 0
+    round_trips: int = 0
+    forward: Likeness = Likeness()
+    step: Likeness = Likeness()
+    tokens: bool | None = None
+    here: float = 0.0
+    remote: float = 0.0
+    error: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """True if the model ran and is within the tolerances."""
+        return not self.error and self.forward.close and self.step.close and self.tokens is not False
+
+
+@attrs.frozen
+class Outcome:
+    """Outputs of a model on one side."""
+
+    forward: Tensors
+    step: Tensors
+    seconds: float
+    ops: int = 0
+    round_trips: int = 0
+
+
+def compare(architecture: Architecture, here: str = "cpu") -> Verdict:
+    """Build the model, run it on both sides and compare. `here`: the local device."""
+    torch.manual_seed(0)
+    model, inputs = architecture.make()
+    unsettle(model)
+    theirs, sent = copy.deepcopy(model).to(REMOTE), moved(inputs, REMOTE)
+    model, inputs = model.to(here), moved(inputs, here)
+    remote = outcome(theirs, sent)
+    local = outcome(model, inputs)
+    return Verdict(
+        name=architecture.name,
+        kind=architecture.kind,
+        parameters=sum(p.numel() for p in model.parameters()),
+        ops=remote.ops,
+        round_trips=remote.round_trips,
+        forward=likeness(remote.forward, local.forward),
+        step=likeness(remote.step, local.step),
+        tokens=same_tokens(theirs, sent, model, inputs) if architecture.writes else None,
+        here=local.seconds,
+        remote=remote.seconds,
+    )
+
+
+@torch.no_grad()
+def unsettle(model: nn.Module) -> None:
+    """Add noise to all parameters: where one begins as zeros, much is multiplied by nothing and would show nothing."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.05)
+
+
+def moved(inputs: Any, device: str) -> Any:
+    """The inputs with every tensor in them on a device."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, Mapping):
+        return {name: moved(value, device) for name, value in inputs.items()}
+    if isinstance(inputs, (list, tuple)):
+        return type(inputs)(moved(value, device) for value in inputs)
+    return inputs
+
+
+def outcome(model: nn.Module, inputs: Inputs) -> Outcome:
+    """Evaluate the model, then train it for one step; on the CPU what it gives."""
+    started = time.perf_counter()
+    before = djinn.stats()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        forward = dict(tensors(model.eval()(**inputs)))
+    after = djinn.stats()
+    step = train(model, inputs)
+    forward, step = on_cpu(forward), on_cpu(step)
+    ops, round_trips = (after[name] - before[name] for name in ("ops_captured", "round_trips"))
+    return Outcome(forward, step, time.perf_counter() - started, ops, round_trips)
+
+
+def train(model: nn.Module, inputs: Inputs) -> Tensors:
+    """Loss, every gradient, and every parameter and buffer after one step; dropout included."""
+    torch.manual_seed(1)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    loss = loss_of(model(**inputs))
+    loss.backward()
+    gradients = {f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    return {"loss": loss} | gradients | dict(model.state_dict())
+
+
+def same_tokens(theirs: nn.Module, sent: Inputs, model: nn.Module, inputs: Inputs) -> bool:
+    """True if both generate the same tokens, with the caches that their kind of model has."""
+    return generate(theirs, sent) == generate(model, inputs)
+
+
+def generate(model: nn.Module, inputs: Inputs) -> list[list[int]]:
+    """Seven tokens, greedily."""
+    given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
+    options = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
+    return model.eval().generate(**given, **options).tolist()
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss that the model gives, or the mean squares of all that it gives, the large ones scaled to 1."""
+    loss = output.get("loss") if isinstance(output, Mapping) else None
+    if loss is not None:
+        return loss
+    parts = [t.square().mean() for _, t in tensors(output) if t.requires_grad]
+    return torch.stack([part / (1 + part.detach()) for part in parts]).sum()
+
+
+def tensors(output: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in what a model gave, caches included, with names."""
+    if isinstance(output, torch.Tensor):
+        yield name, output
+    elif isinstance(output, Mapping):
+        yield from _all(((f"{name}.{key}", value) for key, value in output.items()))
+    elif isinstance(output, (list, tuple)):
+        yield from _all(((f"{name}[{i}]", value) for i, value in enumerate(output)))
+    elif hasattr(output, "__dict__") and not isinstance(output, (nn.Module, type)):
+        yield from _all(((f"{name}.{key}", value) for key, value in vars(output).items()))
+
+
+def _all(parts: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, part in parts:
+        yield from tensors(part, name)
+
+
+def on_cpu(found: Tensors) -> Tensors:
+    """Copies here, without gradients."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
+
+
+def likeness(remote: Tensors, local: Tensors) -> Likeness:
+    """Comparison of what came from the remote side with what was made here."""
+    if remote.keys() != local.keys():
+        return Likeness(worst=f"only on one side: {sorted(remote.keys() ^ local.keys())}")
+    distances = {name: distance(remote[name], expected) for name, expected in local.items()}
+    worst = max(distances, key=lambda name: distances[name])
+    bitwise = all(same_bits(remote[name], expected) for name, expected in local.items())
+    return Likeness(bitwise, distances[worst], worst)
+
+
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference between two tensors, in units of what PyTorch tolerates there."""
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return math.inf
+    if not expected.numel() or actual.equal(expected):
+        return 0.0
+    if not expected.is_floating_point():
+        return math.inf
+    relative, absolute = TOLERANCES[expected.dtype]
+    off = (actual.double() - expected.double()).abs() / (absolute + relative * expected.double().abs())
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    return off.masked_fill(same, 0.0).nan_to_num(nan=math.inf).max().item()
+
+
+def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """True if two tensors are the same to the last bit."""
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return False
+    one, other = (t.contiguous().reshape(-1).view(torch.uint8) for t in (actual, expected))
+    return one.equal(other)

@@ -1,0 +1,80 @@
+"""Training runs of 200 steps, here and on a server in a process of its own: `make curves`.
+
+Ends with 1 where a curve is not the local one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+
+from evaluation.zoo.curves import OPTIMIZERS, Comparison, compare_runs, digits, prose
+from evaluation.zoo.reporting import made_by, markdown
+from evaluation.zoo.serving import serving
+
+STEPS = 200
+COLUMNS = ("task", "optimizer", "loss at first", "at last", "largest difference", "of parameters", "first apart", "here (s)",
+           "remote (s)")  # fmt: skip
+
+
+def runs(steps: int) -> Iterator[Comparison]:
+    """All of them."""
+    for task in (digits(), prose("eager"), prose("sdpa")):
+        for optimizer in OPTIMIZERS:
+            yield compare_runs(task, optimizer, steps)
+    for task in (digits(), prose("eager")):
+        yield compare_runs(task, "adamw, foreach", steps, bf16=True)
+
+
+def main() -> int:
+    """Train, print a table and, where asked, write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
+    parser.add_argument("--json", type=Path, help="write the results to this file as well")
+    parser.add_argument("--markdown", type=Path, help="write the table to this page as well")
+    options = parser.parse_args()
+    console = Console(width=170)
+    found = []
+    with warnings.catch_warnings(), serving():
+        warnings.simplefilter("ignore")
+        for one in runs(options.steps):
+            found.append(one)
+            console.print(f"{one.task}, {one.optimizer}: {'equal' if one.equal else 'DIFFERS'}", highlight=False)
+    shown = Table(*COLUMNS, title=f"{options.steps} steps")
+    for one in found:
+        shown.add_row(*cells(one))
+    console.print(shown)
+    if options.json:
+        options.json.write_text(json.dumps([attrs.asdict(one) for one in found], indent=1) + "\n")
+    if options.markdown:
+        table = markdown(COLUMNS, map(cells, found))
+        options.markdown.write_text("\n".join([INTRODUCTION, made_by("make curves"), "", table, ""]))
+    return int(not all(one.equal for one in found))
+
+
+def cells(one: Comparison) -> tuple[str, ...]:
+    """One row of the table."""
+    losses = (f"{one.first_loss:.4f}", f"{one.last_loss:.4f}")
+    apart = "" if one.apart is None else str(one.apart)
+    differences = ("bitwise", "bitwise", "") if one.bitwise else (f"{one.largest:.1e}", f"{one.last:.1e}", apart)
+    return (one.task, one.optimizer, *losses, *differences, f"{one.here:.1f}", f"{one.remote:.1f}")
+
+
+INTRODUCTION = f"""# Training runs
+
+A CNN with batch norm and dropout on scikit-learn's handwritten digits, and a small GPT on Python's own documentation,
+{STEPS} steps each, here and on a server in a process of its own. Each loss is compared, and every parameter and buffer at the
+end. "first apart" is the first step whose losses differ; "bitwise" means that none does. What is tolerated, and why, is in
+[decision 15](decisions/0015-what-equal-means.md).
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())

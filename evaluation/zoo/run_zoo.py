@@ -1,0 +1,147 @@
+"""Every architecture of the zoo, here and on a server in a process of its own: `make zoo`.
+
+Ends with 1 where one of them is not equal to local.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from evaluation.zoo.catalogue import SHORT_FORM, ZOO
+from evaluation.zoo.likeness import Likeness, Verdict, compare
+from evaluation.zoo.reporting import made_by, markdown, versions
+from evaluation.zoo.serving import serving
+
+COLUMNS = (
+    "architecture",
+    "kind",
+    "parameters",
+    "ops",
+    "round trips",
+    "forward",
+    "step",
+    "tokens",
+    "here (s)",
+    "remote (s)",
+)
+
+
+def main() -> int:
+    """Compare what was asked for, print a table and, where asked, write it down as well."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="names of architectures, with commas between them")
+    parser.add_argument("--short", action="store_true", help="those of the default suite")
+    parser.add_argument("--json", type=Path, help="write the results to this file as well")
+    parser.add_argument("--markdown", type=Path, help="write the table to this page as well")
+    parser.add_argument("--device", default="cpu", help="what both sides compute on, such as cuda:0")
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else SHORT_FORM if options.short else tuple(ZOO)
+    console = Console(width=160)
+    with warnings.catch_warnings(), serving(device=options.device):
+        warnings.simplefilter("ignore")
+        verdicts = [judge(name, options.device) for name in track(names, "comparing", console=console)]
+    show(verdicts, console)
+    if options.json:
+        options.json.write_text(json.dumps(report(verdicts), indent=1) + "\n")
+    if options.markdown:
+        options.markdown.write_text(page(verdicts))
+    return int(not all(verdict.equal for verdict in verdicts))
+
+
+def judge(name: str, device: str) -> Verdict:
+    """Result of one architecture, also where it raised."""
+    try:
+        return compare(ZOO[name], device)
+    except Exception as error:  # any failure is a row of the table
+        return Verdict(name, ZOO[name].kind, error=f"{type(error).__name__}: {error}")
+
+
+def cells(verdict: Verdict) -> tuple[str, ...]:
+    """One row of the table."""
+    counts = (f"{verdict.parameters:,}", str(verdict.ops), str(verdict.round_trips))
+    tokens = {None: "", True: "same", False: "DIFFER"}[verdict.tokens]
+    times = (f"{verdict.here:.2f}", f"{verdict.remote:.2f}")
+    return (verdict.name, verdict.kind, *counts, word(verdict.forward), word(verdict.step), tokens, *times)
+
+
+def word(likeness: Likeness) -> str:
+    """Degree of equality: bit by bit, or the largest difference in units of what PyTorch tolerates."""
+    if likeness.bitwise:
+        return "bitwise"
+    return f"{'equal' if likeness.close else 'DIFFERS'} ({likeness.distance:.2g})"
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Counts of equal architectures, and of those equal to the last bit."""
+    equal, forward = sum(v.equal for v in verdicts), sum(v.forward.bitwise for v in verdicts)
+    step, trips = sum(v.step.bitwise for v in verdicts), sum(v.round_trips == 0 for v in verdicts)
+    return (
+        f"{len(verdicts)} architectures: {equal} equal. Bitwise: {forward} forward, {step} training step. "
+        f"{sum(v.tokens is True for v in verdicts)} of {sum(v.tokens is not None for v in verdicts)} write the same tokens. "
+        f"{trips} need no reply from the server in the forward pass."
+    )
+
+
+def show(verdicts: Sequence[Verdict], console: Console) -> None:
+    """The table, what differs, and the sums."""
+    table = Table(*COLUMNS)
+    for verdict in verdicts:
+        table.add_row(*cells(verdict))
+    console.print(table)
+    for verdict in verdicts:
+        if not verdict.equal:
+            reason = (
+                verdict.error
+                or f"{verdict.forward.worst} (forward), {verdict.step.worst} (step), tokens: {verdict.tokens}"
+            )
+            console.print(f"{verdict.name}: {reason}", markup=False)
+    console.print(summary(verdicts))
+
+
+def report(verdicts: Sequence[Verdict]) -> dict[str, object]:
+    """All results, for `--json`."""
+    return {"made with": versions(), "summary": summary(verdicts), "results": [attrs.asdict(v) for v in verdicts]}
+
+
+def page(verdicts: Sequence[Verdict]) -> str:
+    """The table as a page of the documentation."""
+    table = markdown(COLUMNS, map(cells, verdicts))
+    return "\n".join([INTRODUCTION, made_by("make zoo"), "", summary(verdicts), "", table, ""])
+
+
+INTRODUCTION = """# The zoo
+
+Models of transformers and diffusers, built small from their configurations: a forward pass in evaluation mode and one
+training step (dropout included; SGD with momentum and weight decay), here and on a server in a process of its own. Outputs,
+loss, every gradient, and every parameter and buffer after the step are compared with the tolerances of
+`torch.testing.assert_close`. Models that write text then write seven tokens greedily. "bitwise" means that no bit differs;
+otherwise the largest difference stands there in units of the tolerance. Ops and round trips are those of the forward pass.
+Times are by the clock, of both passes on one thread of a machine that may have had other work, remotely with shape inference
+and planning for a model never seen before.
+
+Bits differ where a kernel of another kind computes the same:
+
+- In the training step, recurrent layers, which are taken apart there. Attention without dropout is a local CPU's kernel since
+  [decision 24](decisions/0024-attention-under-autograd.md).
+- In the forward pass, products with a parameter that wants gradients: locally PyTorch folds them for its sake even where
+  nothing is differentiated, and the executor's tensors never want gradients.
+- `nn.MultiheadAttention` in evaluation, which is one kernel locally.
+
+Why GRU and packed LSTM differ in evaluation, and gradients of the other models (most have convolutions), was not looked into.
+
+Layer drop is off, because it draws from the CPU's random state: one and the same with dropout's on a local CPU, and another
+one on every accelerator. All parameters have noise added, so that none begins as zeros and hides what it multiplies.
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())
