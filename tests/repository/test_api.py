@@ -1,4 +1,4 @@
-"""The reference of `djinn` describes every name that it offers, and none that it does not."""
+"""The reference of `djinn` describes every name that it offers, and none that it does not; that of the wire, every message."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import ast
 import inspect
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import djinn
 import djinn.weights
+from djinn_core.wire.messages import AnyMessage
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
@@ -50,3 +52,8 @@ def test_names_come_from_where_type_checkers_look(module):
     brought = " ".join(getattr(module, "_PACKAGES", {}).values()).split()  # by packages in Djinn's repository
     assert set(brought) == set().union(*(names for place, names in imported.items() if place not in own))
     assert set().union(*imported.values()) <= set(module.__all__)
+
+
+def test_the_page_of_the_wire_names_each_message():
+    text = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+    assert [kind.__name__ for kind in get_args(AnyMessage) if f"`{kind.__name__}`" not in text] == []

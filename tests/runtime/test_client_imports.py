@@ -9,8 +9,6 @@ SERVERS_ONLY = ("aiohttp", "cryptography", "prometheus_client")
 WHERE_NEEDED = ("networkx", "psutil", "rich", "statistics", "structlog")
 # Of Djinn itself: what plans, and other servers that stand by. The server has loaded the same plugins, so that their kinds are kept.
 OWN = ("djinn_core.ir.graph", "djinn_core.runtime.standby.connection")
-MODULES_LIMIT = 175  # of Djinn after `import djinn`: 174
-ATTRS_LIMITS = 17, 27  # classes that attrs has compiled, after `import djinn` and after a first tensor: 16 and 26
 LIBRARIES = (
     "accelerate",
     "diffusers",
@@ -22,9 +20,6 @@ LIBRARIES = (
 )
 PROGRAM = f"""
 import gc, logging, sys
-def compiled():
-    found = {{one for name, m in list(sys.modules.items()) if name.startswith("djinn_core") for one in vars(m).values() if isinstance(one, type)}}
-    return sorted(f"{{one.__module__}}.{{one.__name__}}" for one in found if "__attrs_attrs__" in vars(one) and one.__module__.startswith("djinn"))
 handlers, before = list(logging.root.handlers), set(sys.modules)  # a simulated macOS has psutil by now
 import torch
 full = []  # collections that look at everything, of which one is due after PyTorch's import
@@ -35,11 +30,7 @@ assert not logging.getLogger("djinn").handlers
 found = set({LIBRARIES}) & set(sys.modules) - before
 assert not found, found
 assert "pluggy" not in sys.modules
-modules = sum(name.partition(".")[0] in ("djinn", "djinn_core") for name in sys.modules)
-assert modules <= {MODULES_LIMIT}, modules
-assert len(found := compiled()) <= {ATTRS_LIMITS[0]}, (len(found), found)
 layer = torch.nn.Linear(4, 4).to("remote_accelerator:0")
-assert len(found := compiled()) <= {ATTRS_LIMITS[1]}, (len(found), found)
 assert not full, full
 layer(torch.ones(2, 4, device="remote_accelerator:0")).sum().backward()
 assert layer.weight.grad.cpu().sum() == 32

@@ -34,6 +34,8 @@ WORK = [
     "djinn_core.runtime.planning.planner.make_template",
 ]
 
+ONCE = ("submissions", "messages_sent", "messages_received", "round_trips", "templates_reused", "plans_reused")
+
 
 class Decoder(torch.nn.Module):
     """Attention with a growing cache, some layers of it."""
@@ -85,6 +87,23 @@ def test_a_growing_loop_finds_nothing_out_anew(embedded, monkeypatch):
     assert not calls
     counts = djinn.stats()
     assert counts["plans_reused"] > 0.95 * (counts["plans_made"] + counts["plans_reused"])
+
+
+def test_known_step_takes_one_small_message_each_way(embedded):
+    x = torch.randn(8, 8).to(DEVICE)
+
+    def step() -> float:
+        return (x + 1).sum().item()
+
+    for _ in range(60):  # until pieces and fetches are predicted
+        step()
+    djinn.reset_stats()
+    step()
+    counts = djinn.stats()
+    assert {name: counts[name] for name in ONCE} == dict.fromkeys(ONCE, 1)
+    assert (counts["ops_inferred"], counts["templates_sent"], counts["plans_made"]) == (0, 0, 0)
+    assert counts["bytes_sent"] <= 90  # 78
+    assert counts["bytes_received"] <= 160  # 139, of which some report the executor's free memory
 
 
 class Tracer:
