@@ -128,7 +128,7 @@ def serving(python, plain_environment, tmp_path_factory, cache_directory):
     """The connection file's content of a server that runs as long as the tests."""
     from servers import start_server
 
-    from djinn_core.launch.connection_file import read_connection_file
+    from djinn_core.protocol.connection_file import read_connection_file
 
     options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
     options += ["--models", str(tmp_path_factory.getbasetemp())]
@@ -153,7 +153,7 @@ def module_of_its_own():
     gc.collect()
     gc.freeze()  # full collections, which libraries ask for, look at what this module makes, and at nothing before it
     yield
-    if (client := sys.modules.get("djinn_core.runtime.client")) is not None and client.context.settings is not None:
+    if (client := sys.modules.get("djinn_client.runtime.client")) is not None and client.context.settings is not None:
         _leave_no_settings(client.context)
     if (logs := sys.modules.get("djinn_core.logs")) is not None:
         logs.hide()  # a log that is shown is kept from `caplog`
@@ -163,7 +163,7 @@ def _leave_no_settings(context):
     """Configure anew where a test has left settings, also by variables that are gone."""
     from configured import configure_anew
 
-    from djinn_core.config import resolve
+    from djinn_core.settings import resolve
 
     if context.overrides not in ({}, _EMBEDDED) or resolve(context.overrides).settings != context.settings:
         configure_anew()
@@ -172,7 +172,7 @@ def _leave_no_settings(context):
 @pytest.fixture
 def plan_first_runs(monkeypatch):
     """Small programs are planned when they come for the first time, too, as the setting says, without a session of its own."""
-    from djinn_core.runtime.planning import planner
+    from djinn_client.runtime.planning import planner
 
     for name in ("_is_small", "_is_tiny"):
         monkeypatch.setattr(planner, name, lambda _: False)
@@ -184,7 +184,7 @@ def embedded():
     from configured import configure_anew
 
     import djinn
-    from djinn_core.runtime import client
+    from djinn_client.runtime import client
 
     if client.context.overrides != _EMBEDDED:
         configure_anew(**_EMBEDDED)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import djinn_core.loading
+import djinn._lazy_names
 from djinn_core.errors import (
     AccessRefused,
     ConfigurationError,
@@ -42,10 +42,38 @@ from djinn_core.errors import (
 
 # What is here takes as long to import as everything else, so each name is imported when it is first asked for (`__getattr__`).
 if TYPE_CHECKING:
+    from djinn_client.interception.recording.capture import is_capturing
+    from djinn_client.interception.runtime_interface import CacheMemory, Publication
+    from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+    from djinn_client.notebook import load_ipython_extension
+    from djinn_client.runtime.captured import capture, execute, explain, get_graph, plan
+    from djinn_client.runtime.client import (
+        cancel,
+        configure,
+        get_runtime_state,
+        init,
+        init_async,
+        is_initialized,
+        last_profile,
+        register_init_hook,
+        reset_stats,
+        shut_down,
+        stats,
+        synchronize,
+    )
+    from djinn_client.runtime.connecting.link_measurement import topology
+    from djinn_client.runtime.coordinator import Coordinator, coordinator
+    from djinn_client.runtime.deadlines import deadline
+    from djinn_client.runtime.kv_session import KvSession, kv_session
+    from djinn_client.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
+    from djinn_client.runtime.published import attach, publish, published, unpublish
+    from djinn_client.runtime.receiving.remote_errors import (
+        RemoteAcceleratorError,
+        RemoteLinAlgError,
+        RemoteTorchOutOfMemory,
+    )
+    from djinn_client.runtime.scaling import scale
     from djinn_core.hookspecs import API_VERSION, hookimpl
-    from djinn_core.interception.recording.capture import is_capturing
-    from djinn_core.interception.runtime_interface import CacheMemory, Publication
-    from djinn_core.interception.tensors.lazy_tensor import LazyTensor
     from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
     from djinn_core.ir.graph import Graph
     from djinn_core.ir.placement import PlacementDecision
@@ -61,35 +89,7 @@ if TYPE_CHECKING:
     )
     from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
     from djinn_core.logs import set_debug_level
-    from djinn_core.notebook import load_ipython_extension
-    from djinn_core.runtime.captured import capture, execute, explain, get_graph, plan
-    from djinn_core.runtime.client import (
-        cancel,
-        configure,
-        get_runtime_state,
-        init,
-        init_async,
-        is_initialized,
-        last_profile,
-        register_init_hook,
-        reset_stats,
-        shut_down,
-        stats,
-        synchronize,
-    )
-    from djinn_core.runtime.connecting.link_measurement import topology
-    from djinn_core.runtime.coordinator import Coordinator, coordinator
-    from djinn_core.runtime.deadlines import deadline
-    from djinn_core.runtime.kv_session import KvSession, kv_session
-    from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
-    from djinn_core.runtime.published import attach, publish, published, unpublish
-    from djinn_core.runtime.receiving.remote_errors import (
-        RemoteAcceleratorError,
-        RemoteLinAlgError,
-        RemoteTorchOutOfMemory,
-    )
-    from djinn_core.runtime.scaling import scale
-    from djinn_core.scheduler import Scheduler
+    from djinn_core.planning.scheduler import Scheduler
     from djinn_timeline.events import TimelineEvent
     from djinn_timeline.profiling import Timeline, profile
     from djinn_timeline.waits import WaitReport, explain_waits
@@ -194,9 +194,9 @@ __all__ = [
 
 _PLACES = {
     "djinn_core.hookspecs": "API_VERSION hookimpl",
-    "djinn_core.interception.recording.capture": "is_capturing",
-    "djinn_core.interception.runtime_interface": "CacheMemory Publication",
-    "djinn_core.interception.tensors.lazy_tensor": "LazyTensor",
+    "djinn_client.interception.recording.capture": "is_capturing",
+    "djinn_client.interception.runtime_interface": "CacheMemory Publication",
+    "djinn_client.interception.tensors.lazy_tensor": "LazyTensor",
     "djinn_core.ir.costs": "CostEstimate DeviceCapabilities NetworkTopology",
     "djinn_core.ir.graph": "Graph",
     "djinn_core.ir.placement": "PlacementDecision",
@@ -204,18 +204,18 @@ _PLACES = {
     "djinn_core.ir.profile": "DataResidency ExecutionPhase Modality PatternMatch SemanticMetadata WorkloadProfile WorkloadType",
     "djinn_core.ir.schedule": "ExecutionSchedule SchedulingGroup SchedulingStrategy",
     "djinn_core.logs": "set_debug_level",
-    "djinn_core.notebook": "load_ipython_extension",
-    "djinn_core.runtime.captured": "capture execute explain get_graph plan",
-    "djinn_core.runtime.client": "cancel configure get_runtime_state init init_async is_initialized last_profile register_init_hook reset_stats shut_down stats synchronize",
-    "djinn_core.runtime.connecting.link_measurement": "topology",
-    "djinn_core.runtime.coordinator": "Coordinator coordinator",
-    "djinn_core.runtime.deadlines": "deadline",
-    "djinn_core.runtime.kv_session": "KvSession kv_session",
-    "djinn_core.runtime.open_weights": "RemoteWeights open_weights remove_weights save_weights",
-    "djinn_core.runtime.published": "attach publish published unpublish",
-    "djinn_core.runtime.receiving.remote_errors": "RemoteAcceleratorError RemoteLinAlgError RemoteTorchOutOfMemory",
-    "djinn_core.runtime.scaling": "scale",
-    "djinn_core.scheduler": "Scheduler",
+    "djinn_client.notebook": "load_ipython_extension",
+    "djinn_client.runtime.captured": "capture execute explain get_graph plan",
+    "djinn_client.runtime.client": "cancel configure get_runtime_state init init_async is_initialized last_profile register_init_hook reset_stats shut_down stats synchronize",
+    "djinn_client.runtime.connecting.link_measurement": "topology",
+    "djinn_client.runtime.coordinator": "Coordinator coordinator",
+    "djinn_client.runtime.deadlines": "deadline",
+    "djinn_client.runtime.kv_session": "KvSession kv_session",
+    "djinn_client.runtime.open_weights": "RemoteWeights open_weights remove_weights save_weights",
+    "djinn_client.runtime.published": "attach publish published unpublish",
+    "djinn_client.runtime.receiving.remote_errors": "RemoteAcceleratorError RemoteLinAlgError RemoteTorchOutOfMemory",
+    "djinn_client.runtime.scaling": "scale",
+    "djinn_core.planning.scheduler": "Scheduler",
 }
 
 # By folder of Djinn's repository what the package there brings, so that a name whose package is missing says which to install.
@@ -225,8 +225,8 @@ _PACKAGES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = djinn_core.loading.importing(__name__, _PLACES, _PACKAGES)
+    __getattr__ = djinn._lazy_names.importing(__name__, _PLACES, _PACKAGES)
 
-    __dir__ = djinn_core.loading.listing(__name__)
+    __dir__ = djinn._lazy_names.listing(__name__)
 
-djinn_core.loading.attach()
+djinn._lazy_names.attach()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from djinn_core.builtins.flops import flops_of
-from djinn_core.builtins.memory_traffic import distinct_bytes, traffic_of
-from djinn_core.builtins.work import Kind, Layout, Work, work_of
-from djinn_core.runtime.planning.calibrations import calibration_file, calibration_of, keep_calibration
-from djinn_core.stages.estimate import estimate
+from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of, keep_calibration
+from djinn_core.planning.builtins.flops import flops_of
+from djinn_core.planning.builtins.memory_traffic import distinct_bytes, traffic_of
+from djinn_core.planning.builtins.work import Kind, Layout, Work, work_of
+from djinn_core.planning.stages.estimate import estimate
 
 __all__ = [
     "Kind",

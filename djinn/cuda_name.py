@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from djinn_core.interception.device.cuda_name import go_by_cuda
-from djinn_core.interception.device.current_device import current_device, set_current_device
-from djinn_core.interception.device.properties import get_device_properties
-from djinn_core.interception.native.generators import NativeGenerator as RemoteGenerator
-from djinn_core.interception.native.streams import NamedEvent as RemoteEvent
-from djinn_core.interception.native.streams import NamedStream as RemoteStream
+from djinn_client.interception.device.cuda_name import go_by_cuda
+from djinn_client.interception.device.current_device import current_device, set_current_device
+from djinn_client.interception.device.properties import get_device_properties
+from djinn_client.interception.native.generators import NativeGenerator as RemoteGenerator
+from djinn_client.interception.native.streams import NamedEvent as RemoteEvent
+from djinn_client.interception.native.streams import NamedStream as RemoteStream
 from djinn_core.torch_private import pass_for
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX, query_shape
 from djinn_core.ir.dataflow import COPIES, ancestors, chain, is_view, origin, users
-from djinn_core.stages.annotating.kinds import DataKinds, data_kinds, entering_kinds
+from djinn_core.planning.stages.annotating.kinds import DataKinds, data_kinds, entering_kinds
 
 __all__ = [
     "COPIES",

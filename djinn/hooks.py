@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from djinn._lazy_names import importing
 from djinn_core.errors import (
     AccessRefused,
     ConfigurationError,
@@ -20,7 +21,6 @@ from djinn_core.errors import (
     WeightsUnavailable,
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
-from djinn_core.loading import importing
 
 # A plugin imports of all this what it names (`__getattr__`).
 if TYPE_CHECKING:

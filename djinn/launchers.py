@@ -10,13 +10,13 @@ from djinn_core.hookspecs.launchers import (
     LaunchWish,
     NoticedLaunched,
 )
-from djinn_core.launch.held_executor import HeldExecutor, HolderCalls
-from djinn_core.launch.holder import ExecutorHolder
-from djinn_core.launch.launchers import LocalLauncher
-from djinn_core.launch.piped_calls import PipedCalls
-from djinn_core.launch.piped_holder import holder_command
-from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
+from djinn_core.registry.version import djinn_version
+from djinn_server.launch.held_executor import HeldExecutor, HolderCalls
+from djinn_server.launch.holder import ExecutorHolder
+from djinn_server.launch.launchers import LocalLauncher
+from djinn_server.launch.piped_calls import PipedCalls
+from djinn_server.launch.piped_holder import holder_command
 
 __all__ = [
     "ExecutorHolder",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from djinn_core.interception.device.device_state import DEVICE_NAME
-from djinn_core.interception.libraries.adapter import Adapter, is_the_only_accelerator
-from djinn_core.interception.libraries.on_import import adapt_on_import, rebind
-from djinn_core.interception.libraries.random_state_files import loading_random_state, saving_random_state
-from djinn_core.interception.tensors.batched_fetch import fetched_together
-from djinn_core.interception.tensors.lazy_tensor import device_type, is_remote, logical_device
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.libraries.adapter import Adapter, is_the_only_accelerator
+from djinn_client.interception.libraries.on_import import adapt_on_import, rebind
+from djinn_client.interception.libraries.random_state_files import loading_random_state, saving_random_state
+from djinn_client.interception.tensors.batched_fetch import fetched_together
+from djinn_client.interception.tensors.lazy_tensor import device_type, is_remote, logical_device
 from djinn_core.logs import get_logger
 from djinn_core.torch_objects import forward_hooks
 

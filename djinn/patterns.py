@@ -15,12 +15,12 @@ from djinn_core.ir.op_families import (
     is_backward,
     weights_of,
 )
-from djinn_core.matching.gradients import Gradients
-from djinn_core.matching.layers import Layer, is_given, layer_at, linear
-from djinn_core.matching.match_result import Found, Place
-from djinn_core.matching.matcher import Matcher, matcher
-from djinn_core.matching.structure import Structure, structure
-from djinn_core.matching.terms import Term, anything, computed, op, optional, outside, through
+from djinn_core.planning.matching.gradients import Gradients
+from djinn_core.planning.matching.layers import Layer, is_given, layer_at, linear
+from djinn_core.planning.matching.match_result import Found, Place
+from djinn_core.planning.matching.matcher import Matcher, matcher
+from djinn_core.planning.matching.structure import Structure, structure
+from djinn_core.planning.matching.terms import Term, anything, computed, op, optional, outside, through
 
 __all__ = [
     "ACTIVATION",

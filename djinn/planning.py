@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from djinn_core.pipeline import Request
-from djinn_core.pipeline import plan as run_stages
-from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.captured import Captured
-from djinn_core.runtime.connecting.status import ask_named
-from djinn_core.runtime.load_plugins import load_selected
-from djinn_core.runtime.planning.constraints import preferred_policy, preferred_scheduler
-from djinn_core.runtime.planning.run_pipeline import capabilities_of
-from djinn_core.stages.placement_fit import bytes_held
+from djinn_client.runtime.captured import Captured
+from djinn_client.runtime.connecting.status import ask_named
+from djinn_client.runtime.load_plugins import load_selected
+from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
+from djinn_client.runtime.planning.run_pipeline import capabilities_of
+from djinn_core.planning.pipeline import Request
+from djinn_core.planning.pipeline import plan as run_stages
+from djinn_core.planning.stages.placement_fit import bytes_held
+from djinn_core.registry.registry import Registry
 from djinn_core.wire.messages import ExecutorStatus, Status
 
 __all__ = [

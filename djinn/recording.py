@@ -5,15 +5,15 @@ For substitutions: calling again what a node called; groups of what is computed.
 
 from __future__ import annotations
 
-from djinn_core.interception.async_fetch import Pending, fetch_later, round_trip_seconds
-from djinn_core.interception.device.random_state import keep_state as keep_random_state
-from djinn_core.interception.device.random_state import set_state as restore_random_state
-from djinn_core.interception.recording.groups import group
-from djinn_core.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
-from djinn_core.interception.recording.replay_node import call_again
-from djinn_core.interception.tensors.fetched_calls import call_when_fetched
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interception.tracing import let_dynamo_trace
+from djinn_client.interception.async_fetch import Pending, fetch_later, round_trip_seconds
+from djinn_client.interception.device.random_state import keep_state as keep_random_state
+from djinn_client.interception.device.random_state import set_state as restore_random_state
+from djinn_client.interception.recording.groups import group
+from djinn_client.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
+from djinn_client.interception.recording.replay_node import call_again
+from djinn_client.interception.tensors.fetched_calls import call_when_fetched
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.interception.tracing import let_dynamo_trace
 from djinn_core.torch_tracing import takes_list
 
 __all__ = [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from djinn_core.ir.result import shown_until
-from djinn_core.printable import size_text as binary_size
-from djinn_core.showing.described import counted, describe, profile_facts
-from djinn_core.showing.outline import Part, by_call, by_name, outline
-from djinn_core.showing.rendering import render, renderer_for, renderer_of
-from djinn_core.showing.survey import Facts, MatchSummary, Survey, some
-from djinn_core.showing.text import explain, listed
-from djinn_core.showing.units import duration, share, size, work
+from djinn_core.planning.explain.described import counted, describe, profile_facts
+from djinn_core.planning.explain.outline import Part, by_call, by_name, outline
+from djinn_core.planning.explain.rendering import render, renderer_for, renderer_of
+from djinn_core.planning.explain.survey import Facts, MatchSummary, Survey, some
+from djinn_core.planning.explain.text import explain, listed
+from djinn_core.planning.explain.units import duration, share, size, work
+from djinn_core.system.printable import size_text as binary_size
 
 __all__ = [
     "Facts",

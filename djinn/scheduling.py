@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from djinn_core.builtins.cluster import read_cluster
 from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
 from djinn_core.ir.replicas import repeatable, with_replicas
-from djinn_core.showing.units import duration, size
-from djinn_core.stages.ordering import Dependences, groups_of, ready_order
-from djinn_core.stages.simulate import Memory, Occupied, Timeline, memory_peaks, simulate, simulated
-from djinn_core.stages.steps import made_in_order, write_steps
+from djinn_core.planning.builtins.cluster import read_cluster
+from djinn_core.planning.explain.units import duration, size
+from djinn_core.planning.stages.ordering import Dependences, groups_of, ready_order
+from djinn_core.planning.stages.simulate import Memory, Occupied, Timeline, memory_peaks, simulate, simulated
+from djinn_core.planning.stages.steps import made_in_order, write_steps
 
 __all__ = [
     "Colocation",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from djinn_client.runtime.semantic_analysis import MetadataRegistry, PatternRegistry, SemanticAnalyzer
 from djinn_core.ir.profile import SemanticMetadata, WorkloadProfile, WorkloadType
-from djinn_core.runtime.semantic_analysis import MetadataRegistry, PatternRegistry, SemanticAnalyzer
 
 __all__ = [
     "MetadataRegistry",

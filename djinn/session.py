@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from djinn_core.cli.script import Script
-from djinn_core.ir.result import PipelineResult
-from djinn_core.runtime.client import (
+from djinn_client.cli.script import Script
+from djinn_client.runtime.client import (
     device,
     executor_process,
     observed_by,
@@ -13,6 +12,7 @@ from djinn_core.runtime.client import (
     settings,
     whole_programs,
 )
+from djinn_core.ir.result import PipelineResult
 from djinn_core.wire.messages import DeviceInfo
 
 __all__ = [

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from djinn_core.front_end import called, preformatted
+from djinn_client.runtime.timeline.clocks import ClientClock
+from djinn_client.runtime.timeline.record_timeline import record_timeline
+from djinn_client.runtime.timeline.recorded import Range, Span, SubmissionRecord, ThreadRecord, UserLine
+from djinn_client.runtime.timeline.recording import Recording, check_alone
+from djinn_client.runtime.timeline.user_places import ADVICE, UserPlace, UserPlaces, line_of
+from djinn_client.tracebacks import for_users
 from djinn_core.ir.module_path import BACKWARD
 from djinn_core.ir.program import describe_site
-from djinn_core.printable import duration, unit_of
-from djinn_core.runtime.timeline.clocks import ClientClock
-from djinn_core.runtime.timeline.record_timeline import record_timeline
-from djinn_core.runtime.timeline.recorded import Range, Span, SubmissionRecord, ThreadRecord, UserLine
-from djinn_core.runtime.timeline.recording import Recording, check_alone
-from djinn_core.runtime.timeline.user_places import ADVICE, UserPlace, UserPlaces, line_of
-from djinn_core.tracebacks import for_users
+from djinn_core.system.front_end import called, preformatted
+from djinn_core.system.printable import duration, unit_of
 from djinn_core.wire.timing_messages import ExecutionTimes
 
 __all__ = [

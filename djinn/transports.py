@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from djinn._lazy_names import importing
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import (
     Buffer,
@@ -17,10 +18,8 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
-from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
-from djinn_core.loading import importing
 from djinn_core.logs import get_logger
-from djinn_core.net.sockets import (
+from djinn_core.protocol.net.sockets import (
     AcceptedConnection,
     SocketConnection,
     SocketListener,
@@ -28,16 +27,17 @@ from djinn_core.net.sockets import (
     serve_connection,
     wait_readable,
 )
-from djinn_core.net.streams import StreamConnection
-from djinn_core.printable import printable
+from djinn_core.protocol.net.streams import StreamConnection
+from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask
+from djinn_core.system.printable import printable
 from djinn_core.system.tcp import DONTWAIT, READABLE, Poll, keep_alive, poller, wait_in_kernel
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame, flatten
 
 # For servers, and for TLS: each client has the transports, and imports of all this what it uses (`__getattr__`).
 if TYPE_CHECKING:
-    from djinn_core.launch.http_hosts import HOSTS_VARIABLE, is_called, is_well_formed, own_names
-    from djinn_core.net.tls_contexts import check_fingerprint, client_context, server_context
-    from djinn_core.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
+    from djinn_core.protocol.net.tls_contexts import check_fingerprint, client_context, server_context
+    from djinn_core.protocol.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
+    from djinn_server.launch.http_hosts import HOSTS_VARIABLE, is_called, is_well_formed, own_names
 
 __all__ = [
     "DONTWAIT",
@@ -89,9 +89,9 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_core.launch.http_hosts": "HOSTS_VARIABLE is_called is_well_formed own_names",
-    "djinn_core.net.tls_contexts": "check_fingerprint client_context server_context",
-    "djinn_core.net.tls_sockets": "AcceptedTlsConnection TlsConnection TlsSocket dial_tls",
+    "djinn_server.launch.http_hosts": "HOSTS_VARIABLE is_called is_well_formed own_names",
+    "djinn_core.protocol.net.tls_contexts": "check_fingerprint client_context server_context",
+    "djinn_core.protocol.net.tls_sockets": "AcceptedTlsConnection TlsConnection TlsSocket dial_tls",
 }
 
 if not TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn_core.interception.recording.op_observer import (
+from djinn_client.interception.recording.op_observer import (
     OpObserver,
     fetch_all,
     is_own,
@@ -12,9 +12,9 @@ from djinn_core.interception.recording.op_observer import (
     unwatched,
     watch_ops,
 )
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interception.tensors.memory_views import memory_between, view_of
-from djinn_core.interception.tensors.storage import Value
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.interception.tensors.memory_views import memory_between, view_of
+from djinn_client.interception.tensors.storage import Value
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.ir.program import Call, Site, Slot, describe_site
 from djinn_core.torch_private import default_tolerances

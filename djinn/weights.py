@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from djinn_core.builtins.weights import LocalFile, open_folder
+from djinn._lazy_names import importing
 from djinn_core.hookspecs.weight_formats import (
     LONGEST_NAME,
     MOST_DIMENSIONS,
@@ -14,12 +14,12 @@ from djinn_core.hookspecs.weight_formats import (
     read_bytes,
     refuse_overlaps,
 )
-from djinn_core.loading import importing
 from djinn_core.wire.tensors import dtype_name
+from djinn_server.builtins.weights import LocalFile, open_folder
 
 # Of the client: weight sources, which executors load, ask for none of it.
 if TYPE_CHECKING:
-    from djinn_core.runtime.open_weights import (
+    from djinn_client.runtime.open_weights import (
         RemoteWeights,
         WeightSlice,
         hub_address,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         server_weights,
         whole_device,
     )
-    from djinn_core.runtime.server_files import address_in, loading_stays_on, place_of, saved_at, write_pointer_file
+    from djinn_client.runtime.server_files import address_in, loading_stays_on, place_of, saved_at, write_pointer_file
 
 __all__ = [
     "LONGEST_NAME",
@@ -58,10 +58,10 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_core.runtime.open_weights": (
+    "djinn_client.runtime.open_weights": (
         "RemoteWeights WeightSlice hub_address open_weights remove_weights save_weights server_weights whole_device"
     ),
-    "djinn_core.runtime.server_files": "address_in loading_stays_on place_of saved_at write_pointer_file",
+    "djinn_client.runtime.server_files": "address_in loading_stays_on place_of saved_at write_pointer_file",
 }
 
 if not TYPE_CHECKING:

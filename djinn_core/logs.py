@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import structlog
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.printable import one_line, printable
+from djinn_core.system.printable import one_line, printable
 
 ROOT = "djinn"
 FORMAT_VARIABLE = "DJINN_LOG_FORMAT"

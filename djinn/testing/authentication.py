@@ -10,7 +10,7 @@ import pytest
 
 from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
 from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
-from djinn_core.launch.token_table import check_tenant
+from djinn_server.launch.token_table import check_tenant
 
 _BEFORE = "; prepare it in the fixture, as a server does when it starts"
 

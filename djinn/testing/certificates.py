@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from djinn_core.hookspecs.transports import TlsOptions
-from djinn_core.launch.self_signed import self_signed
-from djinn_core.net.tls_contexts import fingerprint_of_file
+from djinn_core.protocol.net.tls_contexts import fingerprint_of_file
+from djinn_server.launch.self_signed import self_signed
 
 
 def self_signed_tls(directory: Path) -> TlsOptions:

@@ -10,15 +10,15 @@ import torch
 
 from djinn.testing.contexts import optimization_context
 from djinn.testing.replaying import replay
+from djinn_client.interception.recording.substitute import rewrite
+from djinn_client.runtime.captured import Captured
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
-from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationResult, Rewrite, resolved
-from djinn_core.runtime.captured import Captured
-from djinn_core.stages.verify_rewrite import check_rewrite
-from djinn_core.stages.verify_substitution import check_substitutions
-from djinn_core.substituting import persistent_weights
+from djinn_core.planning.stages.verify_rewrite import check_rewrite
+from djinn_core.planning.stages.verify_substitution import check_substitutions
+from djinn_core.planning.substituting import persistent_weights
 
 Tensors = Mapping[int, torch.Tensor]
 _NAMED = 4  # nodes that a message names

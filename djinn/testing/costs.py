@@ -12,7 +12,7 @@ from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.costs import CostModel
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
 from djinn_core.ir.graph import Node, ProgramGraph
-from djinn_core.stages.verify import check_estimate
+from djinn_core.planning.stages.verify import check_estimate
 
 
 class CostModelConformance(OnGraphs):

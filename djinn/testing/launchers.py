@@ -12,16 +12,16 @@ import pytest
 
 from djinn.testing.processes import executor_process
 from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
-from djinn_core.builtins import builtin_plugins
+from djinn_client.runtime.connecting.dialling import ask, attach
 from djinn_core.errors import AccessRefused, StartupError
 from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.tls_transports import trusting
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.connecting.dialling import ask, attach
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.protocol.addresses import transport_for
+from djinn_core.protocol.tls_transports import trusting
+from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
+from djinn_server.launch.executor_config import ExecutorConfig
 
 _ENDED = "an executor that has ended must be noticed by `wait` and `alive`"
 

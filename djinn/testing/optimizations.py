@@ -12,12 +12,12 @@ from djinn.testing.contexts import optimization_context, placement_context, spre
 from djinn.testing.programs import sample_programs
 from djinn.testing.replaying import replay
 from djinn.testing.suite import OnGraphs, missing, require_protocol
+from djinn_client.runtime.captured import Captured
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult
-from djinn_core.runtime.captured import Captured
-from djinn_core.stages.verify_rewrite import check_rewrite
-from djinn_core.stages.verify_substitution import check_substitutions
+from djinn_core.planning.stages.verify_rewrite import check_rewrite
+from djinn_core.planning.stages.verify_substitution import check_substitutions
 
 
 class OptimizationConformance(OnGraphs):

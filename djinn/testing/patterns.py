@@ -11,7 +11,7 @@ from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.ir.graph import Graph, Node, ProgramGraph
 from djinn_core.ir.profile import Nodes, PatternMatch
-from djinn_core.stages.verify import check_match
+from djinn_core.planning.stages.verify import check_match
 
 
 class PatternConformance(OnGraphs):

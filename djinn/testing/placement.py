@@ -11,7 +11,7 @@ from djinn.testing.contexts import placement_context
 from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.placement import PlacementPolicy
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.stages.verify import check_placement
+from djinn_core.planning.stages.verify import check_placement
 
 
 class PlacementPolicyConformance(OnGraphs):

@@ -7,10 +7,10 @@ from importlib.metadata import entry_points
 import pytest
 
 from djinn.testing.suite import Ending, missing
-from djinn_core.builtins import builtin_plugins
 from djinn_core.hookspecs import API_VERSION
-from djinn_core.plugins.command_listing import COMMAND_GROUP
-from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.command_listing import COMMAND_GROUP
+from djinn_core.registry.registry import Registry, Selection, load_registry
 
 
 class PluginConformance(Ending):

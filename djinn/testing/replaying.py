@@ -9,11 +9,11 @@ import attrs
 import torch
 
 from djinn.testing.builders import ProgramBuilder
+from djinn_client.interception.recording.unflatten_call import call_arguments
 from djinn_core.ir.graph import Node, ProgramGraph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
-from djinn_core.ir.unflatten_call import call_arguments
 from djinn_core.torch_private import storage_key
 
 _SIDE = 3

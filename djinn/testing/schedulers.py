@@ -10,7 +10,7 @@ from djinn.testing.contexts import scheduling_context
 from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.schedulers import ScheduleMaker
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.stages.verify_schedule import check_schedule
+from djinn_core.planning.stages.verify_schedule import check_schedule
 
 
 class SchedulerConformance(OnGraphs):

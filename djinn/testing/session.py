@@ -10,12 +10,12 @@ import signal
 from collections.abc import Mapping
 
 from djinn.testing.processes import executor_process
-from djinn_core.delivery.reliable_connection import ReliableConnection
+from djinn_client.interception.recording.recorder import current
+from djinn_client.runtime import client
+from djinn_client.runtime.client_session import ClientSession
+from djinn_client.runtime.connecting.open_session import OpenSession
 from djinn_core.errors import DjinnError
-from djinn_core.interception.recording.recorder import current
-from djinn_core.runtime import client
-from djinn_core.runtime.client_session import ClientSession
-from djinn_core.runtime.connecting.open_session import OpenSession
+from djinn_core.protocol.delivery.reliable_connection import ReliableConnection
 
 session_name = client.session_name
 

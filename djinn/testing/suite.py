@@ -13,8 +13,8 @@ import pytest
 
 from djinn.testing.samples import sample_graphs
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.plugins.contract import complaint
-from djinn_core.plugins.kinds import KINDS
+from djinn_core.registry.contract import complaint
+from djinn_core.registry.kinds import KINDS
 from djinn_core.system.processes import SPARE_SIGNAL, signal_main_thread
 
 R = TypeVar("R")

@@ -13,9 +13,9 @@ import torch
 from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import MappableFile, WeightFile, WeightPermissions, WeightSource
-from djinn_core.server.weights.permitted_places import open_permitted
-from djinn_core.server.weights.shared_weights import WeightKey
-from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_server.weights.permitted_places import open_permitted
+from djinn_server.weights.shared_weights import WeightKey
+from djinn_server.weights.weight_reader import WeightReader
 
 _HEADER = b'{"weight":{"dtype":"I32","shape":[4096],"data_offsets":[0,16384]}}'
 _TENSOR = torch.arange(4096, dtype=torch.int32)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from djinn_core.errors import ConfigurationError, DjinnError
-from djinn_core.plugins.command_listing import list_commands
+from djinn_core.registry.command_listing import list_commands
 
 if TYPE_CHECKING:
-    from djinn_core.plugins.commands import PluginCommands
-    from djinn_core.plugins.report import PluginRow
+    from djinn_core.registry.commands import PluginCommands
+    from djinn_core.registry.report import PluginRow
 
 # Name and summary of each subcommand; `djinn_core.cli.<name>`, with `_` for `-`, offers it as `command`.
 COMMANDS = {
@@ -109,9 +109,9 @@ def _offered(ctx: click.Context) -> PluginCommands:
         ConfigurationError: a setting is wrong.
     """
     if _PLUGINS not in ctx.meta:
-        from djinn_core.config import resolve
-        from djinn_core.plugins.commands import find_commands
-        from djinn_core.plugins.registry import Selection
+        from djinn_core.registry.commands import find_commands
+        from djinn_core.registry.registry import Selection
+        from djinn_core.settings import resolve
 
         settings = resolve().settings
         if settings.plugins:
@@ -146,7 +146,7 @@ def _with_code(error: Exception) -> str:
 
 def _of_plugin(ctx: click.Context, owner: PluginRow, error: Exception) -> str:
     """Message for what a command of a plugin raised and should not have."""
-    from djinn_core.plugins.loading import shown
+    from djinn_core.registry.loading import shown
 
     return (
         f"`djinn {ctx.invoked_subcommand}`, a command of {owner.label}, raised {shown(error)}. "
@@ -174,8 +174,9 @@ def main() -> None:
 
 
 def _prepare() -> None:
-    from djinn_core import config, logs
-    from djinn_core.plugins.intake import warn_of_hooks
+    from djinn_core import logs
+    from djinn_core import settings as config
+    from djinn_core.registry.intake import warn_of_hooks
 
     logs.show("warning")
     context = click.get_current_context()

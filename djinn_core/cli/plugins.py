@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 import djinn_core
-from djinn_core.builtins import builtin_plugins
-from djinn_core.config import resolve
 from djinn_core.errors import ConfigurationError
-from djinn_core.plugins.kinds import KINDS
-from djinn_core.plugins.registry import Selection, survey
-from djinn_core.plugins.report import PluginRow
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.kinds import KINDS
+from djinn_core.registry.registry import Selection, survey
+from djinn_core.registry.report import PluginRow
+from djinn_core.settings import resolve
 
 _PACKAGE = Path(djinn_core.__file__).parent
 # In an installed Djinn the template lies inside the package, in a checkout beside it.

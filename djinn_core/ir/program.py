@@ -17,11 +17,11 @@ from typing import Any, Final
 import attrs
 import torch
 
-from djinn_core.front_end import called
 from djinn_core.ir.form import Form
 from djinn_core.ir.module_path import ModuleCall, ModulePath, is_backward, module_path
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import TensorMeta
+from djinn_core.system.front_end import called
 
 Slot = int | float
 Outcome = tuple[TensorMeta | None, int, int, int]  # metadata, operand aliased, operand that it is, bytes

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 from msgspec.structs import force_setattr
 
-from djinn_core.printable import printable
+from djinn_core.system.printable import printable
 from djinn_core.wire import limits
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

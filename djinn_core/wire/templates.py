@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from djinn_core.errors import ProtocolError
-from djinn_core.lru import LruCache
+from djinn_core.system.lru import LruCache
 from djinn_core.wire import limits
 from djinn_core.wire.messages import Template
 

@@ -29,21 +29,21 @@ import attrs
 import torch
 
 import djinn
-from djinn_core.builtins import builtin_plugins
-from djinn_core.builtins.cpu import CpuRuntime
+from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.launch.executor_config import EVERYTHING
-from djinn_core.plugins.kinds import EXECUTOR_KINDS
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.executor_link import ExecutorLink
-from djinn_core.server.batching.session_batches import BatchCounters
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.executor import begin_batching
-from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
-from djinn_core.server.session import ExecutorSession
-from djinn_core.server.shared_device import SharedDevice
-from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.kinds import EXECUTOR_KINDS
+from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.messages import Completed, Goodbye, Submit, decode, encode
+from djinn_server.batching.session_batches import BatchCounters
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.context import ExecutorContext
+from djinn_server.executor import begin_batching
+from djinn_server.launch.executor_config import EVERYTHING
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.session import ExecutorSession
+from djinn_server.shared_device import SharedDevice
+from djinn_server.weights.weight_reader import WeightReader
 from evaluation.benchmarks.bench_balance import REMOTE, Clients, clients
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 from evaluation.benchmarks.serving import server, url_of

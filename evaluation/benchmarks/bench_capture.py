@@ -23,9 +23,9 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 import djinn
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.recording.recorder import SyncRequest, current
 from djinn_core import torch_private
-from djinn_core.interception.native.library import ops
-from djinn_core.interception.recording.recorder import SyncRequest, current
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 
 REMOTE = torch.device("remote_accelerator:0")

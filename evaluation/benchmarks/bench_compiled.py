@@ -20,7 +20,7 @@ import torch
 from attrs import evolve
 from torch import nn
 
-from djinn_core.interception.device.memory import figures
+from djinn_client.interception.device.memory import figures
 from evaluation.benchmarks.bench_models import REMOTE, Start, decode, forward
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, Run, compare, main, median_of
 from evaluation.benchmarks.serving import connected

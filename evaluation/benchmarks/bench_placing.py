@@ -19,17 +19,17 @@ import torch
 
 import djinn
 from djinn.scheduling import read_cluster
-from djinn_core.builtins.costs import Roofline
-from djinn_core.builtins.placement import SingleDevice
-from djinn_core.builtins.scheduling import Sequential
 from djinn_core.hookspecs.placement import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.stages.annotate import annotate
-from djinn_core.stages.estimate import estimate
-from djinn_core.stages.optimize import starting_plan
-from djinn_core.stages.place import place
-from djinn_core.stages.schedule import schedule
+from djinn_core.planning.builtins.costs import Roofline
+from djinn_core.planning.builtins.placement import SingleDevice
+from djinn_core.planning.builtins.scheduling import Sequential
+from djinn_core.planning.stages.annotate import annotate
+from djinn_core.planning.stages.estimate import estimate
+from djinn_core.planning.stages.optimize import starting_plan
+from djinn_core.planning.stages.place import place
+from djinn_core.planning.stages.schedule import schedule
 from djinn_cost_based import CostBased
 from djinn_parallel import Parallel
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 
 import djinn
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 from evaluation.benchmarks.bench_placing import CASES as PLACING
 from evaluation.benchmarks.links import CLIENT, Conditions, hidden_from, namespace, permitted
 from evaluation.benchmarks.links import SERVER as FAR

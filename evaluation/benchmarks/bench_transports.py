@@ -21,7 +21,7 @@ import torch
 
 from djinn.testing import self_signed_tls
 from djinn.transports import Frame, Limits, TlsOptions
-from djinn_core.builtins.local import LocalTransport
+from djinn_core.protocol.local import LocalTransport
 from djinn_http import HttpTransport
 from djinn_tcp import TcpTransport
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, Run, compare, main, median_of

@@ -31,7 +31,7 @@ import attrs
 
 import djinn
 from djinn_core.cli.plugins import render
-from djinn_core.plugins.kinds import KINDS
+from djinn_core.registry.kinds import KINDS
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 from evaluation.benchmarks.serving import connected
 from evaluation.benchmarks.varying_programs import ENCODER, PROGRAMS, Program, Size, Step

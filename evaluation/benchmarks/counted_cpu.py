@@ -17,7 +17,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from djinn.hooks import Device, DeviceCapabilities, DeviceRuntime, hookimpl
-from djinn_core.builtins.cpu import CpuDevice, CpuRuntime
+from djinn_server.builtins.cpu import CpuDevice, CpuRuntime
 
 djinn_api_version = 1
 

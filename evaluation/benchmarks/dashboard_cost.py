@@ -28,7 +28,7 @@ import psutil
 import torch
 
 import djinn
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 from djinn_core.system.processes import ThreadTimes
 from djinn_dashboard.history import POINTS, TENANTS, History
 from djinn_dashboard.view import Sample, make_view, shorten

@@ -26,7 +26,7 @@ from pathlib import Path
 import attrs
 import torch
 
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 from djinn_core.system.processes import ThreadTimes
 from evaluation.benchmarks.bench_fit import CASES, DEVICE, Case, Prediction, inputs_of, predicted
 from evaluation.benchmarks.serving import connected_by_file

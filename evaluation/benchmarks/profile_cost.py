@@ -21,12 +21,12 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 import djinn
-from djinn_core.interception.dispatch import timed_dispatch
-from djinn_core.interception.recording.recorder import recorders
-from djinn_core.interception.runtime_interface import port
-from djinn_core.runtime import client
-from djinn_core.runtime.session import Session
-from djinn_core.runtime.timeline.recording import Recording
+from djinn_client.interception.dispatch import timed_dispatch
+from djinn_client.interception.recording.recorder import recorders
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime import client
+from djinn_client.runtime.session import Session
+from djinn_client.runtime.timeline.recording import Recording
 from djinn_core.wire.timing_messages import TimingsReply, TimingsRequest
 from evaluation.benchmarks.paired import ratio_of, take_turns
 
@@ -164,7 +164,7 @@ def main() -> None:
         for key, ratio in zip(("", "processor_", "ops_"), ratios, strict=True):
             figures[f"{name}_{key}ratio"] = ratio.middle, ratio.low, ratio.high
     # Where nothing is recorded, a submission looks at an attribute in four places: two of `port`, two of the observers.
-    looked = "from djinn_core.interception.runtime_interface import port"
+    looked = "from djinn_client.interception.runtime_interface import port"
     figures["off_ns"] = 4 * timeit.timeit("port.timeline", looked, number=10**6) * 1e3
     print(json.dumps(figures))
 

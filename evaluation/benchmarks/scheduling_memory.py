@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import djinn
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome
 
 REMOTE = "remote_accelerator:0"

@@ -26,10 +26,10 @@ import djinn
 from djinn import session
 from djinn.scheduling import simulated
 from djinn.testing.session import executor_processes
+from djinn_client.runtime import client
+from djinn_client.runtime.planning.calibrations import keep_calibration
 from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.result import PipelineResult
-from djinn_core.runtime import client
-from djinn_core.runtime.planning.calibrations import keep_calibration
 from djinn_roofline.calibration.calibrate import Bench, calibrated_models
 from djinn_roofline.calibration.measuring import measuring
 from djinn_roofline.calibration.session import open_session

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 import djinn
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, median_of
 
 REMOTE = "remote_accelerator:0"

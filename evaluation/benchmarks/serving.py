@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import djinn
-from djinn_core.launch.connection_file import ConnectionFile, read_connection_file, write_connection_file
+from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file, write_connection_file
 
 START_SECONDS = 300.0
 Way = Callable[[str], AbstractContextManager[str]]

@@ -16,7 +16,7 @@ from free_ports import free_port
 
 import djinn
 from djinn.testing import executor_processes, open_connections
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 
 START_SECONDS = 120
 TOKEN = "the same for both of them, and long enough for it"

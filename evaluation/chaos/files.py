@@ -23,9 +23,9 @@ from safetensors import safe_open
 from servers import start_server
 
 import djinn
-from djinn_core.builtins.weights import UNFINISHED
-from djinn_core.runtime import client
-from djinn_core.runtime.connecting.status import ask_servers
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting.status import ask_servers
+from djinn_server.builtins.weights import UNFINISHED
 
 REMOTE = "remote_accelerator:0"
 TENSORS, LENGTH, STEPS = 16, 1 << 20, 3

@@ -12,7 +12,7 @@ import attrs
 import torch
 
 import djinn
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 
 DEVICE = "remote_accelerator:0"
 SECOND_SECONDS = 2.0  # within which the second one comes

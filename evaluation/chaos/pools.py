@@ -14,9 +14,9 @@ from pathlib import Path
 
 import djinn
 from djinn.testing import open_connections
-from djinn_core.launch.connection_file import read_connection_file
-from djinn_core.runtime import client
-from djinn_core.runtime.connecting.status import ask_servers
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting.status import ask_servers
+from djinn_core.protocol.connection_file import read_connection_file
 
 START_SECONDS = 120
 KINDS = ("devices", "servers")  # two devices of one server, or two servers of one

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 import djinn
-from djinn_core.interrupts import raise_outside_torch
+from djinn_core.system.interrupts import raise_outside_torch
 from evaluation.chaos.interrupting import Trial, trials
 
 

@@ -131,7 +131,7 @@ def main() -> None:
                 found[f"{victim}_{name}"] = disturbed(cluster, VICTIMS[victim], program, options.kills, chance)
                 sys.stderr.write(f"{victim} {name}: {found[f'{victim}_{name}']}\n")
         djinn.shut_down()
-        left = sum("djinn_core.server.executor" in " ".join(process.info["cmdline"] or ()) for process in mine())
+        left = sum("djinn_server.executor" in " ".join(process.info["cmdline"] or ()) for process in mine())
         found["left"] = {"executors": left, "files": len(list(Path(shared).iterdir()))}
     ray.shutdown()
     cluster.shutdown()

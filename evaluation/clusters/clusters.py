@@ -23,12 +23,12 @@ from djinn.hooks import (
 from djinn.scheduling import homes_of_values, resident_blocks, together
 from djinn.testing import ProgramBuilder
 from djinn_balanced import Balanced
-from djinn_core.builtins.costs import Roofline
-from djinn_core.builtins.placement import SingleDevice
 from djinn_core.ir.handles import RANDOM_STATE
 from djinn_core.ir.schedule import Free, Receive, Send, Upload
-from djinn_core.pipeline import Request, plan
-from djinn_core.plugins.registry import Registry
+from djinn_core.planning.builtins.costs import Roofline
+from djinn_core.planning.builtins.placement import SingleDevice
+from djinn_core.planning.pipeline import Request, plan
+from djinn_core.registry.registry import Registry
 from djinn_cost_based import CostBased
 from djinn_dynamic import Dynamic
 from djinn_parallel import Parallel

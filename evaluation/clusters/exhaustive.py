@@ -12,9 +12,9 @@ from djinn.hooks import DoesNotFit, Placement, PlacementDecision, SchedulingCont
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.handles import RANDOM_STATE
 from djinn_core.ir.plan import OptimizationPlan
-from djinn_core.pipeline import plan
-from djinn_core.stages.estimate import estimate
-from djinn_core.stages.steps import write_steps
+from djinn_core.planning.pipeline import plan
+from djinn_core.planning.stages.estimate import estimate
+from djinn_core.planning.stages.steps import write_steps
 from evaluation.clusters.clusters import FLOATS, POLICIES, REGISTRY, broken, random_request, size, too_full
 
 LEAVES = 6_000  # placements that are looked at, before a program counts as unknown

@@ -20,7 +20,7 @@ import attrs
 import torch
 
 import djinn
-from djinn_core.interception.dispatch import forget_what_was_learnt
+from djinn_client.interception.dispatch import forget_what_was_learnt
 
 REMOTE = "remote_accelerator:0"
 

@@ -25,7 +25,7 @@ import torch
 from configured import configure_anew
 
 import djinn
-from djinn_core.interception.runtime_interface import port
+from djinn_client.interception.runtime_interface import port
 from evaluation.differential import known_differences
 from evaluation.differential.differences import first_difference, smallest
 from evaluation.differential.op_programs import entries, programs

@@ -125,7 +125,7 @@ def run_guided(name: str, count: int, seed: int) -> None:
     import atheris
 
     with atheris.instrument_imports(
-        include=["djinn_core.wire", "djinn_core.launch", "djinn_core.server", "djinn_core.ir.form"]
+        include=["djinn_core.wire", "djinn_server.launch", "djinn_server", "djinn_core.ir.form"]
     ):
         from evaluation.fuzz.targets import TARGETS
     from evaluation.fuzz.mutating import mutated

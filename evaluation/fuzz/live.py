@@ -28,16 +28,14 @@ import attrs
 import msgspec
 import torch
 
-from djinn_core.builtins import builtin_plugins
+from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Connection, Frame, Transport
-from djinn_core.launch.connection_file import read_connection_file
-from djinn_core.launch.token_table import change_table, create
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.protocol.connection_file import read_connection_file
+from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.frame_order import Prefix, split
-from djinn_core.wire.malformed import UnreadableHints, UnreadableUpload, decode_partially
 from djinn_core.wire.messages import (
     BlobOffer,
     Completed,
@@ -50,6 +48,8 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import AwaitTransfer, SendValues, TransferHeader
+from djinn_server.launch.token_table import change_table, create
+from djinn_server.malformed import UnreadableHints, UnreadableUpload, decode_partially
 from evaluation.fuzz.changing import changed
 from evaluation.fuzz.recording import PROGRAMS, Program, sessions
 

@@ -24,15 +24,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
-from djinn_core.server.peers.packed_values import room_for
-from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
 from djinn_core.wire.frames import FrameDecoder, Limits
 from djinn_core.wire.messages import UploadPart
 from djinn_core.wire.peer_messages import Item, View
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.peers.packed_values import room_for
+from djinn_server.running.values import ValueTable
+from djinn_server.weights.uploads import UploadAssembly
 from evaluation.fuzz.decoding import resident
 from evaluation.fuzz.targets import TARGETS
 

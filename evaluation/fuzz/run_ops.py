@@ -26,7 +26,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.ir.operators import OWN_OPERATORS, allowed_operators, resolve
-from djinn_core.server.checks.rules import checked
+from djinn_server.checks.rules import checked
 from evaluation.fuzz.guarded import GuardedMemory
 from evaluation.fuzz.op_arguments import Call, call, changed
 from evaluation.fuzz.real_calls import database_calls

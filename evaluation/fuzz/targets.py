@@ -21,9 +21,6 @@ from memory_file import MemoryFile
 from safetensors.torch import save
 
 from djinn_checkpoints import Checkpoints
-from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.builtins.safetensors_files import Safetensors
-from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import (
     ConfigurationError,
     DjinnError,
@@ -35,13 +32,22 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.ir.form import Form, Operand
-from djinn_core.launch import orders, tickets
-from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
-from djinn_core.launch.token_table import TokenTable, create, parse_table
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.peers.packed_values import room_for
-from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
-from djinn_core.server.recovery.snapshot_format import (
+from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
+from djinn_core.wire import binding_delta, compression, messages
+from djinn_core.wire.frame_order import Inbox, Outbox, split
+from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
+from djinn_core.wire.peer_messages import Item, TransferHeader, View
+from djinn_core.wire.tensors import tensor_from_wire
+from djinn_gguf import Gguf
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.builtins.safetensors_files import Safetensors
+from djinn_server.builtins.weights import FileSource
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.launch import orders, tickets
+from djinn_server.launch.token_table import TokenTable, create, parse_table
+from djinn_server.peers.packed_values import room_for
+from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
+from djinn_server.recovery.snapshot_format import (
     KnownTemplate,
     Snapshot,
     decode_snapshot,
@@ -49,18 +55,12 @@ from djinn_core.server.recovery.snapshot_format import (
     octets_of,
     put_values,
 )
-from djinn_core.server.running.own_operators import own_operators
-from djinn_core.server.running.random_state import DeviceRandomness
-from djinn_core.server.running.template_compiler import compile_template
-from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights.uploads import UploadAssembly
-from djinn_core.server.weights.weight_reader import WeightReader
-from djinn_core.wire import binding_delta, compression, messages
-from djinn_core.wire.frame_order import Inbox, Outbox, split
-from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
-from djinn_core.wire.peer_messages import Item, TransferHeader, View
-from djinn_core.wire.tensors import tensor_from_wire
-from djinn_gguf import Gguf
+from djinn_server.running.own_operators import own_operators
+from djinn_server.running.random_state import DeviceRandomness
+from djinn_server.running.template_compiler import compile_template
+from djinn_server.running.values import ValueTable
+from djinn_server.weights.uploads import UploadAssembly
+from djinn_server.weights.weight_reader import WeightReader
 from evaluation.fuzz.generating import generated, message_types
 
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)

@@ -37,7 +37,7 @@ while True:
 # The client kills the executor that it is given: what a kernel does that reads where it must not.
 CRASHING = """
 import os, signal, time, torch, djinn
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 while True:
     try:
         djinn.init()

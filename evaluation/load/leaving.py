@@ -119,8 +119,8 @@ def files_below(*folders: Path) -> set[str]:
 
 @functools.cache
 def _transports() -> tuple[Any, ...]:
-    from djinn_core.builtins import builtin_plugins
-    from djinn_core.plugins.registry import Selection, load_registry
+    from djinn_core.planning.builtins import builtin_plugins
+    from djinn_core.registry.registry import Selection, load_registry
 
     return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports
 
@@ -136,7 +136,7 @@ class Peer:
     def dial(self, url: str) -> Any:
         """A connection to an address."""
         from djinn_core.hookspecs.transports import Limits
-        from djinn_core.launch.addresses import transport_for
+        from djinn_core.protocol.addresses import transport_for
 
         self.open.append(transport_for(url, _transports()).connect(url, Limits(), SECONDS))
         return self.open[-1]
@@ -422,8 +422,8 @@ def kill_clients(process: subprocess.Popen[str], count: int) -> int:
 
 def executor_of(url: str, token: str) -> tuple[int, int]:
     """The executor's process, and how many sessions it has."""
-    from djinn_core.config import Settings
-    from djinn_core.runtime.connecting.status import ask_servers
+    from djinn_client.runtime.connecting.status import ask_servers
+    from djinn_core.settings import Settings
 
     (status,) = ask_servers(Settings(servers=(url,), token=token)).values()
     (executor,) = status.executors

@@ -29,7 +29,7 @@ AT_ONCE = 4  # that begin at the same time
 
 def tenants_of(folder: Path, count: int) -> list[str]:
     """Tokens of so many tenants, in the table of a server."""
-    from djinn_core.launch.token_table import change_table, create
+    from djinn_server.launch.token_table import change_table, create
 
     tokens = []
     with change_table(folder / "tokens.json") as change:

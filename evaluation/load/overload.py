@@ -50,8 +50,8 @@ def at_work(url: str, token: str, count: Any, over: Any) -> None:
 
 def refusal(transports: Sequence[Any], url: str, token: str) -> tuple[float, str]:
     """Time until a refusal, and its kind: `busy` is for now, `refused` for good, `closed` without an answer."""
+    from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
     from djinn_core.errors import AccessRefused, ServerBusy, TransportError
-    from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
 
     began, how = time.perf_counter(), "let in"
     try:
@@ -71,8 +71,8 @@ def refusal(transports: Sequence[Any], url: str, token: str) -> tuple[float, str
 
 def transports_but_local() -> list[Any]:
     """The ways to a server that clients on other machines have."""
-    from djinn_core.builtins import builtin_plugins
-    from djinn_core.plugins.registry import Selection, load_registry
+    from djinn_core.planning.builtins import builtin_plugins
+    from djinn_core.registry.registry import Selection, load_registry
 
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
     return [transport for transport in registry.transports if transport.name != "local"]

@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from djinn_core.builtins.local import LocalTransport
 from djinn_core.errors import DjinnError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.launch.held_executor import HeldExecutor
+from djinn_core.protocol.local import LocalTransport
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.messages import (
     Attach,
@@ -39,6 +38,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerTicket, PeerTicketRequest
+from djinn_server.launch.held_executor import HeldExecutor
 
 GIB = 1 << 30
 DEVICE = DeviceInfo("cpu:0", "cpu", "a stand-in", 80 * GIB, 80 * GIB, 1, str(torch.__version__))

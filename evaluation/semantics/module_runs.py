@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import djinn
-from djinn_core.interception.recording.recorder import current
+from djinn_client.interception.recording.recorder import current
 from evaluation.semantics.ground_truth import ModuleRun
 
 

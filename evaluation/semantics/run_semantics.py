@@ -23,11 +23,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import djinn
 from djinn.hooks import Tier, WorkloadProfile
-from djinn_core.builtins.flops import flops_of
+from djinn_client.runtime.client import registry
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
-from djinn_core.runtime.client import registry
-from djinn_core.stages.annotate import annotate
+from djinn_core.planning.builtins.flops import flops_of
+from djinn_core.planning.stages.annotate import annotate
 from evaluation.semantics.ground_truth import Labelled
 from evaluation.semantics.labelled_zoo import LABELLED, labelled
 from evaluation.semantics.scoring import KINDS, NAMES, Score, Sum, least, score

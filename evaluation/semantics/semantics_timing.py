@@ -18,11 +18,11 @@ import torch
 from torch.nn import functional
 
 import djinn
+from djinn_client.runtime import client
+from djinn_client.runtime.planning import plan_maker
+from djinn_client.runtime.planning.planner import Planner, Planning
+from djinn_client.runtime.stats import Stats
 from djinn_core.ir.program import Program
-from djinn_core.runtime import client
-from djinn_core.runtime.planning import plan_maker
-from djinn_core.runtime.planning.planner import Planner, Planning
-from djinn_core.runtime.stats import Stats
 
 REMOTE = "remote_accelerator:0"
 SMALL, LARGE = 1_000, 100_000

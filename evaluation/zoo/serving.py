@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import djinn
-from djinn_core.launch.connection_file import read_connection_file
+from djinn_core.protocol.connection_file import read_connection_file
 
 START_SECONDS = 300.0
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from djinn.testing import self_signed_tls
-from djinn_core.builtins import builtin_plugins
-from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.registry import Selection, load_registry
 
 
 @pytest.fixture(scope="session")

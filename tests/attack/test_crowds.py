@@ -9,25 +9,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Limits
-from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.tls_transports import under_tls
-from djinn_core.net.sockets import AcceptedConnection
-from djinn_core.net.tls_contexts import server_context
-from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
-from djinn_core.server import attach
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.events import ServerEvents
-from djinn_core.server.gateway import operations_listener
-from djinn_core.server.gateway.authentication import Authentication
-from djinn_core.server.gateway.context import GatewayContext
-from djinn_core.server.gateway.operations import Operations
-from djinn_core.server.gateway.operations_listener import OperationsListener
-from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
-from djinn_core.server.shared_device import SharedDevice
+from djinn_core.protocol.addresses import transport_for
+from djinn_core.protocol.net.sockets import AcceptedConnection
+from djinn_core.protocol.net.tls_contexts import server_context
+from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
+from djinn_core.protocol.tls_transports import under_tls
 from djinn_http import pace
 from djinn_http import server as http_server
+from djinn_server import attach
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.context import ExecutorContext
+from djinn_server.events import ServerEvents
+from djinn_server.gateway import operations_listener
+from djinn_server.gateway.authentication import Authentication
+from djinn_server.gateway.context import GatewayContext
+from djinn_server.gateway.operations import Operations
+from djinn_server.gateway.operations_listener import OperationsListener
+from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
+from djinn_server.shared_device import SharedDevice
 
 SMALL = Limits(head=1000, body=0, buffers=0)
 

@@ -12,18 +12,16 @@ import attrs
 import msgspec
 import pytest
 
-from djinn_core.config import Settings
+from djinn_client.runtime.connecting.dialling import GatewayConnection, direct_ways, reach_gateway
+from djinn_client.runtime.connecting.servers import find_servers
+from djinn_client.runtime.receiving.failures import Failures
+from djinn_client.runtime.receiving.reply_reader import ReplyReader
 from djinn_core.errors import ConfigurationError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
-from djinn_core.launch.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
-from djinn_core.launch.self_signed import self_signed
-from djinn_core.launch.tls_transports import trusting, under_tls, with_tls
-from djinn_core.net.tls_contexts import client_context, server_context
-from djinn_core.runtime.connecting.dialling import GatewayConnection, direct_ways, reach_gateway
-from djinn_core.runtime.connecting.servers import find_servers
-from djinn_core.runtime.receiving.failures import Failures
-from djinn_core.runtime.receiving.reply_reader import ReplyReader
-from djinn_core.server.peers import exchange
+from djinn_core.protocol.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
+from djinn_core.protocol.net.tls_contexts import client_context, server_context
+from djinn_core.protocol.tls_transports import trusting, under_tls, with_tls
+from djinn_core.settings import Settings
 from djinn_core.wire.frames import FrameDecoder
 from djinn_core.wire.messages import (
     Attach,
@@ -40,6 +38,8 @@ from djinn_core.wire.messages import (
 )
 from djinn_core.wire.peer_messages import ConnectPeer
 from djinn_http.exchange import Endpoint, HttpExchange
+from djinn_server.launch.self_signed import self_signed
+from djinn_server.peers import exchange
 
 CPU = DeviceInfo("cpu", "cpu")
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import fx
 
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import QuotaExceeded, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.compilers import CompilerContext
 from djinn_core.hookspecs.launchers import Badge
@@ -23,34 +22,8 @@ from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.form import Constant, Form, Operand
-from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.executor_config import ExecutorConfig, RecoveryConfig
-from djinn_core.launch.process import ExecutorProcess
-from djinn_core.launch.tickets import TicketChecker, issue_ticket, new_key
-from djinn_core.net.sockets import AcceptedConnection
-from djinn_core.server.compiling.packing import pack
-from djinn_core.server.compiling.region import find_region
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.devices import OpenDevice
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.events import ServerEvents
-from djinn_core.server.executor import Executor
-from djinn_core.server.gateway.admission import Admission
-from djinn_core.server.gateway.authentication import Authentication
-from djinn_core.server.gateway.context import GatewayContext
-from djinn_core.server.gateway.relay import Relays
-from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
-from djinn_core.server.handshake import UNAUTHENTICATED_LIMITS
-from djinn_core.server.memory import session_memory
-from djinn_core.server.memory.limited import LimitedRuntime
-from djinn_core.server.memory.session_memory import SessionMemory
-from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
-from djinn_core.server.running.own_operators import own_operators
-from djinn_core.server.running.random_state import DeviceRandomness, set_state
-from djinn_core.server.running.template_compiler import compile_template
-from djinn_core.server.running.values import ValueTable
-from djinn_core.server.session import ExecutorSession
-from djinn_core.server.weights.uploads import UploadAssembly
+from djinn_core.protocol.addresses import transport_for
+from djinn_core.protocol.net.sockets import AcceptedConnection
 from djinn_core.wire.frames import encode_frame
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
@@ -66,6 +39,33 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.resume_messages import Resume, Resumed
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.compiling.packing import pack
+from djinn_server.compiling.region import find_region
+from djinn_server.context import ExecutorContext
+from djinn_server.devices import OpenDevice
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.events import ServerEvents
+from djinn_server.executor import Executor
+from djinn_server.gateway.admission import Admission
+from djinn_server.gateway.authentication import Authentication
+from djinn_server.gateway.context import GatewayContext
+from djinn_server.gateway.relay import Relays
+from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
+from djinn_server.handshake import UNAUTHENTICATED_LIMITS
+from djinn_server.launch.executor_config import ExecutorConfig, RecoveryConfig
+from djinn_server.launch.process import ExecutorProcess
+from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
+from djinn_server.memory import session_memory
+from djinn_server.memory.limited import LimitedRuntime
+from djinn_server.memory.session_memory import SessionMemory
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.running.own_operators import own_operators
+from djinn_server.running.random_state import DeviceRandomness, set_state
+from djinn_server.running.template_compiler import compile_template
+from djinn_server.running.values import ValueTable
+from djinn_server.session import ExecutorSession
+from djinn_server.weights.uploads import UploadAssembly
 
 CPU = torch.device("cpu")
 START_SECONDS = 300.0
@@ -169,7 +169,7 @@ def test_uploads_that_a_program_waits_for_are_slowed_as_well(context, monkeypatc
     context.usage.quota = Quota(requests_a_second=10)
     waited = []
     clock = SimpleNamespace(sleep=waited.append, process_time=time.process_time)  # other threads sleep by the real one
-    monkeypatch.setattr("djinn_core.server.usage_metrics.time", clock)
+    monkeypatch.setattr("djinn_server.usage_metrics.time", clock)
     session = ExecutorSession(context)
     session._uploads.wanted[99] = bytes(32)
     frames = [Frame(encode(Submit(1))), *(upload(number) for number in range(1, 40))]

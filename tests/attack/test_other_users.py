@@ -11,17 +11,17 @@ import typing
 import pytest
 
 from djinn_core import logs
-from djinn_core.config import resolve
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.launchers import NO_TENANT
-from djinn_core.launch.connection_file import ConnectionFile, read_connection_file, write_connection_file
-from djinn_core.launch.private_directories import private_directory
-from djinn_core.launch.self_signed import self_signed
-from djinn_core.printable import one_line
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.recovery.journal import Journal, SessionIdentity
-from djinn_core.server.rlimits import leave_no_cores
+from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file, write_connection_file
+from djinn_core.settings import resolve
+from djinn_core.system.printable import one_line
+from djinn_core.system.private_directories import private_directory
 from djinn_core.wire.messages import AnyMessage
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.launch.self_signed import self_signed
+from djinn_server.recovery.journal import Journal, SessionIdentity
+from djinn_server.rlimits import leave_no_cores
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])

@@ -82,7 +82,7 @@ def test_varying_sizes(run, module):
 
 
 def test_a_skeleton_is_installed_as_pip_does_it(module):
-    from djinn_core.plugins.discovery import installed
+    from djinn_core.registry.discovery import installed
 
     varying = module("bench_varying")
     with varying.installed("placement") as environment:

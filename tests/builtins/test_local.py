@@ -6,8 +6,8 @@ from urllib.parse import quote
 import pytest
 
 from djinn.testing import TransportConformance
-from djinn_core.builtins.local import LocalTransport
 from djinn_core.errors import TransportError
+from djinn_core.protocol.local import LocalTransport
 from djinn_core.system.tcp import LONGEST_PATH
 from djinn_core.wire.frames import Limits
 

@@ -12,9 +12,9 @@ from servers import start_server
 
 import djinn
 from djinn.testing import open_connections
-from djinn_core.delivery import snapshot_schedule
-from djinn_core.launch.connection_file import read_connection_file, write_connection_file
-from djinn_core.runtime import client
+from djinn_client.runtime import client
+from djinn_core.protocol.connection_file import read_connection_file, write_connection_file
+from djinn_core.protocol.delivery import snapshot_schedule
 
 REMOTE = "remote_accelerator:0"
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from djinn_core.interrupts import raise_outside_torch
+from djinn_core.system.interrupts import raise_outside_torch
 from evaluation.chaos.interrupting import trials
 
 AT_ONCE = 60.0  # seconds; `make interrupts` asks for half of one

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from djinn_client.cli.doctor import ServerRow, check_servers, check_torch, check_versions, diagnose, versions
 from djinn_core import torch_private
 from djinn_core.cli import main
-from djinn_core.cli.doctor import ServerRow, check_servers, check_torch, check_versions, diagnose, versions
 
 
 @pytest.fixture

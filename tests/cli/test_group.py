@@ -22,7 +22,7 @@ def failing(monkeypatch):
     def command():
         raise TransportError("No server answers at tcp://x:1: start `djinn serve` there.")
 
-    monkeypatch.setitem(sys.modules, "djinn_core.cli.status", SimpleNamespace(command=command))
+    monkeypatch.setitem(sys.modules, "djinn_client.cli.status", SimpleNamespace(command=command))
 
 
 def run(*arguments, **environ):

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from configured import configured
 
 import djinn
+from djinn_client.runtime.connecting.logins import Login, find_login, save_login
 from djinn_core.cli import main
 from djinn_core.errors import ConfigurationError
-from djinn_core.launch.connection_file import ConnectionFile
-from djinn_core.launch.logins import Login, find_login, save_login
+from djinn_core.protocol.connection_file import ConnectionFile
 
 
 @pytest.fixture(autouse=True)

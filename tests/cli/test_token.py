@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from djinn_core.cli.token import command
 from djinn_core.errors import ConfigurationError
+from djinn_server.cli.token import command
 
 
 def test_an_unknown_tenant_is_not_limited(tmp_path):

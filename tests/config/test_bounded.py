@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from djinn_core.backoff import Backoff
-from djinn_core.lru import LruCache
+from djinn_core.protocol.backoff import Backoff
+from djinn_core.system.lru import LruCache
 
 
 def test_the_least_recently_used_entry_is_evicted():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from djinn_core.directories import cache_directory, configuration_directory, runtime_directory, state_directory
+from djinn_core.system.directories import cache_directory, configuration_directory, runtime_directory, state_directory
 
 CASES = [
     (cache_directory, "XDG_CACHE_HOME", ".cache"),

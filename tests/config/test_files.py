@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from djinn_core.files import locked, replace_file, version_of
 from djinn_core.system.processes import lock_file
+from djinn_core.system.shared_files import locked, replace_file, version_of
 
 
 def test_a_file_is_replaced_as_a_whole_and_for_its_owner_alone(tmp_path):

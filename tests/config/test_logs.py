@@ -161,7 +161,7 @@ def test_refusals(call, message):
 
 
 def test_tokens_are_hidden_wherever_they_stand():
-    from djinn_core.launch.token_table import TokenTable, create
+    from djinn_server.launch.token_table import TokenTable, create
 
     _, row, token = create(TokenTable(), "alice", 0.0)
     shown = str(logs.redact(None, "", {"event": f"a client came with {token}", "key": row.id}))

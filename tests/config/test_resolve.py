@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from djinn_core.config import NAMES, config_file, resolve, unknown_variables
-from djinn_core.directories import configuration_directory
 from djinn_core.errors import ConfigurationError
+from djinn_core.settings import NAMES, config_file, resolve, unknown_variables
+from djinn_core.system.directories import configuration_directory
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
-from djinn_core.net.sockets import SocketConnection
-from djinn_core.server.malloc_trim import MemoryTrimmer
-from djinn_core.server.recovery.leased_connection import LeasedConnection
-from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.protocol.net.sockets import SocketConnection
 from djinn_core.wire.frames import FrameDecoder
 from djinn_http import HttpTransport
+from djinn_server.malloc_trim import MemoryTrimmer
+from djinn_server.recovery.leased_connection import LeasedConnection
+from djinn_server.usage_metrics import UsageMetrics
 from djinn_tcp import TcpTransport
 
 SECONDS = 120.0

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from djinn_core.delivery.record_log import LazyBuffers
 from djinn_core.errors import QuotaExceeded, SessionLost
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.launch.executor_config import RecoveryConfig
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.inline import connected_pair
-from djinn_core.server.recovery.journal import (
+from djinn_core.protocol.delivery.record_log import LazyBuffers
+from djinn_core.wire.resume_messages import Resume
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.inline import connected_pair
+from djinn_server.launch.executor_config import RecoveryConfig
+from djinn_server.recovery.journal import (
     Journal,
     JournalReader,
     SessionIdentity,
@@ -22,9 +23,8 @@ from djinn_core.server.recovery.journal import (
     journal_path,
     remove_stale,
 )
-from djinn_core.server.recovery.leased_connection import TRIES, Leases
-from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.wire.resume_messages import Resume
+from djinn_server.recovery.leased_connection import TRIES, Leases
+from djinn_server.usage_metrics import UsageMetrics
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
 FRAMES = [Frame(b"one"), Frame(b"two", [b"x" * 100, b""]), Frame(b"three", [bytes(1 << 16)])]
@@ -238,7 +238,7 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
     leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
     leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
     assert path.exists(), "it was looked at when the process began"
-    monkeypatch.setattr("djinn_core.server.recovery.leased_connection.SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr("djinn_server.recovery.leased_connection.SWEEP_SECONDS", 0.0)
     leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
     assert not list(tmp_path.iterdir())
 

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from djinn_core.delivery import record_log, snapshot_schedule
-from djinn_core.delivery.reconnect_limit import BREAKS_LIMIT, ReconnectLimit
-from djinn_core.delivery.record_log import RecordReader, RecordWriter
-from djinn_core.delivery.snapshot_schedule import SnapshotSchedule
 from djinn_core.errors import ProtocolError
+from djinn_core.protocol.delivery import record_log, snapshot_schedule
+from djinn_core.protocol.delivery.reconnect_limit import BREAKS_LIMIT, ReconnectLimit
+from djinn_core.protocol.delivery.record_log import RecordReader, RecordWriter
+from djinn_core.protocol.delivery.snapshot_schedule import SnapshotSchedule
 from djinn_core.system import files
 
 RECORDS = [(b"A", b"one", []), (b"B", b"", [b"x" * 100, b""]), (b"A", b"three", [bytes(1 << 16)] * 600)]

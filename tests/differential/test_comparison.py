@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from djinn_core.interception.shape_inference import meta_overrides
+from djinn_client.interception.shape_inference import meta_overrides
 from evaluation.differential.differences import differences, first_difference
 from evaluation.differential.program_grammar import generated
 from evaluation.differential.program_runs import LOOKS, REMOTE, run

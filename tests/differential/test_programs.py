@@ -7,7 +7,7 @@ from configured import configured
 from long_forms import long_or
 
 import djinn
-from djinn_core.interception.runtime_interface import port
+from djinn_client.interception.runtime_interface import port
 from evaluation.differential import known_differences
 from evaluation.differential.differences import first_difference
 from evaluation.differential.op_programs import entries, programs

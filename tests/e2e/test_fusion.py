@@ -10,7 +10,7 @@ import torch
 
 import djinn
 from djinn.testing import executor_figures, open_session
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 
 REMOTE = "remote_accelerator:0"
 

@@ -11,13 +11,13 @@ import torch
 
 import djinn
 from djinn.testing import open_session
-from djinn_core.builtins import builtin_plugins
-from djinn_core.config import Settings
+from djinn_client.runtime.connecting.connect import open_connections
 from djinn_core.errors import AccessRefused, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, Operand, SlotArg
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.connecting.connect import open_connections
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.settings import Settings
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import (

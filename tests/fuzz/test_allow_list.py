@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from djinn_core import torch_private
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.ir.operators import (
     EXCHANGE_RANDOM_STATE,
     GENERATOR_STATE,
@@ -20,9 +19,10 @@ from djinn_core.ir.operators import (
     resolve,
     split_name,
 )
-from djinn_core.server.checks.rules import RULES
-from djinn_core.server.running.own_operators import own_operators
-from djinn_core.server.running.random_state import DeviceRandomness
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.checks.rules import RULES
+from djinn_server.running.own_operators import own_operators
+from djinn_server.running.random_state import DeviceRandomness
 
 # Said once more, on purpose, and not taken from the list under test.
 PLAIN = {"Tensor", "int", "bool", "float", "number", "complex", "str", "Device", "Generator", "NoneType"}

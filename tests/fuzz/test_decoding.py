@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
-from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
 from djinn_core.wire.frames import FrameDecoder, Limits
 from djinn_core.wire.messages import UploadPart
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.running.values import ValueTable
+from djinn_server.weights.uploads import UploadAssembly
 from evaluation.fuzz.decoding import GROWTH_BYTES, Trial, resident, run_at_random
 from evaluation.fuzz.generating import message_types
 from evaluation.fuzz.targets import TARGETS

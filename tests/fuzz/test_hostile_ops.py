@@ -12,7 +12,7 @@ from long_forms import long_or
 import djinn
 from djinn.testing import open_session
 from djinn_core.errors import RemoteError, UnsupportedOperation
-from djinn_core.printable import printable
+from djinn_core.system.printable import printable
 from djinn_core.wire import limits
 from djinn_core.wire.messages import Submit, encode
 from evaluation.fuzz.hostile_ops import PROGRAM_EVERY, REMOTE, run

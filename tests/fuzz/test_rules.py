@@ -9,8 +9,8 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.form import Constant, Enumerated, Form, ListArg, Operand, SelfDevice, SlotArg
 from djinn_core.ir.operators import resolve
-from djinn_core.server.checks.kinds import check_kinds
-from djinn_core.server.checks.rules import checked
+from djinn_server.checks.kinds import check_kinds
+from djinn_server.checks.rules import checked
 
 F = torch.rand
 LEAST = -(2**63)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 
 REMOTE = "remote_accelerator:0"
 

@@ -12,9 +12,9 @@ import torch
 
 import djinn
 from djinn.testing import open_session
-from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.tensors import pending_copies
-from djinn_core.interception.tensors.async_cpu_tensor import ArrivingTensor
+from djinn_client.interception.device.device_state import device_state
+from djinn_client.interception.tensors import pending_copies
+from djinn_client.interception.tensors.async_cpu_tensor import ArrivingTensor
 
 EXPECTED = torch.arange(12.0).view(3, 4).t() * 2
 

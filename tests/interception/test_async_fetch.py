@@ -92,7 +92,7 @@ def test_an_interrupted_look_can_be_repeated(embedded, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("djinn_core.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
+        patch.setattr("djinn_client.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
         patch.setattr(session.replies, "receive_until", interrupted)
         pending.result()
     assert pending.result()[0].tolist() == [0, 1, 2]

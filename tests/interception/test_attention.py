@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from djinn_core.interception.recording.recorder import current
+from djinn_client.interception.recording.recorder import current
 
 DEVICE = "remote_accelerator:0"
 FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.tensors import batched_fetch
-from djinn_core.interception.tensors.batched_fetch import BatchedFetch, by_handle, expecting
+from djinn_client.interception.tensors import batched_fetch
+from djinn_client.interception.tensors.batched_fetch import BatchedFetch, by_handle, expecting
 
 
 @pytest.fixture

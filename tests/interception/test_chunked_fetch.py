@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception import sync
-from djinn_core.interception.tensors import chunked_fetch
+from djinn_client.interception import sync
+from djinn_client.interception.tensors import chunked_fetch
 
 DEVICE = "remote_accelerator:0"
 

@@ -11,10 +11,10 @@ import torch
 from long_forms import long_or
 
 import djinn
-from djinn_core.interception import dispatch
-from djinn_core.interception.shape_inference import formulas, shape_formulas, view_formulas
-from djinn_core.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
-from djinn_core.interception.shape_inference.meta_infer import infer
+from djinn_client.interception import dispatch
+from djinn_client.interception.shape_inference import formulas, shape_formulas, view_formulas
+from djinn_client.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
+from djinn_client.interception.shape_inference.meta_infer import infer
 from djinn_core.ir.operators import allowed_operators, resolve
 
 DEVICE = "remote_accelerator:0"

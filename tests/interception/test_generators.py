@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import djinn
-from djinn_core.interception.device import memory
+from djinn_client.interception.device import memory
 
 TYPE = "remote_accelerator"
 pytestmark = pytest.mark.usefixtures("embedded")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.shape_inference import foreach_infer, write_checks
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.shape_inference import foreach_infer, write_checks
 
 REMOTE = "remote_accelerator:0"
 LONGEST = 100

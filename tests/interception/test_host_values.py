@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import djinn
-from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.tensors import host_values
+from djinn_client.interception.device.device_state import device_state
+from djinn_client.interception.tensors import host_values
 
 DEVICE = "remote_accelerator:0"
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.bounded_memo import keep
-from djinn_core.interception.dispatch import learn_layout
-from djinn_core.interception.recording import encode
-from djinn_core.interception.shape_inference import meta_infer
-from djinn_core.interception.shape_inference.inference_cache import inference_cache
+from djinn_client.interception.bounded_memo import keep
+from djinn_client.interception.dispatch import learn_layout
+from djinn_client.interception.recording import encode
+from djinn_client.interception.shape_inference import meta_infer
+from djinn_client.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.ir import values
 from djinn_core.ir.form import Form
 from djinn_core.ir.values import tensor_meta

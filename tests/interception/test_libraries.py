@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from djinn_core.interception.libraries.on_import import adapt_on_import, rebind
+from djinn_client.interception.libraries.on_import import adapt_on_import, rebind
 
 
 class Memory(importlib.abc.MetaPathFinder, importlib.abc.Loader):

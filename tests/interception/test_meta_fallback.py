@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from djinn_core.interception.shape_inference import meta_fallback as refused_module
+from djinn_client.interception.shape_inference import meta_fallback as refused_module
 
 MISTAKES = {
     # An AssertionError to the meta kernel.

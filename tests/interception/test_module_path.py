@@ -15,8 +15,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import djinn
-from djinn_core.interception.native.library import ops
-from djinn_core.interception.recording.recorder import current
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.recording.recorder import current
 
 
 class Attention(nn.Module):

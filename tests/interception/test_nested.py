@@ -13,7 +13,7 @@ from torch import nested
 from torch.nn import functional
 
 import djinn
-from djinn_core.server.running.layout_calls import layout_call
+from djinn_server.running.layout_calls import layout_call
 
 pytestmark = pytest.mark.filterwarnings("ignore:(The PyTorch API of nested tensors|.*is_fx_tracing)")
 

@@ -8,11 +8,11 @@ from configured import configured
 from simulated_marks import own_executors
 
 import djinn
+from djinn_client.interception.runtime_interface import port
 from djinn_core import torch_private
-from djinn_core.interception.runtime_interface import port
-from djinn_core.server.shared_device import ProcessNumericSettings
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_server.shared_device import ProcessNumericSettings
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_a_step_is_a_few_ops_however_many_parameters_there_are(embedded):
 
 
 def test_corrections_that_change_in_every_step_make_no_call_new(embedded, monkeypatch):
-    from djinn_core.interception import dispatch
+    from djinn_client.interception import dispatch
 
     parameters = [torch.nn.Parameter(torch.ones(3, device=DEVICE)) for _ in range(12)]
     for parameter in parameters:

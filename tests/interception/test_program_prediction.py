@@ -11,8 +11,8 @@ import torch
 from long_forms import long_or
 
 import djinn
-from djinn_core.interception.recording import program_prediction
-from djinn_core.interception.recording.program_prediction import (
+from djinn_client.interception.recording import program_prediction
+from djinn_client.interception.recording.program_prediction import (
     LONGEST,
     OPENING,
     PIECES,
@@ -20,8 +20,8 @@ from djinn_core.interception.recording.program_prediction import (
     first_piece,
     pieces_of,
 )
-from djinn_core.interception.recording.recorded_call import record_call
-from djinn_core.interception.recording.recorder import recorders
+from djinn_client.interception.recording.recorded_call import record_call
+from djinn_client.interception.recording.recorder import recorders
 from djinn_core.ir.form import Form
 from djinn_core.ir.program import Signature
 

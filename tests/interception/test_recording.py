@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.recording.entry import Entry
-from djinn_core.interception.recording.recorder import Recorder, SyncRequest, current
-from djinn_core.interception.runtime_interface import Port
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_client.interception.recording.entry import Entry
+from djinn_client.interception.recording.recorder import Recorder, SyncRequest, current
+from djinn_client.interception.runtime_interface import Port
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.interception.tensors.storage import Storage, Value
 from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta
 from djinn_core.torch_private import without_modes

@@ -7,7 +7,7 @@ import gc
 import torch
 
 import djinn
-from djinn_core.interception.native.library import ops
+from djinn_client.interception.native.library import ops
 
 
 class Phoenix:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from long_forms import LONG
 
 import djinn
-from djinn_core.interception.dispatch import forget_calls
-from djinn_core.interception.shape_inference.float_arg_cache import without_floats
-from djinn_core.interception.shape_inference.scalar_ranges import refuse_scalars, scalar_rule
-from djinn_core.interception.shape_inference.small_trials import try_small
+from djinn_client.interception.dispatch import forget_calls
+from djinn_client.interception.shape_inference.float_arg_cache import without_floats
+from djinn_client.interception.shape_inference.scalar_ranges import refuse_scalars, scalar_rule
+from djinn_client.interception.shape_inference.small_trials import try_small
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.float16, torch.uint8, torch.int32)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from djinn_core.interception.dispatch import slots_of
-from djinn_core.interception.shape_inference import meta_infer
-from djinn_core.interception.shape_inference.shape_formulas import is_pointwise
-from djinn_core.interception.shape_inference.small_trials import pointwise_result
+from djinn_client.interception.dispatch import slots_of
+from djinn_client.interception.shape_inference import meta_infer
+from djinn_client.interception.shape_inference.shape_formulas import is_pointwise
+from djinn_client.interception.shape_inference.small_trials import pointwise_result
 from djinn_core.ir.operators import allowed_operators, resolve
 from djinn_core.ir.values import meta_of
 from djinn_core.torch_private import schema_of

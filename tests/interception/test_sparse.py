@@ -10,7 +10,7 @@ import torch
 from compared_layouts import equal, one_of_each, plain
 
 import djinn
-from djinn_core.server.running.layout_calls import layout_call
+from djinn_server.running.layout_calls import layout_call
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant)")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import djinn
+from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.errors import InvalidStage
-from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.substitution import Substitution

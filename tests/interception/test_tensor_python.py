@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import djinn
-from djinn_core.interception import sync
+from djinn_client.interception import sync
 
 CASES = []
 

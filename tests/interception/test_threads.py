@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.native.library import ops
-from djinn_core.interception.recording.recorded_call import record_call
-from djinn_core.interception.recording.recorder import current, recorders
-from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.tensors.lazy_tensor import fresh
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.recording.recorded_call import record_call
+from djinn_client.interception.recording.recorder import current, recorders
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tensors.lazy_tensor import fresh
 
 
 @pytest.fixture(autouse=True)
@@ -354,7 +354,7 @@ def test_readers_of_shared_weights_do_not_pile_up(embedded):
 
 
 def test_frees_that_wait_for_an_idle_thread_do_not_pile_up(embedded, monkeypatch):
-    monkeypatch.setattr("djinn_core.interception.recording.recorder.WAITING_LIMIT", 50)
+    monkeypatch.setattr("djinn_client.interception.recording.recorder.WAITING_LIMIT", 50)
     release, kept = threading.Event(), threading.Event()
     bag = []
 

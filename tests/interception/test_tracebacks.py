@@ -18,7 +18,7 @@ import torch
 
 import djinn
 import djinn_core
-from djinn_core.tracebacks import shorten
+from djinn_client.tracebacks import shorten
 
 OURS = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (djinn, djinn_core))
 
@@ -163,7 +163,7 @@ def test_everything_is_shown_while_debug_messages_are(embedded, part):
 
 
 def test_a_defect_of_the_package_keeps_its_frames(embedded, monkeypatch):
-    from djinn_core.interception.shape_inference.inference_cache import inference_cache
+    from djinn_client.interception.shape_inference.inference_cache import inference_cache
 
     x = torch.ones(2, 1, 7, 1, 2, device=embedded)  # of a shape that no other test adds: C++ asks Python
     monkeypatch.setattr(inference_cache, "calls", None)

@@ -141,7 +141,7 @@ def test_transformers_save_a_remote_model(remote, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_runs_as_it_is_and_says_so(remote, model, caplog):
-    from djinn_core.interception.libraries import install
+    from djinn_client.interception.libraries import install
 
     def work(model, data):
         if data.device.type == "cpu":

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.recording.program_prediction import MIN_REPEATS
-from djinn_core.interception.recording.recorder import recorders
+from djinn_client.interception.recording.program_prediction import MIN_REPEATS
+from djinn_client.interception.recording.recorder import recorders
 
 REMOTE = "remote_accelerator:0"
 

@@ -9,8 +9,8 @@ import struct
 import pytest
 
 from djinn_core.errors import TransportError
-from djinn_core.net.sockets import SocketConnection
-from djinn_core.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
+from djinn_core.protocol.net.sockets import SocketConnection
+from djinn_core.protocol.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
 from djinn_core.system import tcp
 from djinn_core.system.tcp import PeerSilence
 from djinn_core.wire.frames import Frame, Limits

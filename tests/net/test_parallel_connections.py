@@ -17,18 +17,18 @@ import pytest
 from servers import wait_for
 
 from djinn.testing import self_signed_tls
+from djinn_client.runtime.connecting.resuming import ResumingConnection
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import TlsOptions
-from djinn_core.net.sockets import AcceptedConnection, SocketConnection
-from djinn_core.net.striping import MANY_BYTES
-from djinn_core.net.tls_contexts import server_context
-from djinn_core.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
-from djinn_core.runtime.connecting.resuming import ResumingConnection
-from djinn_core.server.executor import Executor
-from djinn_core.server.parallel_groups import ParallelGroups
+from djinn_core.protocol.net.sockets import AcceptedConnection, SocketConnection
+from djinn_core.protocol.net.striping import MANY_BYTES
+from djinn_core.protocol.net.tls_contexts import server_context
+from djinn_core.protocol.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
 from djinn_core.wire.frames import STRIPED_BYTES, Frame, Limits, encode_frame, striped
 from djinn_core.wire.resume_messages import ParallelAttach
 from djinn_core.wire.striping import PIECE_BYTES, pieces
+from djinn_server.executor import Executor
+from djinn_server.parallel_groups import ParallelGroups
 
 LIMITS = Limits()
 GROUP = bytes(32)

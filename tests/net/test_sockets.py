@@ -12,7 +12,7 @@ import pytest
 from servers import wait_for
 
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.net.sockets import AcceptedConnection, SocketConnection, SocketListener, send_buffers
+from djinn_core.protocol.net.sockets import AcceptedConnection, SocketConnection, SocketListener, send_buffers
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
 
 acknowledged = pytest.mark.skipif(
@@ -208,7 +208,7 @@ def test_a_close_loses_nothing_that_was_sent_where_answers_were_not_read():
 @acknowledged
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_close_does_not_wait_for_ever(monkeypatch, broken):
-    monkeypatch.setattr("djinn_core.net.sockets._DELIVER_SECONDS", 600.0 if broken else 0.2)
+    monkeypatch.setattr("djinn_core.protocol.net.sockets._DELIVER_SECONDS", 600.0 if broken else 0.2)
     connection, theirs = pair_over_tcp()
     with theirs:
         connection._socket.setblocking(False)
@@ -239,7 +239,7 @@ def test_an_accepted_connection_reads_on_after_its_last_word():
 
 @pytest.mark.parametrize("bound", ["_LINGER_SECONDS", "_LINGER_BYTES"])
 def test_an_accepted_connection_does_not_read_on_for_ever(monkeypatch, bound):
-    monkeypatch.setattr(f"djinn_core.net.sockets.{bound}", 0)
+    monkeypatch.setattr(f"djinn_core.protocol.net.sockets.{bound}", 0)
     raw, ours = socket.socketpair()
     connection = AcceptedConnection(ours, LIMITS, "the client")
     with raw:
@@ -264,7 +264,7 @@ def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours, interruptible):
 
 
 def test_what_comes_after_a_long_silence_is_received(monkeypatch):
-    monkeypatch.setattr("djinn_core.net.sockets._READ_SECONDS", 0.05)
+    monkeypatch.setattr("djinn_core.protocol.net.sockets._READ_SECONDS", 0.05)
     raw, ours = socket.socketpair()
     connection = SocketConnection(ours, LIMITS, "the other end")
     stream = encoded(Frame(b"head", [b"x" * 1000]))
@@ -325,7 +325,7 @@ def read_late(raw, count, timer):
 def test_a_send_that_a_signal_handler_leaves_ends_the_connection_where_nobody_reads(
     raw_and_ours, alarming, monkeypatch
 ):
-    monkeypatch.setattr("djinn_core.net.sockets._FINISH_SECONDS", 0.1)
+    monkeypatch.setattr("djinn_core.protocol.net.sockets._FINISH_SECONDS", 0.1)
     raw, connection = raw_and_ours
     timer = interrupt_sending(raw, signal.SIGUSR1)
     with pytest.raises(Rang):

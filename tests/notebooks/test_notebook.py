@@ -22,8 +22,8 @@ CELLS = {
     "profile nowhere": "%%djinn_profile --save /dev/null/trace.json\nprint('it ran')",
     "profile an error": "%%djinn_profile\nx.sum().item()\nraise KeyError('mine')",
     "progress": """
-from djinn_core.runtime import client
-from djinn_core.runtime.sending import progress
+from djinn_client.runtime import client
+from djinn_client.runtime.sending import progress
 bar, = [o for o in client.context.observers._observers if o.name == "progress"]
 bar._patience = 0.0
 torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).to(x.device)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import djinn
+from djinn._lazy_names import importing
 from djinn_core.errors import PluginError
-from djinn_core.loading import importing
-from djinn_core.plugins.api_names import find_api_name
+from djinn_core.registry.api_names import find_api_name
 
 ROOT = Path(__file__).parents[2]
 

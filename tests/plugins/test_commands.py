@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from djinn_core.cli import COMMANDS
-from djinn_core.plugins.command_listing import list_commands
-from djinn_core.plugins.commands import PluginCommands, find_commands
-from djinn_core.plugins.registry import Selection
+from djinn_core.registry.command_listing import list_commands
+from djinn_core.registry.commands import PluginCommands, find_commands
+from djinn_core.registry.registry import Selection
 
 COMMAND = """
 import click, pluggy

@@ -8,8 +8,8 @@ import click
 import pytest
 
 from djinn_core.hookspecs.api import ApiName
-from djinn_core.plugins.contract import complaint
-from djinn_core.plugins.kinds import KINDS
+from djinn_core.registry.contract import complaint
+from djinn_core.registry.kinds import KINDS
 
 KIND = {kind.name: kind for kind in KINDS}
 

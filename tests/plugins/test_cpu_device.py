@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.errors import StartupError
+from djinn_server.builtins.cpu import CpuDevice
 
 MEMORY = """
 import torch
-from djinn_core.builtins.cpu import CpuDevice
+from djinn_server.builtins.cpu import CpuDevice
 
 runtime = CpuDevice().open(0)
 before = runtime.memory()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from djinn_core.directories import cache_directory
-from djinn_core.plugins import entry_points
-from djinn_core.plugins.entry_points import core_version, installed_points
+from djinn_core.registry import entry_points
+from djinn_core.registry.entry_points import core_version, installed_points
+from djinn_core.system.directories import cache_directory
 
 Install = Callable[..., None]
 LONG_AGO = time.time_ns() - 3600 * 10**9

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from djinn import testing
-from djinn_core.plugins.kinds import KINDS
+from djinn_core.registry.kinds import KINDS
 
 QUIET = "ignore::pytest.PytestAssertRewriteWarning"  # a fork has modules of plugins of pytest imported already
 
@@ -42,7 +42,7 @@ def test_its_tests_pass(python, plain_environment, written: Path) -> None:
 def test_the_plugin_with_settings_has_them(python, plain_environment, written: Path) -> None:
     (script := written / "count.py").write_text(
         "import djinn\n"
-        "from djinn_core.runtime import client\n"
+        "from djinn_client.runtime import client\n"
         "djinn.configure(plugins=['counting_plugin'], plugin_settings={'counting_plugin': {'form': 'json'}})\n"
         "(counting,) = [o for o in client.registry().observers if o.name == 'counting']\n"
         "print(counting.settings.every, counting.settings.form)\n"

@@ -153,12 +153,12 @@ def test_djinn_run_says_that_nothing_makes_cuda_the_remote_device(run):
 
 
 def test_a_library_that_the_client_imports_itself_is_told_once_the_client_is_there(monkeypatch):
-    from djinn_core.runtime import attaching
+    from djinn_client.runtime import attaching
 
     told = []
     monkeypatch.setattr(attaching, "integrating", lambda: {"statistics": ("candidates",), "no_such_library": ()})
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "djinn_core.runtime.client", types.ModuleType("half imported"))
+        patch.setitem(sys.modules, "djinn_client.runtime.client", types.ModuleType("half imported"))
         attaching._integrate((), sys.modules["statistics"])  # as in the middle of the client's import
     monkeypatch.setattr(attaching, "_integrate", lambda *given: told.append(given))
     monkeypatch.setattr(attaching.port, "is_open", attaching.no_session)

@@ -10,15 +10,15 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from djinn_core.builtins import builtin_plugins
+from djinn_client.runtime.reconfiguring import executor_plugins_differ
 from djinn_core.cli import main
-from djinn_core.config import HIDDEN, PluginSetting, Settings, resolve
 from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.hookspecs import hookimpl
-from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.process import ExecutorProcess
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.reconfiguring import executor_plugins_differ
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.settings import HIDDEN, PluginSetting, Settings, resolve
+from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.process import ExecutorProcess
 
 SETTINGS_PLUGIN = """
 import attrs

@@ -15,8 +15,8 @@ import torch
 from configured import configured
 
 import djinn
+from djinn_client.runtime.connecting.local_plugins import check_for_servers, names_for_executors
 from djinn_core.errors import PluginError
-from djinn_core.runtime.connecting.local_plugins import check_for_servers, names_for_executors
 
 Make = Callable[[str, str], ModuleType]
 REMOTE = "remote_accelerator:0"

@@ -19,7 +19,7 @@ from djinn_core import hookspecs
 from djinn_core.hookspecs import API_VERSION
 from djinn_core.ir.plan import Rewrite
 from djinn_core.ir.short_repr import ShortRepr
-from djinn_core.plugins.kinds import KINDS, Kind
+from djinn_core.registry.kinds import KINDS, Kind
 
 TEXT = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text(encoding="utf-8")
 

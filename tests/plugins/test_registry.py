@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from djinn_core.config import resolve
 from djinn_core.errors import PluginError
-from djinn_core.plugins.discovery import installed
-from djinn_core.plugins.registry import Registry, Selection, load_registry, load_where_started, survey
+from djinn_core.registry.discovery import installed
+from djinn_core.registry.registry import Registry, Selection, load_registry, load_where_started, survey
+from djinn_core.settings import resolve
 
 Install = Callable[..., None]
 Offered = Callable[[], list[importlib.metadata.EntryPoint]]
@@ -302,7 +302,7 @@ def test_threads_and_plugins_may_load_at_the_same_time(
         "nested",
         pattern("nested").replace(
             "    return [Example()]",
-            "    from djinn_core.plugins.registry import Selection, load_registry\n"
+            "    from djinn_core.registry.registry import Selection, load_registry\n"
             "    load_registry(Selection(plugins=()), builtins={}, entry_points=[])\n"
             "    return [Example()]",
         ),

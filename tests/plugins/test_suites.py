@@ -33,16 +33,16 @@ from djinn.hooks import (
     hookimpl,
 )
 from djinn.testing.suite import missing
-from djinn_core.builtins import builtin_plugins
-from djinn_core.builtins.assignment import Affinity, FairShareAssignment, LeastLoaded
-from djinn_core.builtins.cpu import CpuDevice
-from djinn_core.builtins.device import DeviceInterceptor
-from djinn_core.builtins.memory import NextUsePolicy
-from djinn_core.builtins.placement import SingleDevice
-from djinn_core.builtins.scheduling import Sequential
+from djinn_client.builtins.device import DeviceInterceptor
 from djinn_core.errors import InvalidStage
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.stages.verify import check_placement
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.planning.builtins.placement import SingleDevice
+from djinn_core.planning.builtins.scheduling import Sequential
+from djinn_core.planning.stages.verify import check_placement
+from djinn_core.registry.registry import Selection, load_registry
+from djinn_server.builtins.assignment import Affinity, FairShareAssignment, LeastLoaded
+from djinn_server.builtins.cpu import CpuDevice
+from djinn_server.builtins.memory import NextUsePolicy
 
 GRAPHS = testing.sample_graphs()
 NOT_THERE = HttpResponse(HTTPStatus.NOT_FOUND, b"")

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from djinn.testing import ObserverConformance, TransportConformance
-from djinn_core.builtins.local import LocalTransport
+from djinn_core.protocol.local import LocalTransport
 from djinn.testing import suite, transports
 
 suite.SECONDS = transports.SECONDS = 3.0

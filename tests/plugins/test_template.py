@@ -20,14 +20,14 @@ from long_forms import long_or
 
 from djinn_core.cli.plugins import render
 from djinn_core.errors import ConfigurationError
-from djinn_core.plugins.kinds import KINDS
+from djinn_core.registry.kinds import KINDS
 
 USE = """
 import torch
 from djinn.testing import ProgramBuilder, topology
-from djinn_core.builtins import builtin_plugins
-from djinn_core.pipeline import Request, plan
-from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.planning.pipeline import Request, plan
+from djinn_core.registry.registry import Selection, load_registry
 
 builder = ProgramBuilder()
 product = builder.op("aten::mm", builder.input(2, 3), builder.input(3, 4), shape=(2, 4))

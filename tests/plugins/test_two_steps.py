@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from djinn_core.config import Settings
-from djinn_core.plugins import intake
-from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.load_plugins import all_plugins, load_opening_plugins, load_plugins
+from djinn_client.runtime.load_plugins import all_plugins, load_opening_plugins, load_plugins
+from djinn_core.registry import intake
+from djinn_core.registry.registry import Registry
+from djinn_core.settings import Settings
 
 Install = Callable[..., None]
 OBSERVER = """

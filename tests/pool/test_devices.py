@@ -15,10 +15,10 @@ from servers import SECONDS, start_server
 import djinn
 from djinn.hooks import DataResidency
 from djinn.testing import open_connections, open_session
-from djinn_core.plugins.registry import Selection
-from djinn_core.runtime import client
-from djinn_core.runtime.pool import held_uploads
-from djinn_core.server.gateway.device_discovery import offered
+from djinn_client.runtime import client
+from djinn_client.runtime.pool import held_uploads
+from djinn_core.registry.registry import Selection
+from djinn_server.gateway.device_discovery import offered
 
 ANY, FIRST, SECOND = (f"remote_accelerator:{index}" for index in range(3))
 module = torch.get_device_module("remote_accelerator")

@@ -8,9 +8,9 @@ import torch
 
 import djinn
 from djinn.testing import plans_made
+from djinn_client.runtime.pool import topology as present
+from djinn_client.runtime.pool.topology import PoolTopology
 from djinn_core.ir.costs import DeviceCapabilities, Link
-from djinn_core.runtime.pool import topology as present
-from djinn_core.runtime.pool.topology import PoolTopology
 from djinn_core.wire.messages import Room
 from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
 

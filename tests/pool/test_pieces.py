@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import attrs
 import pytest
 
+from djinn_client.runtime.planning.placement_trials import TriedPlacement
+from djinn_client.runtime.pool.load_balancing import ProgramFamily
+from djinn_client.runtime.pool.parts import FreeStep, PooledPlan, RunPart, TransferStep
+from djinn_client.runtime.pool.pieces import DIVIDED, STEADY, ExecutorAffinities
 from djinn_core.ir.program import Program
-from djinn_core.runtime.planning.placement_trials import TriedPlacement
-from djinn_core.runtime.pool.load_balancing import ProgramFamily
-from djinn_core.runtime.pool.parts import FreeStep, PooledPlan, RunPart, TransferStep
-from djinn_core.runtime.pool.pieces import DIVIDED, STEADY, ExecutorAffinities
 
 NOTHING = Program((), (), ())
 

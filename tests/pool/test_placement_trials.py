@@ -9,8 +9,8 @@ from configured import configured
 import djinn
 from djinn.hooks import CostEstimate, OptimizationResult, hookimpl
 from djinn.testing import open_session
-from djinn_core.runtime import client
-from djinn_core.runtime.planning.placement_trials import LOOKS
+from djinn_client.runtime import client
+from djinn_client.runtime.planning.placement_trials import LOOKS
 
 REMOTE = "remote_accelerator:0"
 LAYERS = 4

@@ -13,7 +13,7 @@ from compared_layouts import equal, one_of_each, plain, used
 import djinn
 from djinn.recording import fetch_later
 from djinn.testing import kill_executor
-from djinn_core.runtime.receiving.replies import Replies
+from djinn_client.runtime.receiving.replies import Replies
 from djinn_core.wire.peer_messages import PeerTicket
 
 REMOTE = "remote_accelerator:0"
@@ -216,7 +216,7 @@ def test_an_interrupted_look_at_both_can_be_repeated(blind, monkeypatch):
     pending = fetch_later([given + 1, given * 2, given - 1])
     assert len(blind._asked[pending._asked[1]].questions) == 2
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("djinn_core.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
+        patch.setattr("djinn_client.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
         patch.setattr(blind.members[1].replies, "receive_until", interrupted)
         pending.result()
     assert [value.tolist() for value in pending.result()] == [[1, 2, 3], [0, 2, 4], [-1, 0, 1]]
@@ -229,7 +229,7 @@ def test_an_interrupt_waits_until_a_program_is_sent(blind, monkeypatch):
 
     def interrupted_once(*arguments):
         monkeypatch.undo()
-        monkeypatch.setattr("djinn_core.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
+        monkeypatch.setattr("djinn_client.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
         signal.raise_signal(signal.SIGINT)
         expect(*arguments)
 

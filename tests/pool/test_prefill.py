@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from djinn.hooks import hookimpl
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 from djinn_prefill import DivideSequences
 from djinn_prefill.choosing import ChunkChoice
 

@@ -10,7 +10,7 @@ import torch
 
 import djinn
 from djinn.hooks import hookimpl
-from djinn_core.runtime.pool.topology import SeenLink
+from djinn_client.runtime.pool.topology import SeenLink
 from djinn_recomputation import Recomputation
 
 REMOTE = "remote_accelerator:0"

@@ -14,9 +14,9 @@ from servers import start_server
 
 import djinn
 from djinn.testing import executor_processes, open_connections
-from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.runtime_interface import CacheMemory
-from djinn_core.runtime import client, scaling
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.runtime_interface import CacheMemory
+from djinn_client.runtime import client, scaling
 
 REMOTE = "remote_accelerator:0"
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.recording import program_prediction
-from djinn_core.interception.recording.program_prediction import pieces_of
-from djinn_core.interception.recording.recorder import recorders
-from djinn_core.runtime import client
-from djinn_core.runtime.pool.load_balancing import LoadBalancer, ProgramFamily
-from djinn_core.runtime.pool.membership import Membership
+from djinn_client.interception.recording import program_prediction
+from djinn_client.interception.recording.program_prediction import pieces_of
+from djinn_client.interception.recording.recorder import recorders
+from djinn_client.runtime import client
+from djinn_client.runtime.pool.load_balancing import LoadBalancer, ProgramFamily
+from djinn_client.runtime.pool.membership import Membership
 
 REMOTE = "remote_accelerator:0"
 REPEATS = 3

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
+from djinn_client.runtime import client
 from djinn_core.ir.handles import storage_of
-from djinn_core.runtime import client
 
 REMOTE = "remote_accelerator:0"
 

@@ -9,23 +9,23 @@ import time
 
 import pytest
 
-from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.launch.addresses import transport_for
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.inline import connected_pair
-from djinn_core.server.peers import inbox as inboxes
-from djinn_core.server.peers.exchange import PeerExchange, PeerListener
-from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
-from djinn_core.server.peers.link_probe import LinkMeasurements
-from djinn_core.server.peers.route import WAITING_LIMIT, Route
-from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
-from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.protocol.addresses import transport_for
+from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import ConnectPeer, Item, LinkProbe, TransferChunk, TransferHeader, View
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.inline import connected_pair
+from djinn_server.peers import inbox as inboxes
+from djinn_server.peers.exchange import PeerExchange, PeerListener
+from djinn_server.peers.inbox import PeerConnection, TransferInbox
+from djinn_server.peers.link_probe import LinkMeasurements
+from djinn_server.peers.route import WAITING_LIMIT, Route
+from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
+from djinn_server.recovery.transfer_log import PastTransfers, PoolCounts
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
 HERE, THERE = 1, 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from djinn_core.cli.serve import command as serve
+from djinn_server.cli.serve import command as serve
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGING = ROOT / "packaging"

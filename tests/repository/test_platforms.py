@@ -32,11 +32,11 @@ KNOWN = {
     ("djinn_native/__init__.py", "ctypes.CDLL"): "its own library, by its path",
     ("djinn_native/setup.py", "sys.platform"): "flags of compilers, before Djinn is installed",
     ("djinn_native/building/compiler_here.py", "sys.platform"): "the same",
-    ("djinn_core/interception/tensors/printed_lists.py", "ctypes.PyDLL"): "the interpreter, which is there",
+    ("djinn_client/interception/tensors/printed_lists.py", "ctypes.PyDLL"): "the interpreter, which is there",
     ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
-    ("djinn_core/launch/fork_server_client.py", "socket.AF_UNIX"): "not on Windows, where nothing is forked",
-    ("djinn_core/launch/fork_server_client.py", "sys.platform"): "the same, for mypy",
-    **{("djinn_core/server/fork_server.py", name): "Linux alone: nothing is forked elsewhere" for name in FORKING},
+    ("djinn_server/launch/fork_server_client.py", "socket.AF_UNIX"): "not on Windows, where nothing is forked",
+    ("djinn_server/launch/fork_server_client.py", "sys.platform"): "the same, for mypy",
+    **{("djinn_server/fork_server.py", name): "Linux alone: nothing is forked elsewhere" for name in FORKING},
     **{
         (UCX, name): "in a process of its own, where there is UCX: not on Windows"
         for name in ("os.fork", "resource", "sys.platform")

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from djinn_core.builtins import builtin_plugins
-from djinn_core.plugins.kinds import EVERY_KIND
-from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.kinds import EVERY_KIND
+from djinn_core.registry.registry import Selection, load_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("plugins/*/*/pyproject.toml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import djinn
-from djinn_core.plugins.kinds import EVERY_KIND
+from djinn_core.registry.kinds import EVERY_KIND
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))

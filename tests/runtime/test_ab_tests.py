@@ -8,7 +8,7 @@ import torch
 import djinn
 import djinn_adaptive
 from djinn.hooks import OptimizationResult, Rewrite, Substitution, arguments, hookimpl
-from djinn_core.runtime.planning import ab_tests, planner
+from djinn_client.runtime.planning import ab_tests, planner
 
 REMOTE = "remote_accelerator:0"
 

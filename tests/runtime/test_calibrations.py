@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from djinn_core.runtime.planning.calibrations import calibration_of, keep_calibration
-from djinn_core.runtime.planning.run_pipeline import topology_of
+from djinn_client.runtime.planning.calibrations import calibration_of, keep_calibration
+from djinn_client.runtime.planning.run_pipeline import topology_of
 from djinn_core.wire.messages import DeviceInfo
 
 HERE = DeviceInfo("cpu:0", "cpu", "a processor", threads=1, torch="2.13.0")

@@ -12,7 +12,7 @@ from torch import nn
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
-from djinn_core.interception.recording.recorder import recorders
+from djinn_client.interception.recording.recorder import recorders
 
 
 class EverythingAtOnce(nn.Module):

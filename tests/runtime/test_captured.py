@@ -11,8 +11,8 @@ import torch
 
 import djinn
 from djinn_core.ir.result import PipelineResult
-from djinn_core.stages.annotate import annotate
-from djinn_core.stages.estimate import estimate
+from djinn_core.planning.stages.annotate import annotate
+from djinn_core.planning.stages.estimate import estimate
 
 DEVICE = "remote_accelerator:0"
 
@@ -104,8 +104,8 @@ def test_plans_stop_where_they_are_told() -> None:
 def test_a_second_capture_of_the_same_content_is_not_analysed(monkeypatch) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).to(DEVICE)
     analysed = []
-    monkeypatch.setattr("djinn_core.pipeline.annotate", counted(analysed, annotate))
-    monkeypatch.setattr("djinn_core.pipeline.estimate", counted(analysed, estimate))
+    monkeypatch.setattr("djinn_core.planning.pipeline.annotate", counted(analysed, annotate))
+    monkeypatch.setattr("djinn_core.planning.pipeline.estimate", counted(analysed, estimate))
 
     def captured_on(rows: int, layers: torch.nn.Module = model) -> PipelineResult:
         with djinn.capture() as captured:

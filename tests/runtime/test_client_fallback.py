@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.runtime_interface import port
+from djinn_client.interception.runtime_interface import port
 
 
 @torch.library.custom_op("djinn_tests::soft_sign", mutates_args=(), device_types="cpu")

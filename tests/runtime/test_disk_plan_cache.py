@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.runtime import client
-from djinn_core.runtime.planning import disk_plan_cache, planner
+from djinn_client.runtime import client
+from djinn_client.runtime.planning import disk_plan_cache, planner
 
 DEVICE = "remote_accelerator:0"
 

@@ -91,7 +91,7 @@ def test_synchronize_reports_the_first_failure_that_nobody_has_seen(x):
 
 def test_many_failures_neither_hang_nor_pile_up(x, monkeypatch):
     """An executor that tells of thousands of failures while the client sends would wait for it to read."""
-    from djinn_core.interception.runtime_interface import port
+    from djinn_client.interception.runtime_interface import port
 
     monkeypatch.setattr(port, "checkpoint_instructions", 400)
     index = out_of_range(x.device)
@@ -185,7 +185,7 @@ def test_what_only_checks_is_told_at_the_next_sync_point(x):
 
 
 def test_errors_of_pytorchs_own_types_are_of_these_types():
-    from djinn_core.runtime.receiving.remote_errors import remote_error
+    from djinn_client.runtime.receiving.remote_errors import remote_error
 
     for kind, expected in {
         "OutOfMemoryError": (torch.OutOfMemoryError, MemoryError, djinn.RemoteOutOfMemory),
@@ -356,7 +356,7 @@ def test_errors_inside_backward_arrive_as_themselves(x):
 
 
 def test_an_interrupt_inside_backward_is_an_interrupt(x, monkeypatch):
-    from djinn_core.interception.runtime_interface import port
+    from djinn_client.interception.runtime_interface import port
 
     weight = torch.ones(2, 3, 59, device=x.device, requires_grad=True)  # sizes of no other test: C++ asks about the ops
     loss = (weight * x.unsqueeze(2)).sum()

@@ -15,10 +15,10 @@ import djinn
 from djinn import session
 from djinn.hooks import CostEstimate, hookimpl
 from djinn.testing import open_session
-from djinn_core.config import Settings
-from djinn_core.runtime.planning import first_calibration
-from djinn_core.runtime.planning.calibrations import keep_calibration
-from djinn_core.runtime.planning.first_calibration import command_among, environment_for, never_measured
+from djinn_client.runtime.planning import first_calibration
+from djinn_client.runtime.planning.calibrations import keep_calibration
+from djinn_client.runtime.planning.first_calibration import command_among, environment_for, never_measured
+from djinn_core.settings import Settings
 from djinn_core.wire.messages import DeviceInfo
 
 REMOTE = "remote_accelerator:0"

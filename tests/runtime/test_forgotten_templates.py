@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.server import session, session_reader
+from djinn_server import session, session_reader
 
 DEVICE = "remote_accelerator:0"
 

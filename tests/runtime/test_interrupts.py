@@ -13,10 +13,10 @@ import torch
 
 import djinn
 from djinn.testing import open_session
+from djinn_client.runtime.planning import plan_maker
+from djinn_client.runtime.sending import cancellation, uploads
 from djinn_core.errors import ProgramStopped
-from djinn_core.interrupts import interrupt_mask, raise_outside_torch, warn_without_lock
-from djinn_core.runtime.planning import plan_maker
-from djinn_core.runtime.sending import cancellation, uploads
+from djinn_core.system.interrupts import interrupt_mask, raise_outside_torch, warn_without_lock
 
 DEVICE = "remote_accelerator:0"
 SIDE = 500

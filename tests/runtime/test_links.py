@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import djinn
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 
 
 def test_links_are_measured_once_and_say_how_long_transfers_take(embedded):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.runtime_interface import port
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime import client
 from djinn_core.ir.operators import allowed_operators
-from djinn_core.runtime import client
 
 DEVICE = "remote_accelerator:0"
 LACKING = {"aten::erfinv", "aten::linear", "aten::relu"}

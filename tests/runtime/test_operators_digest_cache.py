@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from djinn_core.directories import cache_directory
+from djinn_client.runtime.connecting import operators_digest_cache
+from djinn_client.runtime.connecting.operators_digest_cache import cached_operators_digest
 from djinn_core.ir import operators
 from djinn_core.ir.operators import operators_digest
-from djinn_core.runtime.connecting import operators_digest_cache
-from djinn_core.runtime.connecting.operators_digest_cache import cached_operators_digest
+from djinn_core.system.directories import cache_directory
 
 
 @pytest.fixture(autouse=True)

@@ -8,17 +8,17 @@ import attrs
 import pytest
 
 from djinn_adaptive import Adaptive
-from djinn_core.ir.program import Program
-from djinn_core.runtime.planning.ab_tests import Verdicts
-from djinn_core.runtime.planning.placement_trials import (
+from djinn_client.runtime.planning.ab_tests import Verdicts
+from djinn_client.runtime.planning.placement_trials import (
     LOOKS,
     UNMEASURED,
     PlacementTrials,
     TriedPlacement,
     placement_judge_among,
 )
-from djinn_core.runtime.planning.prediction_errors import ENOUGH, MOST, PRIOR, PredictionErrors, margin_of
-from djinn_core.runtime.stats import Stats
+from djinn_client.runtime.planning.prediction_errors import ENOUGH, MOST, PRIOR, PredictionErrors, margin_of
+from djinn_client.runtime.stats import Stats
+from djinn_core.ir.program import Program
 
 EMPTY = Program((), (), ())
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.runtime.planning import planner
-from djinn_core.runtime.planning.planner import TINY_INSTRUCTIONS, UNPLANNED_RUNS
+from djinn_client.runtime.planning import planner
+from djinn_client.runtime.planning.planner import TINY_INSTRUCTIONS, UNPLANNED_RUNS
 
 pytestmark = pytest.mark.usefixtures("embedded")
 DEVICE = "remote_accelerator:0"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from djinn_core.config import Settings
-from djinn_core.runtime.planning.constraints import policy_for, preferred_scheduler
+from djinn_client.runtime.planning.constraints import policy_for, preferred_scheduler
+from djinn_core.settings import Settings
 
 
 def offered(**preferences):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from djinn_core.interception import interpreter_shutdown
+from djinn_client.interception import interpreter_shutdown
 
 PRELUDE = """\
 import atexit, gc, multiprocessing, os, sys, threading, time
@@ -54,7 +54,7 @@ assert torch.cat(batches).tolist() == list(range(8))
 assert y.tolist() == [4, 4, 4]
 print("went on")
 
-from djinn_core.launch.process import ExecutorProcess
+from djinn_server.launch.process import ExecutorProcess
 drain, drained = ExecutorProcess.drain, []
 ExecutorProcess.drain = lambda executor, seconds: (drained.append(seconds), drain(executor, seconds))
 djinn.shut_down()
@@ -246,7 +246,7 @@ djinn.register_init_hook(lambda: begun.append("late"))  # at once, since a sessi
 assert begun == [1.0, "late"], begun
 print("once")
 
-from djinn_core.runtime import attaching
+from djinn_client.runtime import attaching
 
 def late():
     try:

@@ -6,8 +6,8 @@ import torch
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
-from djinn_core.interception.recording import program_prediction
-from djinn_core.runtime.planning import plan_maker
+from djinn_client.interception.recording import program_prediction
+from djinn_client.runtime.planning import plan_maker
 
 DEVICE = "remote_accelerator:0"
 
@@ -24,7 +24,7 @@ def test_a_loop_keeps_its_profile_when_it_is_sent_in_pieces(monkeypatch):
     monkeypatch.setattr(program_prediction, "MIN_REPEATS", 2)
     model, prompt = language_model().to(DEVICE), torch.arange(3, 9)[None].to(DEVICE)
     annotated, pieces = [], []
-    monkeypatch.setattr("djinn_core.pipeline.annotate", counted(annotated, "djinn_core.pipeline"))
+    monkeypatch.setattr("djinn_core.planning.pipeline.annotate", counted(annotated, "djinn_core.planning.pipeline"))
     real = plan_maker.plan_program
 
     def planned(*args, make, **kwargs):

@@ -9,9 +9,9 @@ import torch
 from configured import configured
 
 import djinn
-from djinn_core.config import Settings
-from djinn_core.runtime import client
-from djinn_core.runtime.reconfiguring import changed, needing_new_session
+from djinn_client.runtime import client
+from djinn_client.runtime.reconfiguring import changed, needing_new_session
+from djinn_core.settings import Settings
 
 
 @pytest.fixture

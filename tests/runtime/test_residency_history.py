@@ -11,10 +11,10 @@ from torch import nn
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, Modality, WorkloadType
+from djinn_client.runtime.planning import plan_maker
+from djinn_client.runtime.planning.residency_history import ResidencyHistory
 from djinn_core.ir.handles import make_handle
 from djinn_core.ir.profile import Lineage
-from djinn_core.runtime.planning import plan_maker
-from djinn_core.runtime.planning.residency_history import ResidencyHistory
 
 DEVICE = "remote_accelerator:0"
 

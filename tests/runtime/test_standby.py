@@ -6,13 +6,11 @@ from collections import deque
 
 import pytest
 
-from djinn_core.delivery import snapshot_schedule
+from djinn_client.runtime.standby.connection import StandbyConnection
+from djinn_client.runtime.standby.failover_log import SentFrames
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.runtime.standby.connection import StandbyConnection
-from djinn_core.runtime.standby.failover_log import SentFrames
-from djinn_core.server.recovery.snapshot_format import KnownTemplate, Snapshot, encode_snapshot
-from djinn_core.server.recovery.state_migration import hand_out, take_in
+from djinn_core.protocol.delivery import snapshot_schedule
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import (
     Attached,
@@ -30,6 +28,8 @@ from djinn_core.wire.messages import (
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import Item, View
 from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, StateRequest, count_pieces
+from djinn_server.recovery.snapshot_format import KnownTemplate, Snapshot, encode_snapshot
+from djinn_server.recovery.state_migration import hand_out, take_in
 
 ATTACHED = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
 

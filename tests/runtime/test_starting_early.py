@@ -11,11 +11,11 @@ import torch
 
 import djinn
 from djinn.testing import executor_processes
-from djinn_core.config import resolve
-from djinn_core.launch import launchers
-from djinn_core.runtime import client
-from djinn_core.runtime.connecting import starting
-from djinn_core.runtime.early_start import begin
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting import starting
+from djinn_client.runtime.early_start import begin
+from djinn_core.settings import resolve
+from djinn_server.launch import launchers
 
 DEVICE = "remote_accelerator:0"
 
@@ -70,7 +70,7 @@ def test_captures_and_servers_start_none(url_of):
 
 IMPORTING = """\
 import multiprocessing, djinn
-from djinn_core.interception.runtime_interface import port
+from djinn_client.interception.runtime_interface import port
 
 def worker():
     assert port.early is None, "a worker process starts none"

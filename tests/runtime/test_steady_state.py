@@ -13,25 +13,25 @@ from long_forms import long_or
 import djinn
 from djinn.hooks import Event, OptimizationContext, OptimizationResult, Rewrite, Substitution
 from djinn.testing import ProgramBuilder
+from djinn_client.runtime import client
+from djinn_client.runtime.planning.plan_cache import PlanCache
+from djinn_client.runtime.planning.plan_maker import asked_by_size_in
+from djinn_client.runtime.planning.size_range import FACTOR, NARROW_FACTOR
+from djinn_client.runtime.sending import submissions
+from djinn_client.runtime.sending.submissions import framed
 from djinn_core.ir.program import Program
-from djinn_core.runtime import client
-from djinn_core.runtime.planning.plan_cache import PlanCache
-from djinn_core.runtime.planning.plan_maker import asked_by_size_in
-from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
-from djinn_core.runtime.sending import submissions
-from djinn_core.runtime.sending.submissions import framed
 from djinn_core.wire.messages import Submit
 
 DEVICE = "remote_accelerator:0"
 WORK = [
-    "djinn_core.pipeline.annotate",
-    "djinn_core.pipeline.estimate",
-    "djinn_core.pipeline.optimize",
-    "djinn_core.pipeline.place",
-    "djinn_core.pipeline.schedule",
-    "djinn_core.runtime.planning.plan_maker.plan_program",
-    "djinn_core.runtime.planning.plan_cache.structure_of",
-    "djinn_core.runtime.planning.planner.make_template",
+    "djinn_core.planning.pipeline.annotate",
+    "djinn_core.planning.pipeline.estimate",
+    "djinn_core.planning.pipeline.optimize",
+    "djinn_core.planning.pipeline.place",
+    "djinn_core.planning.pipeline.schedule",
+    "djinn_client.runtime.planning.plan_maker.plan_program",
+    "djinn_client.runtime.planning.plan_cache.structure_of",
+    "djinn_client.runtime.planning.planner.make_template",
 ]
 
 ONCE = ("submissions", "messages_sent", "messages_received", "round_trips", "templates_reused", "plans_reused")

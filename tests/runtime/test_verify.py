@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import djinn
-from djinn_core.interception import remote_infer
+from djinn_client.interception import remote_infer
 
 
 def gpt2(device):

@@ -44,7 +44,7 @@ def _missing(func):
 def execute():
     """Be the executor."""
     from djinn_core import torch_private
-    from djinn_core.server import executor
+    from djinn_server import executor
 
     right = torch_private.kernel_of
     made_wrong = {WRONG: _wrong, WRONG_IN_PLACE: _forgetful, WRONG_IN_LIST: _forgets_the_last_tensor}
@@ -60,9 +60,9 @@ def execute():
 
 def serve(file):
     """Be the server."""
-    from djinn_core.launch.executor_config import ExecutorConfig
-    from djinn_core.server.gateway.gateway import serve as serve_gateway
-    from djinn_core.server.gateway.gateway_config import GatewayConfig
+    from djinn_server.gateway.gateway import serve as serve_gateway
+    from djinn_server.gateway.gateway_config import GatewayConfig
+    from djinn_server.launch.executor_config import ExecutorConfig
 
     config = GatewayConfig(
         devices=("cpu",),

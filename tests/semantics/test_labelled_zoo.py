@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
-from djinn_core.builtins.flops import flops_of
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.planning.builtins.flops import flops_of
 from evaluation.semantics.ground_truth import Instance
 from evaluation.semantics.instances import Scene, instances
 from evaluation.semantics.labelled_zoo import LABELLED, labelled

@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from djinn.hooks import Tier
+from djinn_client.runtime.client import registry
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.runtime.client import registry
-from djinn_core.stages.annotate import annotate
+from djinn_core.planning.stages.annotate import annotate
 from evaluation.semantics.labelled_zoo import LABELLED, labelled
 from evaluation.semantics.scoring import NAMES, least, score
 

@@ -19,16 +19,14 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from djinn_core.cli.token import command as token_command
-from djinn_core.config import Settings
+from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting.status import ask_servers
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
-from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.connection_file import read_connection_file
-from djinn_core.launch.tls_transports import with_tls
-from djinn_core.runtime.connecting.connect import open_connections
-from djinn_core.runtime.connecting.status import ask_servers
-from djinn_core.server.gateway.operations import ROUTES
+from djinn_core.protocol.addresses import transport_for
+from djinn_core.protocol.connection_file import read_connection_file
+from djinn_core.protocol.tls_transports import with_tls
+from djinn_core.settings import Settings
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
@@ -46,6 +44,8 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.resume_messages import ControlAttach, Resume
+from djinn_server.cli.token import command as token_command
+from djinn_server.gateway.operations import ROUTES
 
 SECONDS = 300.0
 ROOT = Path(__file__).resolve().parents[2]

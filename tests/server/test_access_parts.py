@@ -14,24 +14,24 @@ import pytest
 from click.testing import CliRunner
 
 from djinn.testing import self_signed_tls
-from djinn_core.cli.token import command as token_command
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Limits
-from djinn_core.launch import token_table
-from djinn_core.launch.tls_transports import under_tls
-from djinn_core.launch.token_table import change_table, create, read_table
-from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
-from djinn_core.server import usage_metrics
-from djinn_core.server.events import ServerEvents
-from djinn_core.server.gateway.authentication import Authentication
-from djinn_core.server.gateway.context import GatewayContext
-from djinn_core.server.gateway.operations import Operations
-from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator, find_token, has_table
-from djinn_core.server.peers.exchange import PeerExchange, PeerListener, TransferInbox
+from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
+from djinn_core.protocol.tls_transports import under_tls
 from djinn_core.wire.messages import decode
 from djinn_core.wire.peer_messages import ConnectPeer
+from djinn_server import usage_metrics
+from djinn_server.cli.token import command as token_command
+from djinn_server.events import ServerEvents
+from djinn_server.gateway.authentication import Authentication
+from djinn_server.gateway.context import GatewayContext
+from djinn_server.gateway.operations import Operations
+from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator, find_token, has_table
+from djinn_server.launch import token_table
+from djinn_server.launch.token_table import change_table, create, read_table
+from djinn_server.peers.exchange import PeerExchange, PeerListener, TransferInbox
 
 SECONDS = 300.0
 

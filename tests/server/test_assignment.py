@@ -5,17 +5,17 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn_core.builtins import builtin_plugins
-from djinn_core.builtins.assignment import Affinity, AssignmentSettings, FairShareAssignment, least_loaded
+from djinn_client.runtime.connecting.connect import open_connections
 from djinn_core.errors import AccessRefused
 from djinn_core.hookspecs.assignment import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
-from djinn_core.plugins.kinds import CLIENT_KINDS
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.connecting.connect import open_connections
-from djinn_core.server.gateway import assignment
-from djinn_core.server.gateway.assignment import LoadMeter
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.kinds import CLIENT_KINDS
+from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.executor_reports import ExecutorMetrics, Sessions
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
+from djinn_server.builtins.assignment import Affinity, AssignmentSettings, FairShareAssignment, least_loaded
+from djinn_server.gateway import assignment
+from djinn_server.gateway.assignment import LoadMeter
 from tests.shared.servers import start_server
 
 WHIMS = """

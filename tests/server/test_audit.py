@@ -10,7 +10,7 @@ import pytest
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.server_observers import ServerEvent
-from djinn_core.server.gateway.audit import Audit
+from djinn_server.gateway.audit import Audit
 
 
 @pytest.fixture

@@ -8,17 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from djinn_core.builtins import builtin_plugins
-from djinn_core.config import Settings
+from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
+from djinn_client.runtime.connecting.embedded import open_inline
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
-from djinn_core.runtime.connecting.embedded import open_inline
-from djinn_core.server import inline
-from djinn_core.server.peers.exchange import WAIT_SECONDS
-from djinn_core.server.recovery.leased_connection import LeasedConnection
-from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.settings import Settings
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.frame_order import Prefix
@@ -33,6 +29,10 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import AwaitTransfer
+from djinn_server import inline
+from djinn_server.peers.exchange import WAIT_SECONDS
+from djinn_server.recovery.leased_connection import LeasedConnection
+from djinn_server.usage_metrics import UsageMetrics
 
 MIB = 1 << 20
 HANDLE = 1 << 32 | 1

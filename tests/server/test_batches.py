@@ -10,37 +10,37 @@ import time
 import pytest
 import torch
 
-from djinn_core.builtins.cpu import CpuRuntime
+from djinn_client.interception.device.numeric_settings import require_exact
+from djinn_client.interception.runtime_interface import port
 from djinn_core.errors import StartupError, TransportError
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.interception.device.numeric_settings import require_exact
-from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.form import Constant, Form, ListArg, Operand, SlotArg
-from djinn_core.server.batching import trial as trials
-from djinn_core.server.batching.joined_runs import JoinedRuns
-from djinn_core.server.batching.products import draws_of, find_products
-from djinn_core.server.batching.rows import chains, find_rows
-from djinn_core.server.batching.trial import BatchTrial
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.executor import begin_batching
-from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
-from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
-from djinn_core.server.recovery.leased_connection import LeasedConnection
-from djinn_core.server.running.fair_share import FairShare
-from djinn_core.server.running.input_aliases import aliases_of
-from djinn_core.server.running.run import TemplateRun
-from djinn_core.server.running.template_compiler import compile_template
-from djinn_core.server.session import ExecutorSession
-from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights.shared_weights import Origin, WeightKey
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.frame_order import Prefix, split
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, decode, encode
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import digest_of
+from djinn_server.batching import trial as trials
+from djinn_server.batching.joined_runs import JoinedRuns
+from djinn_server.batching.products import draws_of, find_products
+from djinn_server.batching.rows import chains, find_rows
+from djinn_server.batching.trial import BatchTrial
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.context import ExecutorContext
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.executor import begin_batching
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity
+from djinn_server.recovery.leased_connection import LeasedConnection
+from djinn_server.running.fair_share import FairShare
+from djinn_server.running.input_aliases import aliases_of
+from djinn_server.running.run import TemplateRun
+from djinn_server.running.template_compiler import compile_template
+from djinn_server.session import ExecutorSession
+from djinn_server.usage_metrics import UsageMetrics
+from djinn_server.weights.shared_weights import Origin, WeightKey
 
 GIVEN, WEIGHT, CACHE = (number << 32 | 1 for number in (1, 2, 3))
 ROUNDS = trials.CHECKS + 2
@@ -388,7 +388,7 @@ def test_an_error_of_the_executors_own_costs_its_session_alone(context, weight, 
     clients = [Client(context, weight, rows) for rows in (1, 2, 3)]
     broken = clients[1].session.values
     monkeypatch.setattr(
-        "djinn_core.server.batching.batch.TemplateRun.finish",
+        "djinn_server.batching.batch.TemplateRun.finish",
         lambda run, plain=TemplateRun.finish: (
             (_ for _ in ()).throw(KeyError("broken")) if run._values is broken else plain(run)
         ),

@@ -10,31 +10,31 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.builtins.cpu import CpuRuntime
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime.deadlines import due
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
 from djinn_core.hookspecs.admission import SUBMISSION, AdmissionDelay
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.form import Form, Operand
-from djinn_core.runtime.deadlines import due
-from djinn_core.server.admission_policies import AdmissionPolicies
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
-from djinn_core.server.recovery.leased_connection import LeasedConnection
-from djinn_core.server.running import cancellation
-from djinn_core.server.running.cancellation import CancellationState
-from djinn_core.server.running.fair_share import FairShare
-from djinn_core.server.running.run_request import RunRequest
-from djinn_core.server.session import ExecutorSession
-from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.frame_order import Prefix, split
 from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, UploadPart, decode, encode
 from djinn_core.wire.templates import digest_of
+from djinn_server.admission_policies import AdmissionPolicies
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.context import ExecutorContext
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity
+from djinn_server.recovery.leased_connection import LeasedConnection
+from djinn_server.running import cancellation
+from djinn_server.running.cancellation import CancellationState
+from djinn_server.running.fair_share import FairShare
+from djinn_server.running.run_request import RunRequest
+from djinn_server.session import ExecutorSession
+from djinn_server.usage_metrics import UsageMetrics
 
 DEVICE = "remote_accelerator:0"
 LONG = 600  # ops of several milliseconds each: the tests do not wait for the end of them

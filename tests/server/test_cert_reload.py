@@ -8,8 +8,8 @@ import pytest
 
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
-from djinn_core.launch.self_signed import self_signed
-from djinn_core.net.tls_contexts import CertificateRenewal, fingerprint_of_file
+from djinn_core.protocol.net.tls_contexts import CertificateRenewal, fingerprint_of_file
+from djinn_server.launch.self_signed import self_signed
 
 SECONDS = 120.0
 
@@ -76,7 +76,7 @@ def test_a_renewed_certificate_is_shown_from_then_on(listening, renewals):
 LOOKS = """
 import sys
 from pathlib import Path
-from djinn_core.net.tls_contexts import fingerprint_of_file
+from djinn_core.protocol.net.tls_contexts import fingerprint_of_file
 
 file, reversed_line = Path(sys.argv[1]), sys.argv[2].encode()
 for _ in range(20):

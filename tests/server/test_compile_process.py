@@ -8,7 +8,7 @@ import pytest
 
 from djinn.compiling import CompileProcess, DiskLibraryCache
 from djinn.hooks import UnsupportedOperation
-from djinn_core.server.compiling import disk_library_cache
+from djinn_server.compiling import disk_library_cache
 
 
 @pytest.fixture(scope="module")

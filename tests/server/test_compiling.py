@@ -12,16 +12,16 @@ import torch
 import djinn
 from djinn.compiling import pack, unpack
 from djinn.hooks import hookimpl
-from djinn_core.server import inline
-from djinn_core.server.compiling import compilation_queue, hot_template
-from djinn_core.server.compiling.hot_template import (
+from djinn_server import inline
+from djinn_server.compiling import compilation_queue, hot_template
+from djinn_server.compiling.hot_template import (
     AdoptedPhase,
     CheckingPhase,
     CompilingPhase,
     NotCompiledPhase,
     Thresholds,
 )
-from djinn_core.server.executor import begin_compiling
+from djinn_server.executor import begin_compiling
 
 DEVICE = "remote_accelerator:0"
 QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, timed=2, gain=float("inf"), misses=4, tries=2)

@@ -12,18 +12,18 @@ import attrs
 import msgspec
 import pytest
 
-from djinn_core.builtins import builtin_plugins
-from djinn_core.config import Settings
+from djinn_client.runtime.connecting import connect
+from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting.servers import find_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.launch.connection_file import ConnectionFile, write_connection_file
-from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.runtime.connecting import connect
-from djinn_core.runtime.connecting.connect import open_connections
-from djinn_core.runtime.connecting.servers import find_servers
-from djinn_core.server.gateway.relay import relay, relay_directions
-from djinn_core.server.inline import connected_pair
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.protocol.connection_file import ConnectionFile, write_connection_file
+from djinn_core.registry.registry import Registry, Selection, load_registry
+from djinn_core.settings import Settings
 from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
+from djinn_server.gateway.relay import relay, relay_directions
+from djinn_server.inline import connected_pair
 
 SECONDS = 300.0
 
@@ -122,7 +122,7 @@ def test_through_a_proxy_the_gateway_passes_frames_on_and_all_bytes_are_counted(
 
 
 def test_a_relayed_session_ends_with_its_client(own_server, registry, wait_for):
-    from djinn_core.runtime.connecting.dialling import ask_status
+    from djinn_client.runtime.connecting.dialling import ask_status
 
     server = own_server("--lease-seconds", "0.5")
 
@@ -159,7 +159,7 @@ def test_a_server_that_is_gone_is_fallen_back_from_aloud(server, begin, caplog):
 
 
 def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, registry, monkeypatch, caplog):
-    from djinn_core.runtime.connecting import dialling
+    from djinn_client.runtime.connecting import dialling
 
     # Another process listens where the executor should: it answers, but it does not know the ticket.
     monkeypatch.setattr(dialling, "at_host", lambda url, host: server.url("tcp"))

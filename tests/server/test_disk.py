@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.delivery import record_log
-from djinn_core.delivery.record_log import LazyBuffers
 from djinn_core.hookspecs.launchers import NO_TENANT, Badge
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.server import disk_quota
-from djinn_core.server.disk_quota import STEP, DiskQuota
-from djinn_core.server.memory import spill
-from djinn_core.server.memory.spill import FileSpill, PinnedSpill
-from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
-from djinn_core.server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
-from djinn_core.server.running.values import ValueTable
-from djinn_core.server.tenancy import Tenancy
-from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights.store import WeightStore
-from djinn_core.server.weights.uploads import UploadAssembly
+from djinn_core.protocol.delivery import record_log
+from djinn_core.protocol.delivery.record_log import LazyBuffers
 from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import BlobOffer, UploadPart, encode
+from djinn_server import disk_quota
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.disk_quota import STEP, DiskQuota
+from djinn_server.memory import spill
+from djinn_server.memory.spill import FileSpill, PinnedSpill
+from djinn_server.recovery.blob_files import BlobFiles, contents_folder
+from djinn_server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
+from djinn_server.running.values import ValueTable
+from djinn_server.tenancy import Tenancy
+from djinn_server.usage_metrics import UsageMetrics
+from djinn_server.weights.store import WeightStore
+from djinn_server.weights.uploads import UploadAssembly
 
 OWNER = SessionIdentity("session", "a client", "secret", NO_TENANT)
 HALF = Frame(b"head", [bytes(STEP // 2 + 1)])

@@ -11,11 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from djinn_core.cli import main
-from djinn_core.cli.serve import config_options
-from djinn_core.config import PluginSetting, Settings
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions
-from djinn_core.launch.executor_config import (
+from djinn_core.registry.registry import Selection
+from djinn_core.settings import PluginSetting, Settings
+from djinn_server.cli.serve import config_options
+from djinn_server.gateway.gateway_config import AccessConfig, GatewayConfig
+from djinn_server.launch.executor_config import (
     AdmissionLimits,
     ExecutorConfig,
     LogConfig,
@@ -25,11 +27,9 @@ from djinn_core.launch.executor_config import (
     RecoveryConfig,
     StoreConfig,
 )
-from djinn_core.launch.flags import flagged
-from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses
-from djinn_core.launch.orders import Start, read_order, to_line
-from djinn_core.plugins.registry import Selection
-from djinn_core.server.gateway.gateway_config import AccessConfig, GatewayConfig
+from djinn_server.launch.flags import flagged
+from djinn_server.launch.listen_addresses import ListenAddress, ListenAddresses
+from djinn_server.launch.orders import Start, read_order, to_line
 
 FULL = ExecutorConfig(
     device="cuda:1",

@@ -18,15 +18,9 @@ import psutil
 import pytest
 from servers import start_executor, wait_for
 
-from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.errors import ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.launch.command import PREPARED_MODULE, executor_environment
-from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.fork_server_client import ForkedExecutor, ForkServerClient
-from djinn_core.launch.private_directories import make_run_directory, remove_abandoned
-from djinn_core.launch.process import ExecutorProcess
-from djinn_core.server.devices import open_device
+from djinn_core.system.private_directories import make_run_directory, remove_abandoned
 from djinn_core.wire.messages import (
     Attach,
     Attached,
@@ -38,6 +32,12 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
+from djinn_server.builtins.cpu import CpuDevice
+from djinn_server.devices import open_device
+from djinn_server.launch.command import PREPARED_MODULE, executor_environment
+from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.fork_server_client import ForkedExecutor, ForkServerClient
+from djinn_server.launch.process import ExecutorProcess
 
 SECONDS = 300.0
 
@@ -225,8 +225,8 @@ def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
 
 SCRIPT = """
     import os, sys, time
-    from djinn_core.launch.executor_config import ExecutorConfig
-    from djinn_core.launch.process import ExecutorProcess
+    from djinn_server.launch.executor_config import ExecutorConfig
+    from djinn_server.launch.process import ExecutorProcess
 
     # no main guard: an executor that imported this file again would start another
     executor = ExecutorProcess(ExecutorConfig("cpu"))
@@ -264,7 +264,7 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path, wait_for, exists, plain_
 
 def test_it_imports_what_its_parent_imports(tmp_path, monkeypatch):
     """A path that a notebook added to `sys.path` is there in the executor too, and the working directory comes last."""
-    from djinn_core.launch.command import executor_environment
+    from djinn_server.launch.command import executor_environment
 
     monkeypatch.syspath_prepend(tmp_path / "added")
     (tmp_path / "added").mkdir()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from djinn_core.server.running.expected_runs import SubmissionPredictor
 from djinn_core.wire.messages import Submit
+from djinn_server.running.expected_runs import SubmissionPredictor
 
 SECONDS = 0.01  # of a submission
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
-from djinn_core.server.running.fair_share import FairShare
-from djinn_core.server.session import ExecutorSession
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, UploadPart, decode, encode
 from djinn_core.wire.templates import digest_of
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.context import ExecutorContext
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.running.fair_share import FairShare
+from djinn_server.session import ExecutorSession
 
 RELU = Template((Form("aten::relu", (Operand(),), (), ("new",), False),), (0,), (0, 1), (0,), (1,))
 GIVEN, MADE = 1 << 32 | 1, 2 << 32 | 1

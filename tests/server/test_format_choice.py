@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from djinn_checkpoints import Checkpoints
-from djinn_core.builtins import builtin_plugins
-from djinn_core.builtins.safetensors_files import Safetensors
-from djinn_core.builtins.weights import FileSource, LocalFile
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import LocalPlace, WeightPermissions
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.server.weights.shared_weights import WeightKey
-from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.registry import Selection, load_registry
 from djinn_gguf import Gguf
+from djinn_server.builtins.safetensors_files import Safetensors
+from djinn_server.builtins.weights import FileSource, LocalFile
+from djinn_server.weights.shared_weights import WeightKey
+from djinn_server.weights.weight_reader import WeightReader
 
 FORMATS = (Safetensors(), Checkpoints(), Gguf())
 

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import pytest
 from click.testing import CliRunner
 
-from djinn_core.cli.status import command as status_command
+from djinn_client.cli.status import command as status_command
+from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting.dialling import ask_status
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.runtime.connecting.connect import open_connections
-from djinn_core.runtime.connecting.dialling import ask_status
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Goodbye,
@@ -241,7 +241,7 @@ def test_a_signal_that_reaches_another_thread_stops_the_server(own_server):
 LOST = """
 import os, signal, sys
 from djinn_core.cli import main
-from djinn_core.server.gateway import gateway
+from djinn_server.gateway import gateway
 
 class Garbage:
     def __del__(self):

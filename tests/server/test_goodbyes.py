@@ -33,7 +33,7 @@ SUCCESSOR = "import torch, djinn; print(torch.arange(4.0, device='remote_acceler
 # Saves a file that depends on running work, and ends by Ctrl-C before the executor replies.
 SAVING = """
 import signal, threading, time, torch, djinn
-from djinn_core.runtime.client import context
+from djinn_client.runtime.client import context
 d, s = "remote_accelerator:{device}", "remote_accelerator:{saver}"
 x = torch.full((700, 700), 2.0, device=d)
 print(x[0, 0].item(), flush=True)

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from servers import wait_for
 
 import djinn
-from djinn_core.runtime.connecting.status import ask_servers
-from djinn_core.server import idle, inline
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.idle import next_place
+from djinn_client.runtime.connecting.status import ask_servers
+from djinn_server import idle, inline
+from djinn_server.context import ExecutorContext
+from djinn_server.idle import next_place
 
 MIB = 1 << 20
 EACH = 40 * MIB  # what a session holds

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from djinn_core.ir.operators import LAYOUT_CALL
-from djinn_core.server.running.input_aliases import aliases_of
-from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate
 from djinn_core.wire.messages import Template
+from djinn_server.running.input_aliases import aliases_of
+from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate
 
 _EMPTY = Template((), (), (), (), ())
 

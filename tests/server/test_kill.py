@@ -14,11 +14,11 @@ from servers import start_server
 
 import djinn
 from djinn.testing import open_session
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting.dialling import ask_to_kill
 from djinn_core.cli import main
 from djinn_core.errors import AccessRefused, SessionLost
-from djinn_core.launch.connection_file import read_connection_file
-from djinn_core.runtime import client
-from djinn_core.runtime.connecting.dialling import ask_to_kill
+from djinn_core.protocol.connection_file import read_connection_file
 
 DEVICE = "remote_accelerator:0"
 

@@ -11,19 +11,19 @@ import pytest
 from click.testing import CliRunner
 from servers import started
 
-from djinn_core.builtins import builtin_plugins
+from djinn_client.runtime.connecting.connect import open_connections
 from djinn_core.cli import main
-from djinn_core.cli.serve import ListenChoice, listen_options
 from djinn_core.errors import ConfigurationError, PluginError, TransportError
-from djinn_core.launch.listen_addresses import (
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.registry import Selection, load_registry
+from djinn_server.cli.serve import ListenChoice, listen_options
+from djinn_server.launch.listen_addresses import (
     ListenAddress,
     ListenAddresses,
     advertised,
     configured_transports,
     own_address,
 )
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.connecting.connect import open_connections
 
 OTHER_TRANSPORT = """
 from djinn import hookimpl

@@ -9,14 +9,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Enumerated, Form, ListArg, Operand, SlotArg
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
-from djinn_core.server.running.template_compiler import compile_template
-from djinn_core.server.session import ExecutorSession
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles, unpack_handles
 from djinn_core.wire.message_base import Failure, Message
@@ -33,6 +28,11 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.templates import digest_of
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.context import ExecutorContext
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.running.template_compiler import compile_template
+from djinn_server.session import ExecutorSession
 
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)
 
@@ -152,7 +152,7 @@ def test_an_error_of_the_executors_own_costs_its_submission(monkeypatch: pytest.
         raise KeyError("\ud800")
 
     with monkeypatch.context() as patch:
-        patch.setattr("djinn_core.server.session.run_template", broken)
+        patch.setattr("djinn_server.session.run_template", broken)
         good = msgspec.structs.replace(GOOD, fetch=GOOD.outputs)
         failed, *after = serve(upload(), good, *AFTERWARDS, body=(bytearray(8),)).sent
     assert isinstance(failed, Completed)
@@ -317,7 +317,7 @@ def test_sessions_share_compiled_templates_but_for_what_a_client_says_of_them(mo
         compiled.append(template)
         return compile_template(template, *rest)
 
-    monkeypatch.setattr("djinn_core.server.session.compile_template", compile_and_count)
+    monkeypatch.setattr("djinn_server.session.compile_template", compile_and_count)
     template = Template((RELU,), (0,), (0, 1), (0,), (1,))
     context = ExecutorContext.of(CpuRuntime())
     for _ in range(2):

@@ -16,8 +16,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import djinn
 from djinn.testing import executor_figures, open_connections
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.memory.spill import FileSpill, FreeExtents
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.memory.spill import FileSpill, FreeExtents
 
 REMOTE = "remote_accelerator:0"
 MIB = 1 << 20

@@ -8,22 +8,22 @@ import attrs
 import pytest
 import torch
 
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.ir.form import Form, Operand
 from djinn_core.ir.handles import make_handle
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.memory.budgets import Budgets
-from djinn_core.server.memory.ledger import CRITICAL, NONE, WARNING, Ledger
-from djinn_core.server.memory.limited import LimitedRuntime
-from djinn_core.server.memory.session_memory import PAST_RUNS, SessionMemory
-from djinn_core.server.memory.spill import FileSpill
-from djinn_core.server.peers.packed_values import pack_copies, pack_storages, unpack_item
-from djinn_core.server.running.run import run_template
-from djinn_core.server.running.run_request import RunRequest
-from djinn_core.server.running.template_compiler import compile_template
-from djinn_core.server.running.values import ValueTable
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.peer_messages import Item, View
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.memory.budgets import Budgets
+from djinn_server.memory.ledger import CRITICAL, NONE, WARNING, Ledger
+from djinn_server.memory.limited import LimitedRuntime
+from djinn_server.memory.session_memory import PAST_RUNS, SessionMemory
+from djinn_server.memory.spill import FileSpill
+from djinn_server.peers.packed_values import pack_copies, pack_storages, unpack_item
+from djinn_server.running.run import run_template
+from djinn_server.running.run_request import RunRequest
+from djinn_server.running.template_compiler import compile_template
+from djinn_server.running.values import ValueTable
 
 MIB = 1 << 20
 CPU = torch.device("cpu")

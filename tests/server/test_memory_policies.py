@@ -9,14 +9,14 @@ from servers import start_server
 
 import djinn
 from djinn.testing import executor_figures
-from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.builtins.memory import NextUsePolicy
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.ir.profile import DataResidency
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.memory.eviction import Decider
-from djinn_core.server.memory.limited import LimitedRuntime
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.builtins.memory import NextUsePolicy
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.memory.eviction import Decider
+from djinn_server.memory.limited import LimitedRuntime
 
 MIB = 1 << 20
 WEIGHT, CACHE, STATE, ACTIVATION = (

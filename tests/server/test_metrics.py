@@ -23,14 +23,13 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config
 
 import djinn
 from djinn.testing import break_connection, open_connections, session_name
-from djinn_core.cli.token import command as token_command
-from djinn_core.config import Settings
+from djinn_client.runtime.connecting import connect
+from djinn_client.runtime.connecting.status import ask_servers, kill_session
 from djinn_core.errors import AccessRefused, DeadlineExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
-from djinn_core.launch.addresses import transport_for
-from djinn_core.runtime.connecting import connect
-from djinn_core.runtime.connecting.status import ask_servers, kill_session
+from djinn_core.protocol.addresses import transport_for
+from djinn_core.settings import Settings
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.messages import (
     Attach,
@@ -49,6 +48,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.templates import digest_of
+from djinn_server.cli.token import command as token_command
 
 ROOT = Path(__file__).resolve().parents[2]
 REMOTE = "remote_accelerator:0"

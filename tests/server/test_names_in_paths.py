@@ -10,20 +10,20 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from djinn.testing import open_permitted
+from djinn_client.runtime.connecting.logins import is_login_name
+from djinn_client.runtime.planning.calibrations import calibration_file
 from djinn_connect.records import is_server_name
-from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import ConfigurationError, WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightPermissions
-from djinn_core.launch.logins import is_login_name
-from djinn_core.launch.token_table import check_tenant, parse_table
-from djinn_core.runtime.planning.calibrations import calibration_file
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.recovery.journal import journal_path
-from djinn_core.server.weights.published import PublishedWeights
-from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.messages import DeviceInfo
 from djinn_hub import HubSource, parse
 from djinn_jwt.authenticator import _TENANT as JWT_TENANT
+from djinn_server.builtins.weights import FileSource
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.launch.token_table import check_tenant, parse_table
+from djinn_server.recovery.journal import journal_path
+from djinn_server.weights.published import PublishedWeights
+from djinn_server.weights.weight_reader import WeightReader
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PARTS = (

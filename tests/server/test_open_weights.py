@@ -19,8 +19,8 @@ from servers import start_server, wait_for
 
 import djinn
 from djinn.testing import executor_processes, kill_executor
-from djinn_core.runtime.connecting.status import ask_servers
-from djinn_core.runtime.receiving import read_progress
+from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.receiving import read_progress
 
 REMOTE = "remote_accelerator:0"
 

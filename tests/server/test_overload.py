@@ -10,44 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from djinn_core.builtins import builtin_plugins
+from djinn_client.runtime.connecting import connect
+from djinn_client.runtime.connecting.dialling import ask
 from djinn_core.errors import ServerBusy, TransportError
 from djinn_core.hookspecs.admission import SESSION, AdmissionRequest
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.hookspecs.weights import WeightPermissions
-from djinn_core.launch import process
-from djinn_core.launch.executor_config import AdmissionLimits, ExecutorConfig, RecoveryConfig
-from djinn_core.launch.orders import FULL_SECONDS, Full, to_line
-from djinn_core.launch.pipe_lines import LineReader
-from djinn_core.launch.process import ExecutorProcess
-from djinn_core.launch.tickets import TicketChecker, issue_ticket, new_key
-from djinn_core.launch.token_table import TokenTable, change_table, create
-from djinn_core.plugins.kinds import EXECUTOR_KINDS
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.connecting import connect
-from djinn_core.runtime.connecting.dialling import ask
-from djinn_core.server.admission_policies import ExecutorLimits
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.devices import open_device
-from djinn_core.server.events import ServerEvents
-from djinn_core.server.executor import Executor
-from djinn_core.server.gateway import admission
-from djinn_core.server.gateway.admission import Admission
-from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.authentication import Authentication
-from djinn_core.server.gateway.context import GatewayContext
-from djinn_core.server.gateway.log_rate_limit import AT_ONCE, LogRateLimit
-from djinn_core.server.gateway.pool import Pool
-from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
-from djinn_core.server.handshake import Refusal, refuse
-from djinn_core.server.inline import connected_pair
-from djinn_core.server.rate_limit import REMEMBERED, Bucket, Buckets
-from djinn_core.server.running.fair_share import FairShare
-from djinn_core.server.session import ExecutorSession
-from djinn_core.server.shared_device import SharedDevice
-from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.kinds import EXECUTOR_KINDS
+from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
@@ -59,6 +31,34 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
+from djinn_server.admission_policies import ExecutorLimits
+from djinn_server.context import ExecutorContext
+from djinn_server.devices import open_device
+from djinn_server.events import ServerEvents
+from djinn_server.executor import Executor
+from djinn_server.gateway import admission
+from djinn_server.gateway.admission import Admission
+from djinn_server.gateway.audit import Audit
+from djinn_server.gateway.authentication import Authentication
+from djinn_server.gateway.context import GatewayContext
+from djinn_server.gateway.log_rate_limit import AT_ONCE, LogRateLimit
+from djinn_server.gateway.pool import Pool
+from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
+from djinn_server.handshake import Refusal, refuse
+from djinn_server.inline import connected_pair
+from djinn_server.launch import process
+from djinn_server.launch.executor_config import AdmissionLimits, ExecutorConfig, RecoveryConfig
+from djinn_server.launch.orders import FULL_SECONDS, Full, to_line
+from djinn_server.launch.pipe_lines import LineReader
+from djinn_server.launch.process import ExecutorProcess
+from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
+from djinn_server.launch.token_table import TokenTable, change_table, create
+from djinn_server.rate_limit import REMEMBERED, Bucket, Buckets
+from djinn_server.running.fair_share import FairShare
+from djinn_server.session import ExecutorSession
+from djinn_server.shared_device import SharedDevice
+from djinn_server.usage_metrics import UsageMetrics
+from djinn_server.weights.weight_reader import WeightReader
 
 
 class Clock:
@@ -258,7 +258,7 @@ def test_lines_that_come_over_and_over_are_counted(clock):
 def test_messages_beyond_a_rate_wait(monkeypatch):
     slept = []
     clock = SimpleNamespace(sleep=slept.append)  # other threads sleep by the real one
-    monkeypatch.setattr("djinn_core.server.usage_metrics.time", clock)
+    monkeypatch.setattr("djinn_server.usage_metrics.time", clock)
     meter = UsageMetrics()
     for _ in range(100):
         meter.message("Query", 0)

@@ -8,22 +8,22 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from djinn_core.builtins import builtin_plugins
+from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting.status import read_status
 from djinn_core.cli import main
-from djinn_core.config import Settings
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import NO_LINK, link_of
 from djinn_core.ir.handles import make_handle
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.connecting.connect import open_connections
-from djinn_core.runtime.connecting.status import read_status
-from djinn_core.server.gateway.context import RecentEvents
-from djinn_core.server.gateway.server_status import MOST_WITH_DECISIONS
-from djinn_core.server.running.values import ValueTable
-from djinn_core.server.session_overview import HINTS_LIMIT, LETTERS_LIMIT, SessionNotes
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.settings import Settings
 from djinn_core.system.tcp import link_figures
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import Goodbye, ValueHints, encode
+from djinn_server.gateway.context import RecentEvents
+from djinn_server.gateway.server_status import MOST_WITH_DECISIONS
+from djinn_server.running.values import ValueTable
+from djinn_server.session_overview import HINTS_LIMIT, LETTERS_LIMIT, SessionNotes
 
 
 def test_a_training_loop_is_seen_as_one(over_tcp, serving, url_of, monkeypatch):

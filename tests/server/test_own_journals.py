@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from djinn_core.launch import own_journals as module
-from djinn_core.launch.own_journals import OwnJournals, own_journals
+from djinn_server.launch import own_journals as module
+from djinn_server.launch.own_journals import OwnJournals, own_journals
 
 
 @pytest.fixture

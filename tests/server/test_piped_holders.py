@@ -15,9 +15,9 @@ import pytest
 from djinn.launchers import PipedCalls, StartupError, djinn_version, holder_command
 from djinn.testing.processes import executor_process
 from djinn_core.errors import DjinnError
-from djinn_core.launch import pipe_lines, piped_calls
-from djinn_core.launch.piped_holder import _CallServer
-from djinn_core.launch.piped_messages import HolderCall, call_line, read_call, read_reply, reply_line
+from djinn_server.launch import pipe_lines, piped_calls
+from djinn_server.launch.piped_holder import _CallServer
+from djinn_server.launch.piped_messages import HolderCall, call_line, read_call, read_reply, reply_line
 
 
 def behind(script, **options):

@@ -7,8 +7,8 @@ import torch
 from configured import configured
 
 import djinn
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import RemoteError
+from djinn_server.builtins.cpu import CpuRuntime
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,21 @@ import stat
 import pytest
 import torch
 
+from djinn_client.runtime.connecting.logins import Login, save_login
 from djinn_connect.records import Record, save_record
-from djinn_core.files import locked
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.server_observers import ServerEvent
-from djinn_core.launch.connection_file import ConnectionFile, write_connection_file
-from djinn_core.launch.logins import Login, save_login
-from djinn_core.launch.self_signed import self_signed
-from djinn_core.launch.token_table import change_table, create
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.recovery.blob_files import BlobFiles
-from djinn_core.server.recovery.journal import Journal, SessionIdentity
-from djinn_core.server.usage_quota import UsageQuota
-from djinn_core.server.weights.store import WeightStore
+from djinn_core.protocol.connection_file import ConnectionFile, write_connection_file
+from djinn_core.system.shared_files import locked
 from djinn_core.wire.digests import digest_of_content
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.gateway.audit import Audit
+from djinn_server.launch.self_signed import self_signed
+from djinn_server.launch.token_table import change_table, create
+from djinn_server.recovery.blob_files import BlobFiles
+from djinn_server.recovery.journal import Journal, SessionIdentity
+from djinn_server.usage_quota import UsageQuota
+from djinn_server.weights.store import WeightStore
 
 
 def token_table(folder):

@@ -9,15 +9,15 @@ import torch
 from memory_file import MemoryFile
 from safetensors.torch import save
 
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightPermissions
-from djinn_core.server.running.values import Poison, ValueTable
-from djinn_core.server.weights import openings
-from djinn_core.server.weights.reads import WeightReads
-from djinn_core.server.weights.uploads import UploadAssembly
-from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.weight_messages import ReadWeights
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.running.values import Poison, ValueTable
+from djinn_server.weights import openings
+from djinn_server.weights.reads import WeightReads
+from djinn_server.weights.uploads import UploadAssembly
+from djinn_server.weights.weight_reader import WeightReader
 
 TENSORS = {"slow": torch.arange(100.0), "quick": torch.arange(7.0)}
 SLOW, QUICK, AGAIN = (number << 32 for number in (5, 6, 7))

@@ -11,9 +11,9 @@ import pytest
 
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.launch.addresses import transport_for
-from djinn_core.server.gateway.relay import Relays, over_limits, relay, relay_directions
+from djinn_core.protocol.addresses import transport_for
 from djinn_core.wire.frames import encode_frame
+from djinn_server.gateway.relay import Relays, over_limits, relay, relay_directions
 
 SECONDS = 120.0
 LIMITS = Limits()
@@ -75,7 +75,7 @@ def send_until_it_fails(connection, nbytes=100_000):
 
 def test_the_executors_reason_reaches_a_client_that_goes_on_sending(relayed, url, monkeypatch):
     # No lingering: what the client sends finds no receiver while the reason is still on its way.
-    monkeypatch.setattr("djinn_core.net.sockets._LINGER_SECONDS", 0.0)
+    monkeypatch.setattr("djinn_core.protocol.net.sockets._LINGER_SECONDS", 0.0)
 
     def executor(connection):
         connection.receive(SECONDS)
@@ -111,7 +111,7 @@ def test_what_a_client_sent_last_reaches_the_executor(relayed, url):
 
 
 def test_an_executor_that_does_not_hang_up_does_not_keep_the_relay(relayed, monkeypatch):
-    monkeypatch.setattr("djinn_core.server.gateway.relay._REASON_SECONDS", 0.2)
+    monkeypatch.setattr("djinn_server.gateway.relay._REASON_SECONDS", 0.2)
     gone = threading.Event()
 
     def executor(connection):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from djinn.testing import open_connections
-from djinn_core.builtins.cpu import CpuDevice
+from djinn_server.builtins.cpu import CpuDevice
 
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="Linux says there what a process may have")

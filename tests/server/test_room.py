@@ -5,13 +5,13 @@ from __future__ import annotations
 import attrs
 import msgspec
 
-from djinn_core.builtins.cpu import CpuRuntime
+from djinn_client.runtime.planning.run_pipeline import capabilities_of
 from djinn_core.ir.costs import DeviceCapabilities
-from djinn_core.runtime.planning.run_pipeline import capabilities_of
-from djinn_core.server.devices import OpenDevice
-from djinn_core.server.memory.room import RoomReport
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import DeviceInfo, Room
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.devices import OpenDevice
+from djinn_server.memory.room import RoomReport
 
 NO_MEMORY = Failure(0, 0, "aten::mm", "OutOfMemoryError", "there is none")
 OTHER = Failure(0, 0, "aten::mm", "RuntimeError", "shapes differ")

@@ -11,24 +11,9 @@ import pytest
 import torch
 from servers import wait_for
 
-from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand, SlotArg
-from djinn_core.net.sockets import SocketConnection
-from djinn_core.server.compiling import region
-from djinn_core.server.compiling.compilation_queue import CompilationQueue
-from djinn_core.server.compiling.hot_template import AdoptedPhase, CheckingPhase, Thresholds
-from djinn_core.server.context import ExecutorContext
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.memory import allocation, ledger
-from djinn_core.server.memory.limited import LimitedRuntime
-from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
-from djinn_core.server.running import expected_runs, runs_ahead
-from djinn_core.server.running.run_request import RunRequest
-from djinn_core.server.running.template_compiler import compile_template
-from djinn_core.server.running.values import ValueTable
-from djinn_core.server.session import ExecutorSession
-from djinn_core.server.weights.shared_weights import Origin, WeightKey
+from djinn_core.protocol.net.sockets import SocketConnection
 from djinn_core.wire.binding_delta import diff_inputs, diff_slots, pack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import (
@@ -45,6 +30,21 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.templates import digest_of
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.compiling import region
+from djinn_server.compiling.compilation_queue import CompilationQueue
+from djinn_server.compiling.hot_template import AdoptedPhase, CheckingPhase, Thresholds
+from djinn_server.context import ExecutorContext
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.memory import allocation, ledger
+from djinn_server.memory.limited import LimitedRuntime
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.running import expected_runs, runs_ahead
+from djinn_server.running.run_request import RunRequest
+from djinn_server.running.template_compiler import compile_template
+from djinn_server.running.values import ValueTable
+from djinn_server.session import ExecutorSession
+from djinn_server.weights.shared_weights import Origin, WeightKey
 
 SECONDS = 60.0
 ORIGIN = Origin("file:x", WeightKey(bytes(32), "x", 0, 16))

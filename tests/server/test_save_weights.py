@@ -15,19 +15,19 @@ from servers import start_server
 
 import djinn
 from djinn.testing import kill_executor
-from djinn_core.builtins import weights
-from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.builtins.weights import FileSource
-from djinn_core.runtime import session
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights.reads import WeightReads
-from djinn_core.server.weights.replies import answer_once, remove, save_values
-from djinn_core.server.weights.uploads import UploadAssembly
-from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_client.runtime import session
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.messages import decode
 from djinn_core.wire.weight_messages import RemoveWeights, RemoveWeightsReply, SaveWeights, SaveWeightsReply
+from djinn_server.builtins import weights
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.builtins.weights import FileSource
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.running.values import ValueTable
+from djinn_server.weights.reads import WeightReads
+from djinn_server.weights.replies import answer_once, remove, save_values
+from djinn_server.weights.uploads import UploadAssembly
+from djinn_server.weights.weight_reader import WeightReader
 
 REMOTE = "remote_accelerator:0"
 

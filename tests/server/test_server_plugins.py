@@ -21,29 +21,29 @@ from djinn.testing import (
     ServerObserverConformance,
     self_signed_tls,
 )
-from djinn_core.config import Settings
+from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
+from djinn_client.runtime.connecting.status import ask_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, SessionLost
 from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionRefusal, AdmissionRequest
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Frame, Limits, PeerCertified, TlsOptions
-from djinn_core.launch.executor_config import AdmissionLimits
-from djinn_core.launch.tls_transports import under_tls
-from djinn_core.launch.token_table import TokenTable, change_table, create
-from djinn_core.plugins.registry import Registry
-from djinn_core.plugins.report import PluginRow
-from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
-from djinn_core.runtime.connecting.status import ask_servers
-from djinn_core.server import admission_policies, events
-from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRate, ExecutorLimits
-from djinn_core.server.events import ServerEvents
-from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.authentication import Authentication
-from djinn_core.server.gateway.context import GatewayCounters
-from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
-from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.protocol.tls_transports import under_tls
+from djinn_core.registry.registry import Registry
+from djinn_core.registry.report import PluginRow
+from djinn_core.settings import Settings
 from djinn_core.wire.messages import Goodbye, encode
+from djinn_server import admission_policies, events
+from djinn_server.admission_policies import AdmissionPolicies, ConnectionRate, ExecutorLimits
+from djinn_server.events import ServerEvents
+from djinn_server.gateway.audit import Audit
+from djinn_server.gateway.authentication import Authentication
+from djinn_server.gateway.context import GatewayCounters
+from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
+from djinn_server.launch.executor_config import AdmissionLimits
+from djinn_server.launch.token_table import TokenTable, change_table, create
+from djinn_server.usage_metrics import UsageMetrics
 
 DEVICE = "remote_accelerator:0"
 OWN = "o" * 32
@@ -221,8 +221,8 @@ def enter(guarded, token="badge:alice"):
 
 
 def registry():
-    from djinn_core.builtins import builtin_plugins
-    from djinn_core.plugins.registry import Selection, load_registry
+    from djinn_core.planning.builtins import builtin_plugins
+    from djinn_core.registry.registry import Selection, load_registry
 
     return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
 

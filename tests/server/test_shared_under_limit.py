@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 import djinn
 from djinn.testing import executor_figures
+from djinn_client.runtime.sending import submissions
+from djinn_client.runtime.sending.submissions import framed
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.runtime.sending import submissions
-from djinn_core.runtime.sending.submissions import framed
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import Submit
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.server.running.input_aliases import InputAliases
-from djinn_core.server.running.values import Poison, ValueTable
-from djinn_core.server.weights.shared_weights import Origin, SessionShares, WeightKey
 from djinn_core.wire.message_base import Failure
+from djinn_server.running.input_aliases import InputAliases
+from djinn_server.running.values import Poison, ValueTable
+from djinn_server.weights.shared_weights import Origin, SessionShares, WeightKey
 
 HANDLE = 5 << 32
 ORIGIN = Origin("file:x", WeightKey(bytes(32), "x", 0, 16))

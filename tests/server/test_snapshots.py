@@ -13,10 +13,10 @@ from servers import wait_for
 
 import djinn
 from djinn.testing import open_session
-from djinn_core.runtime import client
-from djinn_core.runtime.connecting.status import ask_servers
-from djinn_core.runtime.sending import uploads
-from djinn_core.server.recovery.journal import JournalReader
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.sending import uploads
+from djinn_server.recovery.journal import JournalReader
 
 MIB = 1 << 20
 LIMIT = 4 * MIB

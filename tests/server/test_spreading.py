@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import djinn
-from djinn_core.builtins import builtin_plugins
-from djinn_core.config import Settings
-from djinn_core.plugins.kinds import CLIENT_KINDS
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.connecting import connect
-from djinn_core.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting import connect
+from djinn_client.runtime.connecting.connect import open_connections
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.kinds import CLIENT_KINDS
+from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.settings import Settings
 from tests.shared.configured import configured
 from tests.shared.servers import start_server
 

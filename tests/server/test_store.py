@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from djinn_core.server import disk_quota
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.weights import store as stores
-from djinn_core.server.weights.store import WeightStore, stretches
 from djinn_core.wire.digests import digest_of_content
+from djinn_server import disk_quota
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.weights import store as stores
+from djinn_server.weights.store import WeightStore, stretches
 
 SIZE = 1 << 20
 

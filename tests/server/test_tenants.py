@@ -10,12 +10,12 @@ import pytest
 
 from djinn_core.hookspecs.assignment import AssignmentRequest
 from djinn_core.hookspecs.launchers import Badge
-from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.server.gateway import tenants as gateway_tenants
-from djinn_core.server.gateway.pool import Pool
-from djinn_core.server.gateway.tenants import Tenants
-from djinn_core.server.handshake import Refusal
 from djinn_core.wire.messages import Attach, Attached
+from djinn_server.gateway import tenants as gateway_tenants
+from djinn_server.gateway.pool import Pool
+from djinn_server.gateway.tenants import Tenants
+from djinn_server.handshake import Refusal
+from djinn_server.launch.executor_config import ExecutorConfig
 
 SECONDS = 300.0
 

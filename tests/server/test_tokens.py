@@ -7,15 +7,15 @@ import threading
 import pytest
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.launch.connection_file import (
+from djinn_core.protocol.connection_file import (
     ConnectionFile,
     read_connection_file,
     remove_connection_file,
     write_connection_file,
 )
-from djinn_core.launch.tickets import TicketChecker, issue_ticket, new_key
-from djinn_core.server.gateway.token_authenticator import Token, check_exposure, find_token
 from djinn_core.wire.messages import Attach, decode, encode
+from djinn_server.gateway.token_authenticator import Token, check_exposure, find_token
+from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
 
 SUPPLIED = Token("a" * 32, "the test")
 
@@ -38,7 +38,7 @@ def test_tickets_of_another_executor_and_changed_ones_are_refused():
 
 def test_used_tickets_are_forgotten_once_they_have_expired(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("djinn_core.launch.tickets.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("djinn_server.launch.tickets.time.monotonic", lambda: now[0])
     key = new_key()
     checker = TicketChecker(key)
     assert checker.redeem(issue_ticket(key, "", lifetime=60.0)) is not None

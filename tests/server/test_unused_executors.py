@@ -9,8 +9,8 @@ import time
 import attrs
 import pytest
 
-from djinn_core.server import control
-from djinn_core.server.control import Control
+from djinn_server import control
+from djinn_server.control import Control
 
 
 @attrs.define

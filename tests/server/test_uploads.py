@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 
 import djinn
 from djinn.testing import open_session
+from djinn_client.interception.runtime_interface import Submission
+from djinn_client.runtime import client
+from djinn_client.runtime.sending import uploads
+from djinn_client.runtime.sending.progress import ServerProgress, TerminalBar, UploadProgress, progress_observers
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.hookspecs.observers import Event
-from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.program import Program
-from djinn_core.runtime import client
-from djinn_core.runtime.sending import uploads
-from djinn_core.runtime.sending.progress import ServerProgress, TerminalBar, UploadProgress, progress_observers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import BlobQuery, UploadPart, encode

@@ -6,13 +6,13 @@ import signal
 import pytest
 from servers import start_server
 
+from djinn_client.runtime.connecting.connect import open_connections
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.quotas import Quota
-from djinn_core.launch.token_table import change_table, create
-from djinn_core.runtime.connecting.connect import open_connections
-from djinn_core.server import usage_quota as accounts
-from djinn_core.server.usage_quota import UsageQuota
 from djinn_core.wire.messages import Completed, Submit
+from djinn_server import usage_quota as accounts
+from djinn_server.launch.token_table import change_table, create
+from djinn_server.usage_quota import UsageQuota
 
 
 @pytest.fixture

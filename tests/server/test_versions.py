@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.launch.version import djinn_version
-from djinn_core.runtime.connecting import dialling
+from djinn_client.runtime.connecting import dialling
+from djinn_core.registry.version import djinn_version
 from djinn_core.wire.messages import PROTOCOL_VERSION, Hello
 
 

@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
-from djinn_core.builtins.safetensors_files import Safetensors, read_header
-from djinn_core.builtins.weights import FileSource, LocalFile
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry
 from djinn_core.hookspecs.weights import LocalPlace, WeightPermissions, WeightSource
-from djinn_core.server import disk_quota
-from djinn_core.server.disk_quota import DiskQuota
-from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights import saving, weight_reader
-from djinn_core.server.weights.replies import remove, save_values
-from djinn_core.server.weights.shared_weights import WeightKey
-from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.weight_messages import RemoveWeights, SaveWeights
+from djinn_server import disk_quota
+from djinn_server.builtins.safetensors_files import Safetensors, read_header
+from djinn_server.builtins.weights import FileSource, LocalFile
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.running.values import ValueTable
+from djinn_server.weights import saving, weight_reader
+from djinn_server.weights.replies import remove, save_values
+from djinn_server.weights.shared_weights import WeightKey
+from djinn_server.weights.weight_reader import WeightReader
 
 TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(6, dtype=torch.int16), "empty": torch.empty(0, 3)}
 

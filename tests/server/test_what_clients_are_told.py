@@ -14,10 +14,10 @@ from servers import start_server
 
 import djinn
 from djinn.testing import open_connections, open_session
-from djinn_core.config import Settings
-from djinn_core.runtime import client
-from djinn_core.runtime.connecting import status
-from djinn_core.runtime.connecting.status import AVAILABLE_SECONDS, ask_servers
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting import status
+from djinn_client.runtime.connecting.status import AVAILABLE_SECONDS, ask_servers
+from djinn_core.settings import Settings
 from djinn_core.wire.messages import Status
 
 DEVICE = "remote_accelerator:0"

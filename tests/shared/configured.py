@@ -11,7 +11,7 @@ import djinn
 
 def configure_anew(**settings):
     """The next session has these settings and no others; one that is open ends, whatever it holds."""
-    from djinn_core.runtime import client
+    from djinn_client.runtime import client
 
     djinn.shut_down()
     client.context.overrides = {}  # as `djinn.configure()` does, which loads all plugins

@@ -78,9 +78,9 @@ def _made_by(make):
 
 def install():
     """Wrap existing locks of modules and their objects, and wrap new locks on creation."""
-    from djinn_core import interrupts
-    from djinn_core.interception.recording import recorder
-    from djinn_core.runtime import client, executor_link
+    from djinn_client.interception.recording import recorder
+    from djinn_client.runtime import client, executor_link
+    from djinn_core.system import interrupts
 
     made = _made_by(interrupts.InterruptibleLock)
     for module in (interrupts, recorder, executor_link):

@@ -62,7 +62,7 @@ FOLDER = str(Path.cwd())
 SCRIPT = str(Path(sys.executable).with_name("djinn"))
 SERVE = ([SCRIPT, "serve"], [sys.executable, "-m", "djinn_core.cli", "serve"])
 HUGE, MADV_COLLAPSE = 2 << 20, 25
-HOLDER = ("-P", "-m", "djinn_core.launch.piped_holder")
+HOLDER = ("-P", "-m", "djinn_server.launch.piped_holder")
 
 
 FORKING = """\
@@ -319,7 +319,7 @@ def start_server(forks, arguments, env=None, stdin=None, stdout=None, stderr=Non
 
 
 def start_executor(forks, arguments, environment, pass_fds):
-    """Process that `djinn_core.launch` starts, with the streams that it asks for."""
+    """Process that `djinn_server.launch` starts, with the streams that it asks for."""
     try:
         folder = Path.cwd()
     except FileNotFoundError:
@@ -421,7 +421,7 @@ def use_huge_pages():
 def import_djinn():
     """Import Djinn and its plugins as a server does, which leaves the device alone. Forks that import `djinn` register it."""
     import djinn_core
-    from djinn_core import role
+    from djinn_core.system import role
 
     role.become_server("gateway")
     importlib.import_module("djinn")
@@ -431,10 +431,10 @@ def import_djinn():
     for point in importlib.metadata.entry_points(group="djinn"):
         importlib.import_module(point.module)
     # What forks find in the memo tables of pure functions: the ops that travel, what is installed, what hooks must be like.
-    from djinn_core.builtins import builtin_plugins
     from djinn_core.ir.operators import operators_digest
-    from djinn_core.plugins.discovery import integrating
-    from djinn_core.plugins.registry import Selection, load_registry
+    from djinn_core.planning.builtins import builtin_plugins
+    from djinn_core.registry.discovery import integrating
+    from djinn_core.registry.registry import Selection, load_registry
 
     operators_digest()
     integrating()

@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 
-from djinn_core.config import Settings
-from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
-from djinn_core.launch.listen_addresses import ListenAddresses
-from djinn_core.launch.process import ExecutorProcess
+from djinn_core.settings import Settings
+from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig
+from djinn_server.launch.listen_addresses import ListenAddresses
+from djinn_server.launch.process import ExecutorProcess
 
 SECONDS = 300.0
 

@@ -11,9 +11,9 @@ import torch
 
 import djinn
 from djinn.hooks import PipelineResult, hookimpl
-from djinn_core.builtins import builtin_plugins
-from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.showing.rendering import notebook_view, render, renderer_for, renderer_of
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.planning.explain.rendering import notebook_view, render, renderer_for, renderer_of
+from djinn_core.registry.registry import Registry, Selection, load_registry
 
 
 class Dots:
@@ -91,10 +91,10 @@ def test_what_a_renderer_raises_is_its_plugins(
 
 
 def test_notebooks_ask_the_renderers(result: PipelineResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djinn_core.runtime.client.registry", lambda: registry_of(Dots()))
+    monkeypatch.setattr("djinn_client.runtime.client.registry", lambda: registry_of(Dots()))
     assert result._repr_html_() == f"<b>{type(result).__name__}</b>"
     assert result._repr_svg_() is None
-    monkeypatch.setattr("djinn_core.runtime.client.registry", registry_of)
+    monkeypatch.setattr("djinn_client.runtime.client.registry", registry_of)
     assert result._repr_html_() is None
 
 

@@ -11,15 +11,15 @@ import torch
 from small_models import Layer, Tower
 
 import djinn
-from djinn_core.builtins import builtin_plugins
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
 from djinn_core.ir.result import PipelineResult
-from djinn_core.pipeline import Request, plan
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.showing.described import describe
-from djinn_core.showing.text import explain, tree
-from djinn_core.showing.units import duration, share, size, work
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.planning.explain.described import describe
+from djinn_core.planning.explain.text import explain, tree
+from djinn_core.planning.explain.units import duration, share, size, work
+from djinn_core.planning.pipeline import Request, plan
+from djinn_core.registry.registry import Selection, load_registry
 
 TREE = """\
                          phase    ops        work    moved     time  share  holds

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from djinn.hooks import PatternMatch
 from djinn.testing import ProgramBuilder, random_graph, topology
+from djinn_client.runtime.planning.plan_cache import PlanCache
 from djinn_core.ir.form import Form
 from djinn_core.ir.handles import make_handle, new_storage, storage_of, view_of
 from djinn_core.ir.program import Program, Signature
 from djinn_core.ir.values import tensor_meta
-from djinn_core.pipeline import Request, planned
-from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.planning.plan_cache import PlanCache
-from djinn_core.stages.analysis_cache import AnalysisCache
-from djinn_core.stages.fingerprint import fingerprint
+from djinn_core.planning.pipeline import Request, planned
+from djinn_core.planning.stages.analysis_cache import AnalysisCache
+from djinn_core.planning.stages.fingerprint import fingerprint
+from djinn_core.registry.registry import Registry
 
 
 class Curious:

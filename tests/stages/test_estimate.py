@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from djinn.fx import fx_graph
 from djinn.testing import ProgramBuilder, topology
-from djinn_core.builtins.costs import Roofline
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
-from djinn_core.stages.estimate import estimate
+from djinn_core.planning.builtins.costs import Roofline
+from djinn_core.planning.stages.estimate import estimate
 
 F = torch.nn.functional
 rand = torch.rand

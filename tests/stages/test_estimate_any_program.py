@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import djinn
 from djinn.testing import topology
-from djinn_core.builtins.costs import Roofline
-from djinn_core.builtins.flops import flops_of
+from djinn_core.planning.builtins.costs import Roofline
+from djinn_core.planning.builtins.flops import flops_of
 
 REMOTE = "remote_accelerator:0"
 F = torch.nn.functional

@@ -9,12 +9,12 @@ import pytest
 
 from djinn.hooks import CostEstimate, OptimizationResult, PatternMatch, Placement, PlacementDecision, Rewrite
 from djinn.testing import ProgramBuilder, topology
-from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import InvalidStage
-from djinn_core.pipeline import Request, plan
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.showing.described import describe
-from djinn_core.showing.text import explain
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.planning.explain.described import describe
+from djinn_core.planning.explain.text import explain
+from djinn_core.planning.pipeline import Request, plan
+from djinn_core.registry.registry import Selection, load_registry
 
 SQUARE = (3, 3)
 WARNING = "a plugin failed and is left out"
@@ -71,7 +71,7 @@ def placed(context, **fields):
 
 
 def scheduled(context, **fields):
-    from djinn_core.builtins.scheduling import Sequential
+    from djinn_core.planning.builtins.scheduling import Sequential
 
     return attrs.evolve(Sequential().schedule(context), **fields)
 

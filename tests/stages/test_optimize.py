@@ -8,8 +8,8 @@ import pytest
 from djinn.testing import ProgramBuilder, optimization_context
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
-from djinn_core.stages.optimize import in_order, optimize
-from djinn_core.stages.verify_rewrite import check_rewrite
+from djinn_core.planning.stages.optimize import in_order, optimize
+from djinn_core.planning.stages.verify_rewrite import check_rewrite
 
 SQUARE = (3, 3)
 

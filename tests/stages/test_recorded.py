@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import djinn
+from djinn_client.runtime.client import record_plans
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, WorkloadType
-from djinn_core.runtime.client import record_plans
 
 DEVICE = "remote_accelerator:0"
 SIZES = {
@@ -116,7 +116,7 @@ def losses(model, x, y):
 
 def test_the_same_model_is_annotated_alike_recorded_and_exported():
     from djinn.fx import fx_graph
-    from djinn_core.stages.annotate import annotate
+    from djinn_core.planning.stages.annotate import annotate
 
     model, tokens = language_model("gpt2", "sdpa"), torch.arange(6)[None]
 
@@ -149,7 +149,7 @@ def weights(*profiles):
 
 
 def djinn_patterns():
-    from djinn_core.runtime.client import registry
+    from djinn_client.runtime.client import registry
 
     assert djinn.is_initialized()
     return registry().patterns

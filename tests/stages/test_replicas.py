@@ -19,12 +19,12 @@ from djinn.testing import (
     replay_schedule,
     scheduling_context,
 )
-from djinn_core.builtins.placement import SingleDevice
-from djinn_core.builtins.scheduling import Sequential
 from djinn_core.ir.replicas import repeatable, with_replicas
-from djinn_core.stages.verify import check_placement
-from djinn_core.stages.verify_rewrite import check_rewrite
-from djinn_core.stages.verify_schedule import check_schedule
+from djinn_core.planning.builtins.placement import SingleDevice
+from djinn_core.planning.builtins.scheduling import Sequential
+from djinn_core.planning.stages.verify import check_placement
+from djinn_core.planning.stages.verify_rewrite import check_rewrite
+from djinn_core.planning.stages.verify_schedule import check_schedule
 
 _PROFILE = placement_context(random_graph(0)).profile
 

@@ -24,12 +24,12 @@ from djinn.scheduling import simulate
 from djinn.testing import ProgramBuilder
 from djinn.testing.contexts import plan as everything
 from djinn.testing.contexts import profile
-from djinn_core.pipeline import Request, plan, planned
-from djinn_core.scheduler import Scheduler
-from djinn_core.showing.text import explain
-from djinn_core.stages import placement_search
-from djinn_core.stages.analysis_cache import AnalysisCache
-from djinn_core.stages.placement_fit import needs
+from djinn_core.planning.explain.text import explain
+from djinn_core.planning.pipeline import Request, plan, planned
+from djinn_core.planning.scheduler import Scheduler
+from djinn_core.planning.stages import placement_search
+from djinn_core.planning.stages.analysis_cache import AnalysisCache
+from djinn_core.planning.stages.placement_fit import needs
 from evaluation.clusters.clusters import POLICIES, REGISTRY, broken, random_program, search
 from evaluation.clusters.exhaustive import compare
 

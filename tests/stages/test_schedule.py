@@ -15,17 +15,17 @@ from djinn.testing import (
     random_graph,
     scheduling_context,
 )
-from djinn_core.builtins.costs import Roofline
-from djinn_core.builtins.placement import SingleDevice
-from djinn_core.builtins.scheduling import Sequential
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.schedule import Free, Receive, Run, SchedulingGroup
-from djinn_core.stages.place import place
-from djinn_core.stages.schedule import schedule
-from djinn_core.stages.verify import check_placement
-from djinn_core.stages.verify_schedule import check_schedule
+from djinn_core.planning.builtins.costs import Roofline
+from djinn_core.planning.builtins.placement import SingleDevice
+from djinn_core.planning.builtins.scheduling import Sequential
+from djinn_core.planning.stages.place import place
+from djinn_core.planning.stages.schedule import schedule
+from djinn_core.planning.stages.verify import check_placement
+from djinn_core.planning.stages.verify_schedule import check_schedule
 
 SQUARE = (3, 3)
 

@@ -22,14 +22,14 @@ from djinn.scheduling import (
     write_steps,
 )
 from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, replay_schedule, scheduling_context
-from djinn_core.builtins.scheduling import Sequential
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.costs import Link, NetworkTopology
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.rebinding import rebind
 from djinn_core.ir.result import PipelineResult
-from djinn_core.stages.schedule import schedule
-from djinn_core.stages.verify_schedule import check_schedule
+from djinn_core.planning.builtins.scheduling import Sequential
+from djinn_core.planning.stages.schedule import schedule
+from djinn_core.planning.stages.verify_schedule import check_schedule
 from djinn_dynamic import Dynamic
 from djinn_parallel import Parallel
 from djinn_pipeline import Pipeline

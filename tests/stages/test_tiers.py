@@ -10,10 +10,10 @@ from torch import nn
 import djinn
 from djinn.fx import fx_graph
 from djinn.hooks import Lineage, Tier, WorkloadType
-from djinn_core.builtins import builtin_plugins
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.stages.annotate import annotate
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.planning.stages.annotate import annotate
+from djinn_core.registry.registry import Selection, load_registry
 
 
 class Pictures(nn.Module):

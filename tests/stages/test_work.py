@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import djinn
 from djinn.costs import work_of
 from djinn.testing import ProgramBuilder
-from djinn_core.builtins import work
+from djinn_core.planning.builtins import work
 
 F = torch.nn.functional
 

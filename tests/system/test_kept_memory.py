@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from djinn_core.system import memory
+from djinn_server.memory import free_memory as memory
 
 TRIM, MMAP = -1, -3
 

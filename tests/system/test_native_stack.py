@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
-from djinn_core.interrupts import raise_outside_torch
 from djinn_core.system import native_stack
+from djinn_core.system.interrupts import raise_outside_torch
 
 
 def by_way_of_c(function):

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from djinn_client.runtime.timeline.clocks import ClientClock
+from djinn_client.runtime.timeline.module_changes import ModulePaths, module_changes
+from djinn_client.runtime.timeline.recorded import Span, ThreadRecord
 from djinn_core.ir import module_path
 from djinn_core.ir.module_path import BACKWARD, ForwardCalls
-from djinn_core.runtime.timeline.clocks import ClientClock
-from djinn_core.runtime.timeline.module_changes import ModulePaths, module_changes
-from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
 from djinn_timeline.events import (
     CAPTURE,
     CLIENT_BOUND,

@@ -16,10 +16,10 @@ from configured import configured
 from trace_processor import TraceProcessor, files
 
 import djinn
-from djinn_core.interception.runtime_interface import port
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime import client
+from djinn_client.runtime.timeline import record_timeline as profiling
 from djinn_core.ir.module_path import BACKWARD
-from djinn_core.runtime import client
-from djinn_core.runtime.timeline import record_timeline as profiling
 from djinn_core.wire.timing_messages import TimingsRequest
 from djinn_timeline import events as kinds
 

@@ -13,13 +13,13 @@ from torch.nn import functional
 
 import djinn
 from djinn.testing import open_session
-from djinn_core.interception.native.library import ops
-from djinn_core.interception.recording import program_prediction
-from djinn_core.interception.recording.recorder import recorders
-from djinn_core.interception.shape_inference.inference_cache import inference_cache
-from djinn_core.runtime import client
-from djinn_core.runtime.connecting.status import ask_servers
-from djinn_core.runtime.planning import planner
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.recording import program_prediction
+from djinn_client.interception.recording.recorder import recorders
+from djinn_client.interception.shape_inference.inference_cache import inference_cache
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.planning import planner
 
 REMOTE = "remote_accelerator:0"
 WARM_UP, SETTLED, TRACED, STEPS = (

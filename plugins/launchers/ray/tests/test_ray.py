@@ -328,7 +328,7 @@ def test_the_next_session_has_an_executor_that_is_forked(engine):
     djinn.shut_down()
     assert losses(DEVICE) == losses("cpu")
     parent = psutil.Process(executors()[0].process_id).parent()
-    assert "djinn_core.server.fork_server" in parent.cmdline()
+    assert "djinn_server.fork_server" in parent.cmdline()
     djinn.shut_down()
     wait_for(lambda: not parent.is_running(), "it stays longer than it should")
     assert not any(path.is_socket() for path in folder.glob("prepared-*"))

@@ -182,7 +182,7 @@ def test_metrics_of_gateway_and_executor_arrive(told, collector):
 def test_where_nothing_is_configured_nothing_is_registered_or_imported(python, plain_environment):
     program = """
 import sys, torch, djinn
-from djinn_core.runtime import client
+from djinn_client.runtime import client
 torch.ones(3).to("remote_accelerator:0").sum().item()
 print("opentelemetry" in [o.name for o in client.context.registry.observers], [n for n in sys.modules if n.startswith("opentelemetry")])
 print(client.context.observers.trace_context("submission", 0, 1) == "")

@@ -1,0 +1,75 @@
+"""Imports without garbage collection: each would look at all that PyTorch has made, up to 0.15 s."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from djinn_core.system.gc_pause import collect_later, count_as_old
+from djinn_core.system.role import is_client
+
+_NO_PACKAGES: Mapping[str, str] = MappingProxyType({})
+
+
+def importing(place: str, names: Mapping[str, str], packages: Mapping[str, str] = _NO_PACKAGES) -> Callable[[str], Any]:
+    """The `__getattr__` of module `place`, which imports what is asked for.
+
+    Args:
+        place: the module.
+        names: by module of Djinn the names of it that it offers.
+        packages: by folder of Djinn's repository the names that the package there brings; where there are any, other packages may
+            bring others.
+    """
+    modules = {name: module for module, listed in names.items() for name in listed.split()}
+    folders = {name: folder for folder, listed in packages.items() for name in listed.split()}
+
+    def find(name: str) -> Any:
+        module = modules.get(name)
+        with collect_later:
+            if module is not None:
+                found = getattr(importlib.import_module(module), name)
+            else:
+                found = _of_package(name) if folders and not name.startswith("_") else None
+        if found is not None:
+            setattr(sys.modules[place], name, found)
+            return found
+        if name in folders:
+            return _missing(name, folders[name])
+        raise AttributeError(f"module {place!r} has no attribute {name!r}")
+
+    return find
+
+
+def _of_package(name: str) -> Any | None:
+    from djinn_core.registry.api_names import find_api_name
+
+    return find_api_name(name)
+
+
+def _missing(name: str, folder: str) -> Callable[..., NoReturn] | type:
+    """A function or class in place of a name whose package is not in use: it can be imported and asked for, and its use says what to install."""
+
+    def missing(*_: Any, **__: Any) -> NoReturn:
+        from djinn_core.registry.api_names import absent
+
+        raise absent(name, folder)
+
+    return type(name, (), {"__new__": missing}) if name[0].isupper() else missing
+
+
+def listing(place: str) -> Callable[[], list[str]]:
+    """The `__dir__` of module `place`: what it has, and what it offers and has not imported yet."""
+    return lambda: sorted({*vars(sys.modules[place]), *sys.modules[place].__all__})
+
+
+def attach() -> None:
+    """Register the device, where this process is a client."""
+    if is_client():
+        with collect_later:
+            early = importlib.import_module("djinn_client.runtime.early_start").begin()
+            importlib.import_module("djinn_client.runtime.attaching").attach(early)
+            importlib.import_module("djinn_client.runtime.server_files").save_at_addresses()
+            count_as_old()

@@ -1,0 +1,267 @@
+"""`torch.remote_accelerator`: the device module, with the functions that PyTorch and its users expect of an accelerator's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from djinn_client.interception import sync
+from djinn_client.interception.device import memory, properties
+from djinn_client.interception.device.current_device import current_device, index_of, set_current_device
+from djinn_client.interception.device.device_state import DEVICE_NAME, device_state
+from djinn_client.interception.native import generators, streams
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.tracebacks import for_users
+
+
+class device:  # noqa: N801 - PyTorch calls it so
+    """Context manager that changes the current index; a negative one, or None, changes nothing."""
+
+    def __init__(self, device: Any) -> None:
+        unchanged = device is None or (isinstance(device, int) and device < 0)
+        self.index = current_device() if unchanged else index_of(device)
+        self.before = 0
+
+    def __enter__(self) -> None:
+        self.before = set_current_device(self.index)
+
+    def __exit__(self, *_: object) -> None:
+        set_current_device(self.before)
+
+
+class device_of(device):  # noqa: N801 - PyTorch calls it so
+    """Context manager that changes the current index to that of a tensor; for one that is not remote, nothing changes."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.device if isinstance(obj, LazyTensor) else None)
+
+
+def default_generator(device: Any = None) -> torch.Generator:
+    """The generator that stands for the random state that ops use when they are given none."""
+    index = index_of(device)
+    defaults = device_state.default_generators
+    if index not in defaults:
+        made = generators.default(index)
+        if index and device_state.seed is not None:
+            made.manual_seed(device_state.seed)
+        defaults[index] = made
+    return defaults[index]
+
+
+def bound_state(index: int) -> LazyTensor:
+    """The value that holds the random state of an index that is bound to one device."""
+    state = generators.operand(default_generator(index))
+    assert isinstance(state, LazyTensor)
+    return state
+
+
+def default_generators() -> tuple[torch.Generator, ...]:
+    """The default generators of all indexes."""
+    return tuple(default_generator(i) for i in range(device_count()))
+
+
+def manual_seed(seed: int) -> None:
+    """Start the random state of the present index from `seed`; recorded like an op."""
+    default_generator().manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Start the random state of every index from `seed`."""
+    device_state.seed = seed
+    if port.forked:  # as on CUDA: this process cannot use the device, and workers seed all that there is
+        return
+    for generator in default_generators():
+        generator.manual_seed(seed)
+
+
+def seed() -> None:
+    """Start the random state of the present index from a random seed."""
+    default_generator().seed()
+
+
+def seed_all() -> None:
+    """Start the random state of every index from one random seed."""
+    manual_seed_all(default_generator().seed())
+
+
+def initial_seed() -> int:
+    """Seed from which the random state of the present index started."""
+    return default_generator().initial_seed()
+
+
+# PyTorch's own callers of `get_rng_state`, which give the state back without reading it: `fork_rng` and activation checkpointing.
+_GIVE_BACK: Final = frozenset({"torch.random", "torch.utils.checkpoint"})
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    """The random state, as a CPU tensor of bytes; one round trip. For PyTorch's own callers it stays on the executor."""
+    if not _gives_back():
+        return default_generator(device).get_state()
+    if port.forked:  # the device's state is the parent's
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return generators.keep_state(default_generator(device))
+
+
+def _gives_back() -> bool:
+    """True if the first frame outside of Djinn is PyTorch's."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("djinn_core."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") in _GIVE_BACK
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """The random states of all indexes; one round trip each."""
+    return [generator.get_state() for generator in default_generators()]
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+    """Go on from `new_state`."""
+    if port.forked and not new_state.numel():
+        return
+    generator = default_generator(device)
+    if isinstance(new_state, LazyTensor):
+        generators.go_on_from(generator, new_state)
+    else:
+        generator.set_state(new_state)
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Go on from these states, one for each index."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait until everything that was recorded has run."""
+    index_of(device)
+    sync.synchronize()
+
+
+def set_device(device: Any) -> None:
+    """Make an index the present thread's; a negative one changes nothing."""
+    if not (isinstance(device, int) and device < 0):
+        set_current_device(index_of(device))
+
+
+def device_count() -> int:
+    """Number of device indexes."""
+    return port.device_count()
+
+
+def init() -> None:
+    """Begin the session now; otherwise the first use does."""
+    port.runtime()
+
+
+def is_in_bad_fork() -> bool:
+    """True if this process was forked from one that used the device."""
+    return port.forked
+
+
+def is_available() -> bool:
+    """Check whether the device can be used: the configured server admits this client, or an executor starts without one.
+
+    A warning says why it cannot. Takes a few seconds at most; does not raise.
+    """
+    return not port.forked and port.is_available()
+
+
+def is_initialized() -> bool:
+    """True if the device can be used, which needs no initialization; False in a forked child."""
+    return not port.forked
+
+
+def yes(*_: Any, **__: Any) -> bool:
+    """True."""
+    return True
+
+
+def no(*_: Any, **__: Any) -> bool:
+    """False."""
+    return False
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+class DeviceModule(ModuleType):
+    """`torch.remote_accelerator`."""
+
+    @property
+    def default_generators(self) -> tuple[torch.Generator, ...]:
+        """The default generators of all indexes."""
+        return default_generators()
+
+    @property
+    def _initialized(self) -> bool:
+        """Activation checkpointing looks here before it keeps the random state."""
+        return not port.forked
+
+
+_MEMBERS: tuple[Any, ...] = (
+    device,
+    device_of,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    initial_seed,
+    get_rng_state,
+    get_rng_state_all,
+    set_rng_state,
+    set_rng_state_all,
+    synchronize,
+    set_device,
+    device_count,
+    current_device,
+    init,
+    is_available,
+    is_initialized,
+    memory.memory_allocated,
+    memory.max_memory_allocated,
+    memory.memory_reserved,
+    memory.max_memory_reserved,
+    memory.reset_peak_memory_stats,
+    memory.reset_accumulated_memory_stats,
+    memory.mem_get_info,
+    memory.memory_stats,
+    memory.memory_summary,
+    memory.empty_cache,
+    properties.get_device_properties,
+    properties.get_device_name,
+    properties.get_device_capability,
+    streams.current_stream,
+    streams.default_stream,
+    streams.set_stream,
+)
+_NAMED: dict[str, Any] = {
+    "LazyTensor": LazyTensor,
+    "Stream": torch.Stream,
+    "Event": streams.NativeEvent,
+    "stream": streams.NativeStreamContext,
+    "StreamContext": streams.NativeStreamContext,
+    "is_built": yes,
+    "is_bf16_supported": yes,
+    "is_current_stream_capturing": no,
+    "can_device_access_peer": no,
+    "_is_in_bad_fork": is_in_bad_fork,
+    "_lazy_init": nothing,
+    "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+}
+
+
+def make_module() -> ModuleType:
+    """The module that becomes `torch.remote_accelerator`."""
+    module = DeviceModule(f"torch.{DEVICE_NAME}", "The remote accelerator as a PyTorch device module.")
+    for name, member in {member.__name__: member for member in _MEMBERS}.items():
+        setattr(module, name, member if isinstance(member, type) else for_users(member))
+    for name, member in _NAMED.items():
+        setattr(module, name, member)
+    return module

@@ -1,0 +1,56 @@
+"""Other processes: each has a session of its own, so remote memory is not shared with them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Final, NoReturn
+
+import torch
+from torch.multiprocessing.reductions import reduce_storage
+
+from djinn_client.interception.tensors.lazy_tensor import device_type, is_remote
+from djinn_core.errors import UnsupportedOperation
+
+_QUEUE: Final[Any] = Queue  # there is no public way to see what it does with errors
+
+
+def _refuse(held: torch.UntypedStorage) -> tuple[Callable[[str], NoReturn], tuple[str]]:
+    message = (
+        f"a tensor on {held.device} cannot be handed to another process, which has a session of its own and would not "
+        f"share its memory. Send tensor.cpu(), and move it to {device_type()} there"
+    )
+    if _is_only_printed():
+        return _refused, (message,)
+    raise UnsupportedOperation(message)
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> Any:
+    """As PyTorch shares the memory of a storage; remote memory is refused."""
+    return _refuse(storage) if is_remote(storage.device) else reduce_storage(storage)
+
+
+def _is_only_printed() -> bool:
+    """True in the thread of a `multiprocessing.Queue`, which prints what pickling raises: the receiver would wait for ever.
+
+    Queues with a handler of their own, such as those of `concurrent.futures`, tell who put the object there.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _QUEUE._feed.__code__:  # noqa: SLF001
+        frame = frame.f_back
+    return frame is not None and frame.f_locals["onerror"] is _QUEUE._on_queue_feeder_error  # noqa: SLF001
+
+
+def _refused(message: str) -> NoReturn:
+    """Raise the error in the process that unpickles the tensor."""
+    raise UnsupportedOperation(message)
+
+
+def share_nothing() -> None:
+    """Refuse remote tensors among what `multiprocessing` sends to other processes, where PyTorch would share memory.
+
+    `torch.save`, `copy` and other users of pickle go by way of the CPU, as ever.
+    """
+    ForkingPickler.register(torch.UntypedStorage, _reduce_storage)

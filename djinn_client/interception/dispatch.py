@@ -1,0 +1,479 @@
+"""Op dispatch, the hot path: one op becomes one recorded instruction.
+
+`record` flattens the arguments once into a key, looks up what the op returns for that key, and appends to the thread's
+program. A call seen before costs no shape inference, no analysis and no message.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from djinn_client.interception.bounded_memo import make_room
+from djinn_client.interception.device.device_state import Handler, device_state
+from djinn_client.interception.native.calls import forget as forget_in_native
+from djinn_client.interception.native.generators import operand as operand_of
+from djinn_client.interception.ops.composite import is_taken_apart, take_apart
+from djinn_client.interception.ops.cpu_operands import CpuOperand, in_lists_of_numbers, upload_operands
+from djinn_client.interception.ops.default_dtype import as_floats
+from djinn_client.interception.ops.own_calls import own_call
+from djinn_client.interception.recording.append import append, own_value
+from djinn_client.interception.recording.append import remember as remember_in_native
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.remote_infer import ask_executor
+from djinn_client.interception.runtime_interface import Around, port
+from djinn_client.interception.shape_inference.argument_checks import check_extent, warns_each_time
+from djinn_client.interception.shape_inference.device_indexes import check_one_index, index_of_call, leaves_index_open
+from djinn_client.interception.shape_inference.float_arg_cache import infers_for_any_float, without_floats
+from djinn_client.interception.shape_inference.foreach_infer import (
+    infer_by_element,
+    is_over_lists,
+    is_refused_for_elements,
+)
+from djinn_client.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
+from djinn_client.interception.shape_inference.inference_cache import inference_cache
+from djinn_client.interception.shape_inference.message_limits import check_given, check_made
+from djinn_client.interception.shape_inference.meta_fallback import settle
+from djinn_client.interception.shape_inference.meta_infer import (
+    MetaKernelRefused,
+    UnknownResult,
+    forget_signatures,
+    infer,
+    learn_dtypes,
+    make_elsewhere,
+    order_of,
+    written_tensors,
+)
+from djinn_client.interception.shape_inference.meta_overrides import KERNEL_DECIDES, WITH_STATISTICS, is_random
+from djinn_client.interception.shape_inference.scalar_ranges import takes_any_float
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
+from djinn_client.interception.tensors.parts_tensor import holds_parts
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
+from djinn_core.ir.program import Call, Slot, canonical_nan
+from djinn_core.system.gc_pause import collect_later
+from djinn_core.torch_private import CGenerator, class_of_script_object, schema_of
+
+CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
+
+_handlers: Final = device_state.handlers
+_NEW: Any = object()  # no such call was seen before
+_DTYPE, _SIZE = torch.dtype, torch.Size
+_SHORT: Final = 64  # elements of lists whose lengths have objects of their own in keys
+_LENGTHS: Final = tuple(object() for _ in range(_SHORT))
+
+
+def handles(*funcs: Any) -> Callable[[Handler], Handler]:
+    """Decorator: the function handles these overloads in place of `record`."""
+
+    def register(handler: Handler) -> Handler:
+        for func in funcs:
+            _handlers[id(func)] = handler
+        return handler
+
+    return register
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Have an op handled by its handler, if it has one, or recorded."""
+    return _handlers.get(id(func), record)(func, args, kwargs)
+
+
+def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None]]) -> Around:
+    """As `Port.around`: gives the moments at which each call began and ended, and its op, to what `taker` returns for a thread."""
+    clock, takers = perf_counter, _ThreadTaker()
+
+    def timed(handler: Handler, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        take = takers.take
+        if take is None:
+            take = takers.take = taker()
+        begun = clock()
+        try:
+            return handler(func, args, kwargs)
+        finally:
+            take((begun, clock(), func))
+
+    return timed
+
+
+class _ThreadTaker(threading.local):
+    take: Callable[[tuple[float, float, Any]], None] | None = None
+
+
+def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record one op and return tensors for its results.
+
+    Raises:
+        Exception: whatever eager PyTorch would raise for these arguments.
+    """
+    key: list[Any] = [id(func)]
+    operands: list[LazyTensor] = []
+    try:
+        _flatten(args, key, operands)
+        if kwargs:
+            for name, value in kwargs.items():
+                key.append(name)
+                _flatten((value,), key, operands)
+    except CpuOperand:
+        return _with_cpu_operands(func, args, kwargs)
+    call = inference_cache.calls.get(tuple(key), _NEW)
+    any_float = False
+    if call is _NEW and float in key and infers_for_any_float(func):
+        call = inference_cache.calls.get(without_floats(key), _NEW)
+        any_float = call is not _NEW
+    if call is _NEW:
+        return _record_unknown(func, args, kwargs, key, operands)
+    if call is not None or not inference_cache.drawing:
+        remember_in_native(func, args, call, any_float)
+    if call is None:
+        drawing = inference_cache.drawing.get(tuple(key)) if inference_cache.drawing else None
+        return _again(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
+    if call.kept_outcome is None:
+        call.keep_outcome()
+    slots = call.slots
+    return append(call, operands, slots_of(args, kwargs) if slots is None else slots)
+
+
+def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if holds_parts((*args, *kwargs.values())):
+        return port.dispatch_layout(func, args, kwargs)
+    if is_taken_apart(func):
+        return handles(func)(take_apart)(func, args, kwargs)
+    if (mode := _fake_mode_of(args, kwargs)) is not None:
+        return _run_as_fake(mode, func, args, kwargs)
+    if (numbers := in_lists_of_numbers(func, args)) is not None:
+        return record(*numbers, kwargs)
+    if is_over_lists(func):
+        return take_apart(func, args, kwargs)  # one call per element: `copy_` accepts a source on the CPU
+    args, kwargs = upload_operands(func, args, kwargs)
+    return record(func, args, kwargs)
+
+
+def _fake_mode_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensorMode | None:
+    """The mode of the first fake tensor (of a tracer) among the arguments; None if there is none."""
+    return next((a.fake_mode for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, FakeTensor)), None)
+
+
+def _run_as_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`func` on metadata alone: a program is being traced, and nothing is recorded."""
+    args, kwargs = pytree.tree_map_only(LazyTensor, mode.from_tensor, (args, kwargs))
+    with mode:
+        return func(*args, **kwargs)
+
+
+def _record_unknown(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], operands: list[LazyTensor]
+) -> Any:
+    """Infer the results of a new call, record it, and cache the inference."""
+    if func.name() in port.missing:
+        return take_apart(func, args, kwargs)  # in this session
+    call: Call | None = None
+    if has_formula(func):
+        slots = slots_of(args, kwargs)
+        call = infer_by_formula(args, kwargs, key, operands, slots)
+        if call is not None:
+            check_given(func, (), operands, slots)
+            return _record_inferred(call, func, args, key, operands, slots)
+    if is_taken_apart(func):
+        return handles(func)(take_apart)(func, args, kwargs)
+    if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
+        return make_elsewhere(func, args, kwargs)
+    if not port.is_open():
+        current().prepare()
+    slots = slots_of(args, kwargs)
+    check_given(func, (*args, *kwargs.values()), operands, slots)
+    check_one_index(func, operands)
+    if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
+        return port.fallback.compute(func, args, kwargs)
+    if is_refused_for_elements(func, args, kwargs, operands, slots):
+        return take_apart(func, args, kwargs)
+    refused: MetaKernelRefused | None = None
+    try:
+        with collect_later:  # meta kernels import modules, in the middle of which nothing else may
+            call = infer_by_element(func, args, kwargs, operands)
+            if call is None:
+                call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
+    except UnknownResult:
+        pass  # what the executor raises then does not come from this
+    except MetaKernelRefused as signal:
+        refused = signal
+    if call is None:
+        for written in written_tensors(func, args, kwargs):
+            own_value(operands[written])
+    if refused is not None and is_over_lists(func):
+        return take_apart(func, args, kwargs)  # the error is that of an element
+    if refused is not None:
+        return settle(refused, func, args, kwargs, operands, slots)
+    if call is None:
+        return _ask(func, args, kwargs, key, operands, slots)
+    port.ops_inferred += 1
+    floats = as_floats(func, args, call)
+    if floats is not None:
+        return record(func, floats, kwargs)
+    check_made(func, call)
+    if _changes_nothing(func, call):
+        learn(func, args, kwargs, key, call, numbers_in_tensors=False)
+        _remember(tuple(key), None)
+        remember_in_native(func, args, None, False)
+        return _again(operands[0])
+    if call.random and index_of_call(call):
+        _remember(tuple(key), None)
+        inference_cache.drawing[tuple(key)] = call
+        return _draw(call, operands, slots)
+    warns = _resizes_out(func, call) or warns_each_time(func, args, (m.dtype for m in call.results if m is not None))
+    if warns or leaves_index_open(kwargs):
+        return append(call, operands, slots)
+    numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
+    learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)
+    if not numbers_in_tensors:
+        call = call.with_slots(slots)
+    _remember_call(func, args, key, call)
+    return append(call, operands, slots)
+
+
+def _resizes_out(func: Any, call: Call) -> bool:
+    """True if the call resizes a tensor with elements that was given as `out`: PyTorch warns of it at each call."""
+    before = call.operands
+    resized = any(before[p].numel and before[p].shape != now.shape for p, now in call.changes if p in call.writes)
+    return resized and any(argument.is_out for argument in schema_of(func).arguments)
+
+
+def _record_inferred(
+    call: Call, func: Any, args: tuple[Any, ...], key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]
+) -> Any:
+    """Record a call of new sizes whose results a formula computed."""
+    if call.aliases == (0,) and call.results[0] is call.operands[0] and _changes_nothing(func, call):
+        _remember(tuple(key), None)
+        remember_in_native(func, args, None, False)
+        return _again(operands[0])
+    _remember_call(func, args, key, call)
+    return append(call, operands, slots)
+
+
+def _remember_call(func: Any, args: tuple[Any, ...], key: list[Any], call: Call) -> None:
+    _remember(tuple(key), call)
+    any_float = float in key and infers_for_any_float(func) and takes_any_float(func, call)
+    if any_float:
+        _remember(without_floats(key), call.with_slots(None))
+    remember_in_native(func, args, call, any_float)
+
+
+def _ask(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: list[Any],
+    operands: list[LazyTensor],
+    slots: tuple[Slot, ...],
+) -> Any:
+    device = operands[0].remote.meta.device if operands else 0
+    if is_random(func) and device:
+        with _own_random_state(device):
+            return ask_executor(func, args, kwargs, operands, slots).results
+    if func not in KERNEL_DECIDES and written_tensors(func, args, kwargs):
+        return settle(MetaKernelRefused(), func, args, kwargs, operands, slots)
+    asked = ask_executor(func, args, kwargs, operands, slots)
+    if func in KERNEL_DECIDES:
+        _remember(tuple(key), asked.call)
+    elif func in WITH_STATISTICS:
+        learn_dtypes(asked.call)
+    return asked.results
+
+
+def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
+    """Append a random op of an index that is bound to a device: it draws from the random state of that index."""
+    with _own_random_state(index_of_call(call)):
+        return append(call, operands, slots)
+
+
+@contextmanager
+def _own_random_state(index: int) -> Iterator[None]:
+    """Have ops recorded inside the block use an index's random state in the place of the session's."""
+    state = port.bound_state(index)
+    exchange = own_call(EXCHANGE_RANDOM_STATE, (state.remote.meta,), makes=False, writes=(0,))
+    append(exchange, [state], ())
+    try:
+        yield
+    finally:
+        append(exchange, [state], ())
+
+
+def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) -> None:
+    """Append the arguments to the key by which calls are memoised, and tensors to `operands`.
+
+    Scalars that compare equal but differ in type or sign are distinguished. Each nan has the key of its canonical nan.
+    """
+    for a in args:
+        kind = type(a)
+        if kind is int or a is None or kind is _DTYPE:
+            key.append(a)
+        elif kind is list or kind is tuple or kind is _SIZE:
+            length = len(a)
+            key.append(_LENGTHS[length] if length < _SHORT else (length,))
+            _flatten(a, key, operands)
+        elif kind is float:
+            key.append(kind)
+            key.append((a or repr(a)) if a == a else canonical_nan(a))  # noqa: PLR0124 - False for nan
+        else:
+            _flatten_rare(a, kind, key, operands)
+
+
+def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]) -> None:
+    key.append(kind)
+    if kind is bool:
+        key.append(a)
+    elif isinstance(a, LazyTensor):
+        key.append(a.remote.meta)
+        operands.append(a)
+    elif isinstance(a, torch.Tensor):
+        if a.dim() > 0:
+            raise CpuOperand
+        key.append(a.dtype)
+    elif isinstance(a, (list, tuple)):
+        key.append((len(a),))
+        _flatten(a, key, operands)
+    elif isinstance(a, CGenerator):
+        state = operand_of(a)
+        key.append(state is None)
+        if state is not None:
+            operands.append(state)
+    elif isinstance(a, torch.ScriptObject):
+        raise UnsupportedOperation(
+            f"a {class_of_script_object(a)}, in which modules of torch.ao.quantization keep their weights, is an object of this process and cannot "
+            "be sent to an executor: run the module on the CPU, or dequantize its weights"
+        )
+    else:
+        key.append(repr(a) if kind is complex else a)
+
+
+def slots_of(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Slot, ...]:
+    """The numbers among the arguments, those in the shape of CPU tensors too."""
+    slots: list[Slot] = []
+    _gather(args, slots)
+    _gather(kwargs.values(), slots)
+    return tuple(slots)
+
+
+def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
+    for a in args:
+        kind = type(a)
+        if kind is int or kind is float:
+            slots.append(a if a == a else canonical_nan(a))  # noqa: PLR0124 - False for nan
+        elif isinstance(a, (list, tuple)):
+            _gather(a, slots)
+        elif isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor):
+            number = a.item()
+            _gather((int(number) if isinstance(number, bool) else number,), slots)
+        elif kind is complex:
+            _gather((a.real, a.imag), slots)
+
+
+def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
+    """True if an argument is a number in a 0-dim CPU tensor, which the key of a call does not show."""
+    return any(
+        _holds_numbers_in_tensors(a)
+        if isinstance(a, (list, tuple))
+        else isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor)
+        for a in args
+    )
+
+
+def _remember(key: tuple[Any, ...], call: Call | None) -> None:
+    make_room(inference_cache.calls, CALLS_LIMIT)
+    inference_cache.calls[key] = call
+
+
+def forget_calls() -> None:
+    """Clear the cache of inferred calls, so that results and the executor's support are determined again."""
+    inference_cache.calls.clear()
+    inference_cache.drawing.clear()
+    forget_examples()
+    forget_in_native()
+
+
+def forget_what_was_learnt() -> None:
+    """Drop cached call results, which hold for the devices of an ended session; other devices may lay results out otherwise."""
+    forget_calls()
+    forget_signatures()
+    inference_cache.supported.clear()
+
+
+def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
+    """From now on expect this layout of a result of calls like `call`: an executor found the prediction wrong."""
+    meta = call.results[result]
+    order = order_of(meta.shape, stride) if meta is not None else None
+    if order is None:
+        return
+    call.signature.orders[result] = order
+    forget_examples(call.signature)
+    for key, known in list(inference_cache.calls.items()):
+        if known is not None and known.signature is call.signature:
+            inference_cache.calls.pop(key, None)
+    forget_in_native(call.signature)
+
+
+def _changes_nothing(func: Any, call: Call) -> bool:
+    """True if the result is the first operand as another tensor: `detach()`, a view of the same shape, a whole slice."""
+    returned = schema_of(func).returns
+    return (
+        len(returned) == 1
+        and returned[0].alias_info is not None
+        and not returned[0].alias_info.is_write
+        and not call.writes
+        and not call.sequence
+        and call.aliases == (0,)
+        and call.results[0] is call.operands[0]
+    )
+
+
+def _again(tensor: LazyTensor) -> LazyTensor:
+    """Another tensor for the same value; nothing is recorded."""
+    return wrap(tensor.remote)
+
+
+@handles(torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
+def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    check_extent(*args, **kwargs)
+    return record(func, args, kwargs)
+
+
+@handles(torch.ops.aten.as_strided_copy.default)
+def _as_strided_copy(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a view and its copy: the view is made where the storage is, and an executor of a pool may have only a part of it."""
+    view = _as_strided(torch.ops.aten.as_strided.default, args, kwargs)
+    return record(torch.ops.aten.clone.default, (view,), {"memory_format": torch.contiguous_format})
+
+
+@handles(torch.ops.aten.as_strided_scatter.default)
+def _as_strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record the parts of the op if it may write beyond its operand: it writes to a copy of the storage."""
+    result = _scattered(*args, **kwargs)
+    return record(func, args, kwargs) if result is None else result
+
+
+def _scattered(
+    given: LazyTensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """The result, laid out in a copy of the storage as `given` is in the storage; None if `given` has all of its storage."""
+    meta, nbytes = given.remote.meta, given.remote.storage.nbytes
+    itemsize = meta.dtype.itemsize
+    whole = meta.offset == 0 and meta.extent == meta.numel and meta.numel * itemsize == nbytes
+    if whole or 0 in meta.stride or meta.conj or meta.neg or not isinstance(src, LazyTensor):
+        return None
+    ops = torch.ops.aten
+    if tuple(size) != tuple(src.shape):
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(size)}"
+        )
+    memory = record(ops.as_strided.default, (given, [nbytes // itemsize], [1], 0), {})
+    copy = record(ops.clone.default, (memory,), {})
+    at = meta.offset if storage_offset is None else storage_offset
+    record(ops.copy_.default, (_as_strided(ops.as_strided.default, (copy, size, stride, at), {}), src), {})
+    return record(ops.as_strided.default, (copy, meta.shape, meta.stride, meta.offset), {})

@@ -1,0 +1,54 @@
+"""Checkpoints of training: the random state of the remote device belongs to them, as that of GPUs does.
+
+Without it a run that is resumed would drop other elements than the one that it goes on from.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from djinn_client.interception.device import random_state
+from djinn_client.interception.runtime_interface import port
+
+FILE = "rng_state_remote_accelerator.bin"
+Step = Callable[..., Any]
+
+
+def saving_random_state(function: Step, position: int) -> Step:
+    """`function`, whose argument at `position` is a folder, and then the random state to that folder."""
+
+    @functools.wraps(function)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        folder = _folder(args, kwargs, position)
+        if port.is_open() and folder is not None:
+            (folder / FILE).write_bytes(random_state.get_state().numpy().tobytes())
+        return result
+
+    return save
+
+
+def loading_random_state(function: Step, position: int) -> Step:
+    """Likewise, the random state from that folder."""
+
+    @functools.wraps(function)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        folder = _folder(args, kwargs, position)
+        if folder is not None and (folder / FILE).exists():
+            state = bytearray((folder / FILE).read_bytes())
+            random_state.set_state(torch.frombuffer(state, dtype=torch.uint8))
+        return result
+
+    return load
+
+
+def _folder(args: tuple[Any, ...], kwargs: dict[str, Any], position: int) -> Path | None:
+    named = (kwargs[name] for name in ("input_dir", "output_dir", "checkpoint") if name in kwargs)
+    found = args[position] if len(args) > position else next(named, None)
+    return None if found is None else Path(found)

@@ -1,0 +1,120 @@
+"""The library djinn-native: its functions, which are ops `torch.ops.djinn`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.torch_backend import boxed_function, rename_backend, without_torch_dispatch
+from djinn_client.tracebacks import shorten
+from djinn_core.errors import StartupError
+from djinn_core.torch_private import never_compiled
+
+
+def load() -> None:
+    """Load the library; only in a process that registers the device, which a server never does.
+
+    Raises:
+        StartupError: it is not installed, or does not fit PyTorch.
+    """
+    try:
+        import djinn_native
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            "the package djinn-native, which is the remote device of clients, is not installed: run "
+            "`pip install --no-deps --no-build-isolation ./djinn_native` in a checkout of Djinn, or install its wheel from the folder of the release"
+        ) from error
+    rename_backend(DEVICE_NAME)
+    try:
+        djinn_native.load()
+    except djinn_native.NativeLibraryError as error:
+        raise StartupError(str(error)) from error
+
+
+class _Functions:
+    """`torch.ops.djinn` by name, without the frames that PyTorch puts around an op."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = boxed_function("djinn", name)
+        setattr(self, name, found)
+        return found
+
+
+ops: Final[Any] = _Functions()
+_implementations: Final[dict[int, Callable[..., Any]]] = {}  # by the id of the op
+
+
+class CalledFromCpp(TorchDispatchMode):
+    """A mode that C++ calls in place of PyTorch's dispatcher."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # `never_compiled` says it without importing the compiler
+
+
+class _Implementations(CalledFromCpp):
+    @never_compiled
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return _implementations[id(func)](*args, **(kwargs or {}))
+        except BaseException as error:
+            shorten(error)
+            raise
+
+
+class _Kernel(CalledFromCpp):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._function = function
+
+    @never_compiled
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return self._function(*args, **(kwargs or {}))
+        except BaseException as error:
+            shorten(error)
+            raise
+
+
+def implement(**functions: Callable[..., Any]) -> None:
+    """Implement functions that C++ calls, by name."""
+    if not _implementations:
+        with _Implementations(), without_torch_dispatch():  # type: ignore[no-untyped-call]
+            ops.set_functions()
+    for name, function in functions.items():
+        _implementations[id(getattr(torch.ops.djinn, name).default)] = function
+
+
+def set_kernel(name: str, function: Callable[..., Any], key: str, *, partly: bool = False) -> None:
+    """Make `function` the kernel of the op `name`, such as `aten::add.Tensor`, at a dispatch key.
+
+    `partly`: PyTorch's kernel goes on handling calls that have neither a remote tensor nor name the device.
+    """
+    packet, _, overload = name.partition(".")
+    with _Kernel(function), without_torch_dispatch():
+        ops.set_kernel(packet, overload, key, partly)
+
+
+def send_upcalls_to(mode: TorchDispatchMode) -> None:
+    """Have C++ call `mode.__torch_dispatch__` with each op that Python handles."""
+    with mode, without_torch_dispatch():
+        ops.set_upcall()
+
+
+@functools.cache
+def dtype_number(dtype: torch.dtype) -> int:
+    """The number of a dtype in C++."""
+    return int(ops.dtype_number(dtype))
+
+
+@functools.cache
+def dtype_of(number: int) -> torch.dtype:
+    """The dtype with a number of C++."""
+    found = next((d for d in [*vars(torch).values()] if isinstance(d, torch.dtype) and dtype_number(d) == number), None)
+    assert found is not None
+    return found

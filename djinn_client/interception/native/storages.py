@@ -1,0 +1,73 @@
+"""Storages of remote tensors: what C++ asks of Python about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from djinn_client.interception.native.library import dtype_of, implement, ops
+
+aten = torch.ops.aten
+negated = aten._neg_view.default  # noqa: SLF001 - PyTorch's name of the op
+
+
+def _base(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor over a storage; its memory is made where it has none yet."""
+    found: torch.Tensor | None = ops.any_view(storage)
+    if found is not None:
+        return found
+    from djinn_client.interception.native.calls import encoded_slots, number_of
+    from djinn_client.interception.shape_inference.meta_infer import infer
+
+    size = [storage.nbytes()]
+    kwargs = {"dtype": torch.uint8, "device": storage.device}
+    call = infer(aten.empty.memory_format, (size,), kwargs, storage.device.index or 0)
+    bits, kinds = encoded_slots(size)
+    return ops.append_into(number_of(call), storage, bits, kinds)  # type: ignore[no-any-return]
+
+
+def _view_of_storage(
+    storage: torch.UntypedStorage, size: list[int], stride: list[int], offset: int, dtype: int, bits: int
+) -> torch.Tensor:
+    """A view of a storage that PyTorch made without an op."""
+    wanted = dtype_of(dtype)
+    with torch.no_grad():
+        base = _base(storage)
+        if base.is_conj():
+            base = torch.conj(base)
+        if base.is_neg():
+            base = negated(base)
+        if base.dtype != wanted:
+            octets = aten.as_strided.default(base, [0], [1], 0)
+            octets = octets if octets.dtype == torch.uint8 else aten.view.dtype(octets, torch.uint8)
+            length = storage.nbytes() // wanted.itemsize * wanted.itemsize
+            base = aten.view.dtype(aten.as_strided.default(octets, [length], [1], 0), wanted)
+        view = aten.as_strided.default(base, size, stride, offset)
+        if bits & 1:
+            view = torch.conj(view)
+        if bits & 2:
+            view = negated(view)
+        return view  # type: ignore[no-any-return]
+
+
+def _resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Make a storage larger or smaller. The executor's memory only grows."""
+    with torch.no_grad():
+        base = _base(storage)
+        held = ops.set_storage_size(storage, nbytes)
+        if nbytes > held:
+            octets = aten.as_strided.default(base, [0], [1], 0)
+            octets = octets if octets.dtype == torch.uint8 else aten.view.dtype(octets, torch.uint8)
+            aten.resize_.default(octets, [nbytes])
+
+
+def register() -> None:
+    """Have C++ call these."""
+    implement(view_of_storage=_view_of_storage, resize_storage=_resize_storage)
+
+
+def octets_of(storage: Any) -> torch.Tensor:
+    """All bytes of a storage, or of a part of one such as `storage[8:16]`, as a tensor over it."""
+    whole, before = ops.whole_storage(storage)
+    return _view_of_storage(whole, [storage.nbytes()], [1], before, 0, 0)

@@ -1,0 +1,198 @@
+"""Streams and events of the remote device: those of PyTorch, whose marks Python records.
+
+The device runs ops in one order: that of the program. Every stream stands for that order, so streams need no
+synchronization for a correct result. An event is a mark in the program: the executor notes the time at which it reaches the
+mark, and `elapsed_time` is the difference of two such times.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+import torch
+
+from djinn_client.interception.device.current_device import index_of
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.native.library import implement, ops
+from djinn_client.interception.ops.own_calls import own_call
+from djinn_client.interception.recording.append import append
+from djinn_client.interception.sync import fetch
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, device_type, logical_device
+from djinn_client.torch_backend import own_device_kind
+from djinn_client.tracebacks import for_users
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.operators import ELAPSED_TIME, HAS_PASSED, MARK
+
+
+class _EventMeta(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Event)
+
+
+class NativeEvent(torch.Event, metaclass=_EventMeta):
+    """Makes events, which are marks in the program. PyTorch takes no subclass of `torch.Event` for one."""
+
+    def __new__(  # type: ignore[misc]
+        cls, device: Any = None, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> torch.Event:
+        """As for the events of any accelerator."""
+        if interprocess:
+            _refuse()
+        return torch.Event(logical_device(index_of(device)), enable_timing=enable_timing, blocking=blocking)
+
+    @classmethod
+    def from_ipc_handle(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refused: other processes have sessions of their own."""
+        _refuse()
+
+
+class NamedEvent(torch.Event):
+    """An event whose device is shown under another name. PyTorch refuses it in two places, which are Python here.
+
+    Attributes:
+        timed: whether `elapsed_time` may be asked.
+    """
+
+    timed: bool
+    _index: int
+
+    def __new__(  # noqa: D102
+        cls, device: Any = None, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Self:
+        if interprocess:
+            _refuse()
+        index = index_of(device)
+        made = super().__new__(cls, logical_device(index), enable_timing=enable_timing, blocking=blocking)
+        made.timed, made._index = enable_timing, index
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The logical device; PyTorch knows an index once the event is recorded."""
+        index: int | None = _device_of_event(self).index
+        return logical_device(self._index if index is None else index)
+
+    @for_users
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds on the device from this mark to the other; waits for both, one round trip.
+
+        Raises:
+            ValueError: one of them was made without `enable_timing=True`, or was not recorded.
+        """
+        if not (self.timed and end_event.timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self.event_id and end_event.event_id):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return _elapsed_time(ops.mark_of_event(self.event_id), ops.mark_of_event(end_event.event_id))
+
+    def ipc_handle(self) -> NoReturn:
+        """Refused: other processes have sessions of their own."""
+        _refuse()
+
+    @classmethod
+    def from_ipc_handle(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refused: other processes have sessions of their own."""
+        _refuse()
+
+
+class NamedStream(torch.Stream):
+    """A stream whose device is shown under another name."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Self:  # noqa: D102
+        if "stream_id" in kwargs:
+            return super().__new__(cls, priority=priority, **kwargs)
+        return super().__new__(cls, logical_device(index_of(device)), priority=priority)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The logical device."""
+        return logical_device(self.device_index)
+
+    def record_event(self, event: Any = None) -> Any:
+        """Put a mark into the program: `event`, or a new one."""
+        made = NamedEvent(self.device_index) if event is None else event
+        made.record(self)
+        return made
+
+
+_device_of_event: Any = torch.Event.device.__get__
+
+
+def show_names() -> None:
+    """Have the device's module make streams and events of classes that may show another name."""
+
+    def named(find: Callable[..., torch.Stream]) -> Callable[..., NamedStream]:
+        @functools.wraps(find)
+        def stream(device: Any = None) -> NamedStream:
+            found = find(device)
+            return NamedStream(
+                stream_id=found.stream_id, device_index=found.device_index, device_type=found.device_type
+            )
+
+        return for_users(stream)
+
+    module: Any = getattr(torch, DEVICE_NAME)
+    module.Stream, module.Event = NamedStream, NamedEvent
+    module.current_stream, module.default_stream = named(current_stream), named(default_stream)
+
+
+def _refuse() -> NoReturn:
+    raise UnsupportedOperation(f"events of {device_type()} cannot be shared with other processes")
+
+
+def default_stream(device: Any = None) -> torch.Stream:
+    """The stream that is current where no other is."""
+    return torch.Stream(stream_id=0, device_index=index_of(device), device_type=own_device_kind())
+
+
+def current_stream(device: Any = None) -> torch.Stream:
+    """This thread's stream."""
+    return torch.accelerator.current_stream(index_of(device))
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """Make `stream` this thread's; None changes nothing."""
+    if stream is not None:
+        torch.accelerator.set_stream(stream)
+
+
+class NativeStreamContext:
+    """A block in which a stream is this thread's; None changes nothing."""
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__(*error)
+
+
+def _mark(index: int) -> torch.Tensor:
+    return append(own_call(MARK, (), device=index), [], ())  # type: ignore[no-any-return]
+
+
+def _asked(op: str, *marks: LazyTensor) -> LazyTensor:
+    """Record one of Djinn's own ops on marks, which are on one device; its result."""
+    metas = tuple(mark.remote.meta for mark in marks)
+    return append(own_call(op, metas, device=metas[0].device), list(marks), ())  # type: ignore[no-any-return]
+
+
+def _has_passed(mark: torch.Tensor) -> bool:
+    return bool(fetch(_asked(HAS_PASSED, mark)).item())  # type: ignore[arg-type]
+
+
+def _elapsed_time(begin: torch.Tensor, end: torch.Tensor) -> float:
+    if begin.device != end.device:
+        raise ValueError(f"Both events must be of one device, and not {begin.device} and {end.device}.")
+    return float(fetch(_asked(ELAPSED_TIME, begin, end)).item())  # type: ignore[arg-type]
+
+
+def register() -> None:
+    """Have C++ call these."""
+    implement(mark=_mark, has_passed=_has_passed, elapsed_time=_elapsed_time)

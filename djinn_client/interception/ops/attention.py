@@ -1,0 +1,208 @@
+"""Attention: recorded whole without gradients, and with them as the fused kernel that the executor's device would take.
+
+PyTorch chooses the kernel of `scaled_dot_product_attention` by device type. For this device it knows only the
+decomposition, which holds the attention weights in memory and rounds differently from fused kernels. So PyTorch's own code is asked to
+choose for tensors without memory that claim to be on the executor's kind of device. What it then calls is recorded: one instruction
+forward, one backward.
+
+Attention is decomposed for kinds of devices that this build of PyTorch cannot choose for, in forward mode, and under transforms.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch.backends.cuda import flash_sdp_enabled, math_sdp_enabled
+
+from djinn_client.interception.bounded_memo import keep
+from djinn_client.interception.dispatch import handles, record
+from djinn_client.interception.ops.composite import is_differentiated, take_apart
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.tracebacks import for_users
+from djinn_core import torch_private
+from djinn_core.logs import get_logger
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.torch_private import never_compiled
+
+log = get_logger("djinn.interception")
+
+aten = torch.ops.aten
+
+_WHOLE = aten.scaled_dot_product_attention.default
+_FUSED_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+_DEFAULTS = (None, 0.0, False)  # mask, dropout, causal
+CHOICES_LIMIT = 4096  # remembered choices
+_choices: dict[tuple[Any, ...], Any] = {}
+
+
+@never_compiled
+@for_users
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`aten::scaled_dot_product_attention` under autograd."""
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    everything = (query, key, value, mask, dropout, causal)
+    if torch_private.in_forward_mode() or not isinstance(query, LazyTensor):
+        return take_apart(_WHOLE, everything, options)  # type: ignore[no-any-return]
+    if not is_differentiated((query, key, value, mask)):
+        return whole(_WHOLE, everything, options)  # type: ignore[no-any-return]
+    return _as_chosen(everything, options)
+
+
+@handles(_WHOLE)
+def whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Attention without gradients: the executor chooses, unless the program restricts the choice (`sdpa_kernel`).
+
+    With dropout, or inside of a dispatch mode, the client chooses the kernel: the program must show where random numbers are drawn,
+    and the mode is to see the kernel.
+    """
+    drops = len(args) > 4 and args[4]
+    if flash_sdp_enabled() and math_sdp_enabled() and not drops and not torch_private.dispatch_modes():
+        return record(func, args, kwargs)
+    missing: tuple[Any, ...] = _DEFAULTS[len(args) - 3 :]
+    return _as_chosen((*args, *missing), kwargs)
+
+
+def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
+    """Attention by the kernel that the executor's device would take.
+
+    Raises:
+        RuntimeError: the arguments do not fit together, or no kernel that is allowed takes them.
+    """
+    query, key, value, mask, dropout, causal = args
+    remote = all(t is None or isinstance(t, LazyTensor) for t in args[:4])
+    if not remote or not _can_choose(_device_kind()) or _choice(args, options) is not _FUSED_ON_CPU:
+        return take_apart(_WHOLE, args, options)  # type: ignore[no-any-return]
+    if mask is not None and mask.dtype is torch.bool:
+        # Numbers in the shape of CPU tensors travel in the instruction.
+        mask = torch.where(mask, *(torch.scalar_tensor(n, dtype=query.dtype, device="cpu") for n in (0.0, -math.inf)))
+    out, _ = aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout, causal, attn_mask=mask, scale=options.get("scale")
+    )
+    return out  # type: ignore[no-any-return]
+
+
+def _device_kind() -> str:
+    """The kind of the executor's device; empty in a capture that has none yet, and starts none."""
+    if not port.is_open():
+        if current().captures:
+            return ""
+        port.runtime()
+    return port.describe(0)[1].kind
+
+
+@functools.cache
+def _can_choose(kind: str) -> bool:
+    """True if PyTorch can choose here the kernel that devices of this kind take."""
+    if kind != "cpu":
+        log.debug("attention under autograd is taken apart: which kernel its device takes is not known here", kind=kind)
+    return kind == "cpu"
+
+
+def _choice(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The op that PyTorch calls first when attention is computed on a CPU."""
+    query, key, value, mask, dropout, causal = args
+    metas = [t.remote.meta for t in (query, key, value, mask) if t is not None]
+    # PyTorch compares sizes with each other and with 0 and 1, and looks at the last stride, at nothing else of them.
+    sizes: dict[int, int] = {}
+    compared = tuple([sizes.setdefault(n, len(sizes)) for m in metas for n in m.shape])
+    inner = tuple([m.stride[-1:] == (1,) for m in metas])
+    masked = None if mask is None else mask.requires_grad
+    allowed = flash_sdp_enabled(), math_sdp_enabled()
+    known = (*[m.tensor_class for m in metas], compared, inner, masked, dropout, causal, *options.items(), *allowed)
+    found = _choices.get(known)
+    return keep(_choices, known, _choose(args, options), CHOICES_LIMIT) if found is None else found
+
+
+class _Chosen(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+    def __init__(self, func: Any) -> None:
+        super().__init__()
+        self.func = func
+
+
+class _StandIn(torch.Tensor):
+    """A CPU tensor without memory that reports which ops are called with it."""
+
+    __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise _Chosen(func)
+
+
+@torch_private.without_modes
+def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    query, key, value, mask, *rest = args
+    try:
+        with interrupt_mask, torch.inference_mode(False), torch.enable_grad():
+            stand_ins = [_stand_in(t, query.dtype) for t in (query, key, value)]
+            if mask is not None:
+                # Of the gradients that are wanted the choice depends on the mask's alone; others would be noted here.
+                wanted = mask.requires_grad and mask.is_floating_point()
+                mask = _stand_in(mask, query.dtype).requires_grad_(wanted)
+            _WHOLE(*stand_ins, mask, *rest, **options)
+    except _Chosen as chosen:
+        return chosen.func
+    raise AssertionError("attention was computed on nothing")
+
+
+def _stand_in(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
+    meta = tensor.remote.meta
+    # A mask of bools becomes one of numbers before anything else is done.
+    held = dtype if meta.dtype is torch.bool else meta.dtype
+    return torch_private.make_wrapper(_StandIn, meta.shape, meta.stride, meta.offset, held, torch.device("cpu"))  # type: ignore[no-any-return]
+
+
+@never_compiled
+def backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
+    """The fused kernel's gradients. They have gradients of their own, which PyTorch's kernel lacks."""
+    if args[0] is None:  # nothing depends on the result
+        return None, None, None
+    if not is_differentiated((*args, kwargs.get("attn_mask"))):
+        return record(_BACKWARD_ON_CPU, args, kwargs)
+    grad, query, key, value, out, logsumexp, dropout, causal = args
+    mask, scale = kwargs.get("attn_mask"), kwargs.get("scale")
+    rest = (out.detach(), logsumexp.detach(), dropout, causal)
+    return _Gradients.apply(grad, query, key, value, mask, rest, scale)  # type: ignore[no-untyped-call]
+
+
+class _Gradients(torch.autograd.Function):
+    """Gradients of attention by its fused kernel, whose own gradients are those of attention made of its parts."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        grad, query, key, value, mask, rest, scale = args
+        ctx.save_for_backward(grad, query, key, value, mask)
+        ctx.causal, ctx.scale = rest[-1], scale
+        made = record(_BACKWARD_ON_CPU, (grad, query, key, value, *rest), {"attn_mask": mask, "scale": scale})
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        *given, mask = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            grad, *inputs = (t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in given)
+            shared = inputs[0].shape[1] != inputs[1].shape[1]
+            made = take_apart(_WHOLE, (*inputs, mask, 0.0, ctx.causal), {"scale": ctx.scale, "enable_gqa": shared})
+            first = torch.autograd.grad(made, inputs, grad, create_graph=True)
+            second = torch.autograd.grad(first, (grad, *inputs), grads, create_graph=again, allow_unused=True)
+        return (*second, None, None, None)

@@ -1,0 +1,146 @@
+"""CPU tensors among the arguments of a remote op: which ops take them, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, device_type
+from djinn_client.interception.tensors.upload import upload_copy
+from djinn_core.errors import UnsupportedOperation
+
+aten = torch.ops.aten
+
+# PyTorch lets these take CPU tensors beside tensors of an accelerator.
+_MASKS = (torch.bool, torch.uint8)
+_TAKE_CPU_TENSORS = {
+    id(op)
+    for op in (
+        aten.index.Tensor,
+        aten.index_put.default,
+        aten.index_put_.default,
+        aten._index_put_impl_.default,
+        aten._unsafe_index.Tensor,
+        aten._pack_padded_sequence.default,
+        aten._pad_packed_sequence.default,
+        aten._ctc_loss.Tensor,
+        aten._ctc_loss_backward.Tensor,
+        aten.tensor_split.tensor_indices_or_sections,
+        aten._pack_padded_sequence_backward.default,
+        aten.index_fill.int_Scalar,
+        aten.index_fill.int_Tensor,
+        aten.index_fill_.int_Scalar,
+        aten.index_fill_.int_Tensor,
+        aten.histogramdd.default,
+        aten.bincount.default,
+    )
+}
+
+
+_INDEXING = frozenset({
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+})  # fmt: skip
+
+_OF_NUMBERS = {
+    packet.Tensor: packet.ScalarList
+    for packet in (aten._foreach_addcdiv, aten._foreach_addcdiv_, aten._foreach_addcmul, aten._foreach_addcmul_)
+}
+
+
+class CpuOperand(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+    """An argument is a CPU tensor with dimensions."""
+
+
+def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with CPU tensors replaced by remote copies.
+
+    Raises:
+        UnsupportedOperation: one of them is sparse, quantized or nested.
+        RuntimeError: the op does not take CPU tensors beside remote ones, as on every accelerator.
+    """
+    for layout in _layouts((*args, *kwargs.values())):
+        if layout != torch.strided:
+            raise UnsupportedOperation(
+                f"{func.name()} was given a tensor of layout {layout}: it is not on {DEVICE_NAME}. Do this on the CPU"
+            )
+    if id(func) not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and cpu! "
+            f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{device_type()}:0'))"
+        )
+    if func in _INDEXING:
+        check_indices(args[0].shape, args[1])
+    device = args[0].remote.meta.device
+    return tuple(_upload(a, device) for a in args), {name: _upload(value, device) for name, value in kwargs.items()}
+
+
+def check_indices(shape: Sequence[int], indices: Iterable[torch.Tensor | None]) -> None:
+    """Refuse indices whose numbers are on the CPU where one lies outside of its dimension of a tensor of this shape.
+
+    Raises:
+        IndexError: as PyTorch's kernel for the CPU.
+    """
+    dim = place = 0  # the kernel counts only dimensions that have an index
+    for index in indices:
+        if index is None:
+            dim += 1
+            continue
+        if index.dtype not in _MASKS and dim < len(shape) and not isinstance(index, LazyTensor):
+            _check_index(index, place, shape[dim])
+        covered = index.dim() if index.dtype in _MASKS else 1
+        dim, place = dim + covered, place + covered
+
+
+def _check_index(index: torch.Tensor, place: int, size: int) -> None:
+    if type(index) is not torch.Tensor or index.dtype.is_floating_point or not index.numel():
+        return
+    numbers = index.numpy()  # and not by PyTorch's ops: the client computes nothing with tensors
+    if numbers.min() < -size or numbers.max() >= size:
+        outside = numbers[(numbers < -size) | (numbers >= size)]
+        raise IndexError(f"index {outside[0]} is out of bounds for dimension {place} with size {size}")
+
+
+def in_lists_of_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:
+    """The overload that takes a list of numbers, and its arguments, in the place of one that takes a CPU tensor of them.
+
+    None if `func` is no such op.
+
+    Raises:
+        RuntimeError: as PyTorch's kernel, which takes a row of as many numbers as there are elements.
+    """
+    overload = _OF_NUMBERS.get(func)
+    numbers = args[-1] if args else None
+    if overload is None or type(numbers) is not torch.Tensor:
+        return None
+    if not numbers.is_contiguous():
+        raise RuntimeError("Expected scalars to be contiguous.")
+    if numbers.dim() != 1:
+        raise RuntimeError(f"Expected packed scalar Tensor to be of dimension 1. Got {numbers.dim()} instead.")
+    if len(numbers) != len(args[0]):
+        raise RuntimeError(
+            f"Expected length of scalars to match input of length {len(args[0])} but got {len(numbers)} instead."
+        )
+    return overload, (*args[:-1], numbers.tolist())
+
+
+def _layouts(arguments: Iterable[Any]) -> Iterator[torch.layout]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument.layout
+        elif isinstance(argument, (list, tuple)):
+            yield from _layouts(argument)
+
+
+def _upload(argument: Any, device: int) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return [_upload(a, device) for a in argument]
+    if isinstance(argument, torch.Tensor) and not isinstance(argument, LazyTensor) and argument.dim() > 0:
+        return upload_copy(argument, device)
+    return argument

@@ -1,0 +1,181 @@
+"""Prediction of fetches: small results of a program that were fetched one after the other the last time come in one round trip.
+
+    losses = [(x * i).sum() for i in range(100)]
+    print([loss.item() for loss in losses])  # a round trip each when it runs first, one in all when it runs again
+
+What has come is used only while its storage has not been written since. A wrong prediction costs bytes, never a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import torch
+
+from djinn_client.interception.native.entries import Entries
+from djinn_client.interception.recording.entry import Entry
+from djinn_client.interception.runtime_interface import port
+from djinn_core.system.lru import LruCache
+
+if TYPE_CHECKING:
+    from djinn_client.interception.recording.recorder import Recorder
+    from djinn_client.interception.tensors.storage import Value
+
+LARGEST: Final = 4096  # bytes of a value that is fetched ahead, or remembered
+REMEMBERED: Final = 512  # values
+MOST: Final = 256  # values that come ahead of one fetch
+PROGRAMS: Final = 128  # programs that are remembered
+PIECES: Final = 2048  # remembered entries of pieces that were sent before the fetch
+
+
+# Of a program: the length of its last piece, and the identities of the first and the last call of that piece.
+_Key = tuple[int, int, int]
+
+
+class _Follower(NamedTuple):
+    """A result that is fetched after the first: `handles[position]` of an entry, which makes `call`, counted from the end."""
+
+    entry: int
+    position: int
+    call: Any
+
+
+class _KnownFetches(NamedTuple):
+    """Fetches that followed a program the last time. `calls` are kept so that their identities are not given to others."""
+
+    followers: tuple[_Follower, ...]
+    calls: tuple[Any, Any]
+
+
+class _FetchedElements(msgspec.Struct, frozen=True):
+    """Elements that were fetched when the recorder had this epoch, and the port these `memory_changes`."""
+
+    elements: torch.Tensor
+    epoch: int
+    changes: int
+
+
+class _Pieces(Sequence[Entry]):
+    """Entries of pieces that were sent one after the other; an entry is made when it is asked for."""
+
+    def __init__(self) -> None:
+        self._parts: list[Sequence[Entry]] = []
+        self._length = 0
+
+    def add(self, part: Sequence[Entry]) -> None:
+        """Add a piece at the end. The first pieces go where those after them are enough."""
+        self._parts.append(part)
+        self._length += len(part)
+        while self._length > PIECES and self._length - len(self._parts[0]) >= PIECES:
+            self._length -= len(self._parts.pop(0))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        at = index + self._length if index < 0 else index
+        for part in self._parts:
+            if at < len(part):
+                return part[at]
+            at -= len(part)
+        raise IndexError(index)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(self._parts)
+
+
+class FetchPredictor:
+    """Predicts which values a thread fetches after one of its programs, by what it fetched after that program the last time."""
+
+    def __init__(self) -> None:
+        self._known: LruCache[_Key, _KnownFetches] = LruCache(PROGRAMS)
+        self._last: Sequence[Entry] = ()  # the last piece of the program that was sent last with a fetch
+        self._entries: Sequence[Entry] = ()  # its entries
+        self._pieces = _Pieces()  # entries that were sent since the last fetch
+        self._predicted: tuple[_Follower, ...] = ()
+        self._handles: tuple[int, ...] = ()  # of what was predicted
+        self._fetched: list[int] = []  # handles that were fetched after the first
+        self._first = 0  # handle of the fetch for which the program was sent
+        self._values: dict[int, _FetchedElements] = {}  # the oldest first
+
+    def sent(self, entries: Sequence[Entry]) -> None:
+        """Note a piece of a program that was sent without a fetch."""
+        self._pieces.add(entries)
+
+    def begin(self, entries: Sequence[Entry], handle: int) -> tuple[int, ...]:
+        """Begin with the value that a program is sent for; the handles that should come with it."""
+        if self._fetched or self._handles:
+            self._learn()
+            self._fetched = []
+        self._first = handle
+        self._last = entries
+        self._entries = made = self._pieces
+        made.add(entries)
+        self._pieces = _Pieces()
+        known = self._known.use(_key_of(entries)) if self._known else None
+        if known is None:
+            self._predicted = self._handles = ()
+            return ()
+        self._predicted = known.followers
+        if any(-f.entry > len(made) or made[f.entry].call is not f.call for f in self._predicted):
+            self._predicted = ()  # another program of this length
+        self._handles = tuple([made[f.entry].handles[f.position] for f in self._predicted])
+        return self._handles
+
+    def came(self, handles: Sequence[int], tensors: Sequence[torch.Tensor], epoch: int) -> None:
+        """Remember what came ahead, at the recorder's `epoch` after the program was sent."""
+        for handle, tensor in zip(handles, tensors, strict=True):
+            self.remember(handle, tensor.clone(), epoch)  # it has the memory of a whole reply
+
+    def remember(self, handle: int, elements: torch.Tensor, epoch: int) -> None:
+        """Remember what was fetched and is small: programs look at the same number again. It must not be changed afterwards."""
+        values = self._values
+        values[handle] = _FetchedElements(elements, epoch, port.memory_changes)
+        if len(values) > REMEMBERED:
+            del values[next(iter(values))]
+
+    def failed(self) -> None:
+        """Forget a prediction that could not be fetched."""
+        self._predicted = self._handles = ()
+        if self._last:
+            self._known.pop(_key_of(self._last), None)
+
+    def take(self, value: Value, recorder: Recorder) -> torch.Tensor | None:
+        """The elements of a value that was fetched or came ahead, and that nothing has written since; not to be changed. None: unknown."""
+        if value.meta.nbytes > LARGEST:
+            return None
+        handle, storage = value.handle, value.storage
+        if not recorder.unsent and handle != self._first and len(self._fetched) < MOST:
+            self._fetched.append(handle)
+        found = self._values.get(handle)
+        if found is None or found.changes != port.memory_changes:
+            return None
+        if storage.written is not recorder or storage.written_at >= found.epoch:
+            return None
+        return found.elements
+
+    def _learn(self) -> None:
+        """Remember the fetches that have followed the last program."""
+        fetched = dict.fromkeys(self._fetched)
+        if not self._last or tuple(fetched) == self._handles:
+            return
+        places = {
+            handle: _Follower(index, position, entry.call)
+            for index, entry in enumerate(self._entries, -len(self._entries))
+            for position, handle in enumerate(entry.handles)
+            if handle in fetched and position >= entry.call.operand_count
+        }
+        followers = tuple([places[handle] for handle in fetched if handle in places])
+        if followers == self._predicted:
+            return
+        last = self._last
+        self._known.store(_key_of(last), _KnownFetches(followers, (last[0].call, last[-1].call)))
+
+
+def _key_of(last: Sequence[Entry]) -> _Key:
+    if isinstance(last, Entries):  # an `Entry` of these takes long to make
+        return len(last.calls), id(last.calls[0]), id(last.calls[-1])
+    return len(last), id(last[0].call), id(last[-1].call)

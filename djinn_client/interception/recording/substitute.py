@@ -1,0 +1,376 @@
+"""Subgraph substitution: a program is recorded again, with other PyTorch code in the place of some of its nodes.
+
+The remaining nodes are recorded again call by call, on stand-ins for the program's values; the PyTorch code runs on the same
+stand-ins. Nothing is sent, and the program that the thread records meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+import attrs
+import msgspec
+import torch
+
+from djinn_client.interception.recording.append import append
+from djinn_client.interception.recording.entry import Entry
+from djinn_client.interception.recording.groups import GroupingRecorder
+from djinn_client.interception.recording.recorder import SyncRequest, recorders, recording_on
+from djinn_client.interception.recording.unflatten_call import call_arguments
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
+from djinn_client.interception.tensors.storage import Value, borrow
+from djinn_core.errors import InvalidStage
+from djinn_core.ir.handles import make_handle, storage_of, view_of
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.ir.program import Call, Instruction, Program
+from djinn_core.ir.substitution import Recipe, RewrittenProgram, Substitution
+from djinn_core.ir.values import TensorMeta
+from djinn_core.torch_private import without_modes
+
+_NEVER = 1 << 60  # instructions after which the recorder would send
+_FIRST = 1  # number of the first view of new memory, which is all of it
+
+
+@without_modes
+def rewrite(program: Program, substitutions: Sequence[Substitution], weights: frozenset[int]) -> RewrittenProgram:
+    """Rewrite a program with other computation in the place of some nodes.
+
+    Args:
+        program: the original. Its ops must not change the metadata of their operands.
+        substitutions: nodes and the code that replaces them; they do not overlap.
+        weights: inputs that are not written and stay as they are for many programs.
+
+    Raises:
+        InvalidStage: a substitution does not fit, or its code needs data.
+    """
+    with _recording_unsent() as recorder:
+        return _Rewriter(program, substitutions, recorder).run(weights)
+
+
+class _UnsentRecorder(GroupingRecorder):
+    """A recorder whose entries are never sent."""
+
+    __slots__ = ()
+
+    def prepare(self) -> None:
+        """Nothing is needed for a plan."""
+
+    def ask_unseen(self, ask: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
+        """Refused.
+
+        Raises:
+            InvalidStage: a plan has no data.
+        """
+        raise InvalidStage("the code of a substitution needs data, which a plan does not have")
+
+    def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> NoReturn:  # noqa: ARG002 - as above
+        """As `ask`."""
+        self.ask_unseen(SyncRequest())
+
+    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> NoReturn:  # noqa: ARG002 - as above
+        """Refused.
+
+        Raises:
+            InvalidStage: a plan brings no data.
+        """
+        raise InvalidStage("the code of a substitution brings a tensor of its own: make it on the device of its inputs")
+
+
+@contextmanager
+def _recording_unsent() -> Iterator[GroupingRecorder]:
+    recorder = _UnsentRecorder(recorders)
+    recorder.limit = _NEVER
+    try:
+        with recording_on(recorder), torch.inference_mode():
+            yield recorder
+    finally:
+        recorder.drop()
+
+
+@attrs.frozen
+class _NewInstruction:
+    """One instruction of the new program: slots by their positions in the original's, or -1; its group, or -1."""
+
+    entry: Entry
+    slots: tuple[int, ...]
+    node: int
+    own: bool
+    group: int
+
+
+# From here on views of borrowed memory are numbered, whose owner numbers its own.
+_OWN_VIEWS: Final = 1 << 30
+
+
+class _Rewriter:
+    def __init__(self, program: Program, substitutions: Sequence[Substitution], recorder: GroupingRecorder) -> None:
+        self.program = program
+        self.recorder = recorder
+        self.first = {min(s.nodes): s for s in substitutions}
+        self.gone = frozenset().union(*(s.nodes for s in substitutions))
+        self.relied = self.gone.union(*(s.relies for s in substitutions))
+        kept = (i for i in program.instructions() if i.index not in self.gone)
+        self.written = {storage_of(v) for instruction in kept for v in instruction.writes}
+        self.tensors: dict[int, LazyTensor] = {}
+        self.storages: dict[int, Value] = {}  # one over each
+        self.names: dict[int, int] = {}
+        self.made: list[_NewInstruction] = []
+        self.metas = _result_metas(program)
+        self.memories: dict[int, int] = {}
+
+    def run(self, weights: frozenset[int]) -> RewrittenProgram:
+        at = 0
+        for instruction in self.program.instructions():
+            if instruction.call.changes:
+                raise InvalidStage(
+                    f"{instruction.op} changes the metadata of its operand: such programs stay as they are"
+                )
+            substitution = self.first.get(instruction.index)
+            if substitution is not None:
+                self._substitute(substitution)
+            if instruction.index not in self.gone:
+                self._again(instruction, range(at, at + len(instruction.slots)))
+            at += len(instruction.slots)
+        return self._finish(weights)
+
+    def _tensor(self, value: int, call: Call | None = None, operand: int = 0) -> LazyTensor:
+        tensor = self.tensors.get(value)
+        if tensor is None:
+            if call is None:
+                call, operand = self._user_of(value)
+            meta, number = call.operands[operand], storage_of(value)
+            borrowed = borrow(value, meta, self.storages.get(number))
+            self.storages.setdefault(number, borrowed)
+            tensor = self.tensors[value] = wrap(borrowed)
+        return tensor
+
+    def _user_of(self, value: int) -> tuple[Call, int]:
+        for instruction in self.program.instructions():
+            if value in instruction.inputs:
+                return instruction.call, instruction.inputs.index(value)
+        raise InvalidStage(f"a substitution takes value {value}, which the program does not have")
+
+    def _again(self, instruction: Instruction, slots: range) -> None:
+        """Record an instruction once more; as it was, where its operands look as they did."""
+        call = instruction.call
+        operands = [self._tensor(v, call, i) for i, v in enumerate(instruction.inputs)]
+        before = len(self.recorder.entries)
+        if all(t.remote.meta is meta for t, meta in zip(operands, call.operands, strict=True)):
+            out = append(call, operands, instruction.slots)
+        elif call.op in OWN_OPERATORS:
+            raise InvalidStage(f"{call.op} would get other operands")
+        else:
+            form = call.signature.form
+            positional, keywords = call_arguments(form, operands, instruction.slots, logical_device(0))
+            out = resolve(form.op)(*positional, **keywords)
+        results = list(out) if call.sequence else [out]
+        new = [m is not None and same < 0 for m, same in zip(call.results, call.inplace, strict=True)]
+        self._name(instruction.outputs, [r for r, is_new in zip(results, new, strict=True) if is_new])
+        entries = self.recorder.entries[before:]
+        same = len(entries) == 1 and entries[0].call is call
+        self._note(before, tuple(slots) if same else None, instruction.index)
+
+    def _substitute(self, substitution: Substitution) -> None:
+        before = len(self.recorder.entries)
+        made = self._computed(substitution)
+        made = [self._as_known(v, t) for v, t in zip(substitution.outputs, made, strict=True)]
+        self._name(substitution.outputs, self._apart_from_others(substitution.outputs, made))
+        entries = self.recorder.entries[before:]
+        if random := next((entry.call.op for entry in entries if entry.call.random), ""):
+            raise InvalidStage(
+                f"the code of a substitution draws random numbers ({random}), which others would have drawn"
+            )
+        self._note(before, None, min(substitution.nodes))
+
+    def _computed(self, substitution: Substitution) -> list[LazyTensor]:
+        """Results of the substituted code, whose shapes and dtypes must be those of the outputs that they stand for."""
+        computed = substitution.compute([self._tensor(v) for v in substitution.inputs])
+        if not isinstance(computed, list | tuple) or len(computed) != len(substitution.outputs):
+            raise InvalidStage(
+                f"the code of a substitution returns {_shown(computed)}, not {len(substitution.outputs)} tensors"
+            )
+        made: list[LazyTensor] = []
+        for value, tensor in zip(substitution.outputs, computed, strict=True):
+            meta = self.metas[value]
+            if not isinstance(tensor, LazyTensor) or (tuple(tensor.shape), tensor.dtype) != (meta.shape, meta.dtype):
+                raise InvalidStage(
+                    f"the code of a substitution makes {_shown(tensor)} for a {meta.dtype} of {meta.shape}"
+                )
+            made.append(tensor)
+        return made
+
+    def _as_known(self, value: int, tensor: LazyTensor) -> LazyTensor:
+        """A result that outlives the program, laid out as the client knows it."""
+        meta = self.metas[value]
+        if value in self.program.dead or tensor.remote.meta is meta:
+            return tensor
+        if meta.offset:
+            memory = torch.empty(meta.extent, dtype=meta.dtype, device=tensor.device)
+            laid = memory.as_strided(meta.shape, meta.stride, meta.offset)
+        else:
+            laid = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=tensor.device)
+        laid.copy_(tensor)
+        assert isinstance(laid, LazyTensor)
+        return laid
+
+    def _apart_from_others(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
+        """The results; those that are written later have memory of their own."""
+        taken = set(self.storages)
+        found: list[torch.Tensor] = []
+        for value, tensor in zip(values, tensors, strict=True):
+            memory = tensor.remote.storage.id
+            shared = memory in taken and storage_of(value) in self.written
+            taken.add(memory)
+            found.append(tensor.clone() if shared else tensor)
+        return found
+
+    def _name(self, values: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        for value, tensor in zip(values, tensors, strict=True):
+            assert isinstance(tensor, LazyTensor)
+            handle = tensor.remote.handle
+            if handle in self.names or tensor.remote.borrowed:
+                raise InvalidStage(f"value {value} would be the same tensor as another one")
+            self.names[handle] = value
+            self.tensors[value] = tensor
+            storage = storage_of(handle)
+            if handle == make_handle(storage, _FIRST):  # it is the whole memory: what looks into it does so still
+                self.memories[storage] = storage_of(value)
+
+    def _note(self, first: int, slots: tuple[int, ...] | None, node: int) -> None:
+        """Take what was recorded from entry `first` on, which is or stands for `node`."""
+        program, entries = self.program, self.recorder.entries
+        where = program.sites[node] if program.sites else None
+        for at in range(first, len(entries)):
+            made = entries[at]  # whose line and module are still the user's
+            module = program.modules[node] if program.modules else None
+            entry = msgspec.structs.replace(made, site=where or made.site, module=module)
+            own, group = slots is None, self.recorder.group_of(at)
+            self.made.append(
+                _NewInstruction(entry, (-1,) * len(made.slots) if slots is None else slots, node, own, group)
+            )
+
+    def _finish(self, weights: frozenset[int]) -> RewrittenProgram:
+        self._check_kept()
+        outliving = frozenset(self.metas) - self.program.dead
+        before, rest = _hoisted([self._renamed(m) for m in self.made], weights, outliving)
+        used = {h for m in rest for h in m.entry.inputs}
+        relied = sorted({m.node for m in self.made if m.own} | self.relied)
+        program = _program([m.entry for m in rest], self.program)
+        return RewrittenProgram(
+            program,
+            self.program,
+            tuple(position for m in rest for position in m.slots),
+            tuple(m.node for m in rest),
+            frozenset(i for i, m in enumerate(rest) if m.own),
+            tuple((node, self.program.calls[node]) for node in relied),
+            tuple(_recipe(part, used) for part in _independent(before)),
+            _groups(rest),
+        )
+
+    def _check_kept(self) -> None:
+        """Check that values that outlive the program have the metadata that the client has for them."""
+        for value, meta in self.metas.items():
+            tensor = self.tensors.get(value)
+            if value not in self.program.dead and (tensor is None or tensor.remote.meta is not meta):
+                raise InvalidStage(f"value {value} outlives the program, and would be gone or look otherwise")
+
+    def _known_as(self, handle: int) -> int:
+        """A value of the program, or one of its own, in the memory of a value of the program where it looks into that."""
+        if handle in self.names:
+            return self.names[handle]
+        memory = self.memories.get(storage_of(handle))
+        if memory is None:
+            return handle
+        return make_handle(memory, _OWN_VIEWS + view_of(handle))
+
+    def _renamed(self, made: _NewInstruction) -> _NewInstruction:
+        renamed = tuple(self._known_as(handle) for handle in made.entry.handles)
+        return attrs.evolve(made, entry=msgspec.structs.replace(made.entry, handles=renamed))
+
+
+def _groups(made: Sequence[_NewInstruction]) -> tuple[tuple[int, ...], ...]:
+    """The instructions of each group."""
+    numbers = range(max((m.group for m in made), default=-1) + 1)
+    return tuple(tuple(i for i, m in enumerate(made) if m.group == number) for number in numbers)
+
+
+def _shown(made: object) -> str:
+    return f"a {made.dtype} of {tuple(made.shape)}" if isinstance(made, torch.Tensor) else f"a {type(made).__name__}"
+
+
+def _result_metas(program: Program) -> dict[int, TensorMeta]:
+    """Metadata of the program's results."""
+    metas: dict[int, TensorMeta] = {}
+    for instruction in program.instructions():
+        call = instruction.call
+        new = [m for m, same in zip(call.results, call.inplace, strict=True) if m is not None and same < 0]
+        metas.update(zip(instruction.outputs, new, strict=True))
+    return metas
+
+
+def _hoisted(
+    made: Sequence[_NewInstruction], weights: frozenset[int], outliving: frozenset[int]
+) -> tuple[list[_NewInstruction], list[_NewInstruction]]:
+    """Split into new instructions that depend on weights only, and the rest, which makes what outlives the program."""
+    constant = set(weights)
+    written = {storage_of(handle) for one in made for handle in one.entry.writes}
+    before: list[_NewInstruction] = []
+    rest: list[_NewInstruction] = []
+    for one in made:
+        call, inputs, outputs = one.entry.call, one.entry.inputs, one.entry.outputs
+        stays = not (call.writes or call.random) and written.isdisjoint(map(storage_of, outputs))
+        stays = stays and outliving.isdisjoint(outputs)
+        if one.own and inputs and constant.issuperset(inputs) and stays:
+            before.append(one)
+            constant.update(outputs)
+        else:
+            rest.append(one)
+    return before, rest
+
+
+def _independent(before: Sequence[_NewInstruction]) -> list[list[_NewInstruction]]:
+    """Split hoisted instructions into independent parts, so that other programs find the same parts in the cache."""
+    part_of: dict[int, list[_NewInstruction]] = {}
+    parts: list[list[_NewInstruction]] = []
+    for one in before:
+        joined = {id(p): p for h in one.entry.inputs if (p := part_of.get(h)) is not None}
+        part = [*(m for p in joined.values() for m in p), one]
+        parts = [p for p in parts if id(p) not in joined] + [part]
+        part_of.update((h, part) for m in part for h in m.entry.outputs)
+    return parts
+
+
+def _recipe(before: Sequence[_NewInstruction], used: Container[int]) -> Recipe:
+    made = {h for m in before for h in m.entry.outputs}
+    sources = dict.fromkeys(h for m in before for h in m.entry.inputs if h not in made)
+    kept = tuple(dict.fromkeys(h for m in before for h in m.entry.handles if h in made and h in used))
+    entries = [m.entry for m in before]
+    return Recipe(_assembled(entries, frozenset(made) - frozenset(kept)), tuple(sources), kept)
+
+
+def _program(entries: Sequence[Entry], origin: Program) -> Program:
+    """The rest: what the original does not know dies with it."""
+    known = frozenset(origin.operands)
+    made = {h for e in entries for h in e.outputs}
+    return _assembled(entries, origin.dead | (made - known))
+
+
+def _assembled(entries: Sequence[Entry], dead: frozenset[int]) -> Program:
+    operands = tuple(h for e in entries for h in e.handles)
+    return Program(
+        calls=tuple(e.call for e in entries),
+        operands=operands,
+        slots=tuple(s for e in entries for s in e.slots),
+        dead=dead.intersection(operands),
+        sites=tuple(e.site for e in entries),
+        modules=tuple(e.module for e in entries),
+    )
+
+
+def recipe_for(recipe: Recipe, sources: Mapping[int, int], makes: Mapping[int, int]) -> Program:
+    """A recipe's program over other weights, making other values."""
+    names = {**sources, **makes}
+    operands = tuple(names.get(h, h) for h in recipe.program.operands)
+    return attrs.evolve(recipe.program, operands=operands)

@@ -1,0 +1,418 @@
+"""Meta inference: result metadata of an op, found by running it once on meta tensors, and cached.
+
+Operands that share a storage get meta tensors that share one, so aliasing between results and operands is seen, not
+guessed from the schema.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from djinn_client.interception.bounded_memo import keep
+from djinn_client.interception.device.current_device import existing_index
+from djinn_client.interception.native.generators import operand as operand_of
+from djinn_client.interception.recording.encode import encode_form
+from djinn_client.interception.shape_inference.argument_checks import (
+    check_arguments,
+    check_distribution,
+    may_be_refused,
+)
+from djinn_client.interception.shape_inference.dtype_support import is_unusual, may_lack_kernel
+from djinn_client.interception.shape_inference.inference_cache import inference_cache
+from djinn_client.interception.shape_inference.meta_overrides import (
+    is_random,
+    may_be_of_other_dtypes,
+    must_ask,
+    rule_for,
+)
+from djinn_client.interception.shape_inference.scalar_ranges import refuse_scalars, rule_of_call
+from djinn_client.interception.shape_inference.small_trials import pointwise_result, try_overlapping
+from djinn_client.interception.shape_inference.write_checks import (
+    check_cast,
+    check_targets,
+    may_refuse_target,
+    only_kernels_know,
+    overlaps_itself,
+)
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.interception.tensors.storage import Storage
+from djinn_core import torch_private
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.program import Call, Signature
+from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.torch_private import CGenerator
+
+
+class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+    """Only the executor can say what the op returns."""
+
+
+class MetaKernelRefused(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+    """The meta kernel refuses the arguments with `error`, or takes what kernels may refuse (None)."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+# What meta kernels say of `item()`, which composite ops may call inside.
+_NEEDS_DATA = "cannot be called on meta tensors"
+SIGNATURES_LIMIT = 16384  # remembered signatures; one that was forgotten and comes again has another id
+
+
+class MetaConverter(msgspec.Struct):
+    """Meta tensors that stand for remote tensors, and the storages they share."""
+
+    storages: dict[Storage, torch.Tensor] = msgspec.field(default_factory=dict)
+    tensors: list[torch.Tensor] = msgspec.field(default_factory=list)
+    sources: list[LazyTensor | torch.Tensor] = msgspec.field(default_factory=list)
+
+    def convert(self, argument: Any) -> Any:
+        """`argument` with remote and CPU tensors replaced by meta tensors and the device by `meta`."""
+        if isinstance(argument, torch.Tensor):
+            return self._tensor(argument)
+        if isinstance(argument, (list, tuple)):
+            return [self.convert(a) for a in argument]
+        if isinstance(argument, torch.device):
+            return torch.device("meta")
+        if isinstance(argument, CGenerator):
+            return self._generator(argument)
+        return argument
+
+    def metas(self, device: int) -> list[TensorMeta]:
+        """Metadata of the meta tensors, on the logical devices of what they stand for; CPU tensors on `device`."""
+        return [
+            meta_of(meta, source.remote.meta.device if isinstance(source, LazyTensor) else device)
+            for meta, source in zip(self.tensors, self.sources, strict=True)
+        ]
+
+    def _generator(self, generator: CGenerator) -> None:
+        """Meta kernels take none; its state takes its place among the operands."""
+        state = operand_of(generator)
+        if state is not None:
+            self._tensor(state)
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, LazyTensor):
+            meta = self._view(tensor)
+        elif tensor.dim() == 0:
+            return tensor  # a number in the shape of a tensor: meta kernels take it as it is
+        else:
+            meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        self.tensors.append(meta)
+        self.sources.append(tensor)
+        return meta
+
+    def _view(self, tensor: LazyTensor) -> torch.Tensor:
+        value = tensor.remote
+        base = self.storages.get(value.storage)
+        if base is None:
+            size = max(value.storage.nbytes, value.meta.extent * value.meta.dtype.itemsize)
+            base = self.storages[value.storage] = torch.empty(size, dtype=torch.uint8, device="meta")
+        view = torch.empty(0, dtype=value.meta.dtype, device="meta")
+        view.set_(base.untyped_storage(), value.meta.offset, value.meta.shape, value.meta.stride)
+        if value.meta.conj:
+            view = torch.conj(view)
+        if value.meta.neg:
+            view = torch._neg_view(view)
+        return view
+
+
+@torch_private.without_modes
+def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call:
+    """The call of `func` with these arguments, whose results are on logical device `device`.
+
+    Raises:
+        UnknownResult: its results depend on data, or it has no meta kernel.
+        Refused: the meta kernel raises, or only kernels know whether they would.
+        UnsupportedOperation: it returns what the remote device does not have, such as a sparse tensor.
+        Exception: whatever eager PyTorch would raise for these arguments.
+    """
+    check_targets(func, args, kwargs)
+    written = written_tensors(func, args, kwargs)
+    operands = list(_operands_in((*args, *kwargs.values()))) if written else []
+    if any(overlaps_itself(operands[place].remote.meta) for place in written):
+        try_overlapping(func, args, kwargs)
+    if must_ask(func, kwargs) or _returns_number(func):
+        raise UnknownResult
+    pointwise = _infer_pointwise(func, args, kwargs, device)
+    if pointwise is not None:
+        return pointwise
+    check_distribution(func, args, kwargs)
+    device = _index_given(kwargs, device)
+    world = MetaConverter()
+    meta_args = world.convert(args)
+    meta_kwargs = {name: world.convert(value) for name, value in kwargs.items()}
+    before = world.metas(device)
+    try:
+        with interrupt_mask, torch.no_grad():  # an interrupt in between would leave gradients off
+            check_cast(func, meta_args, meta_kwargs)
+            check_arguments(func, meta_args, meta_kwargs)
+            doubtful = may_be_refused(func, meta_args, meta_kwargs) or may_refuse_target(func, meta_args, meta_kwargs)
+            doubtful = doubtful or may_lack_kernel(func, before, meta_args, meta_kwargs)
+            out = rule_for(func)(*meta_args, **meta_kwargs)
+    except OverflowError as error:  # a meta kernel in Python counts with the scalar
+        raise MetaKernelRefused(_refused_scalar(func, meta_args, meta_kwargs) or error) from error
+    except NotImplementedError as error:
+        raise UnknownResult from error
+    except RuntimeError as error:
+        raise (UnknownResult if _NEEDS_DATA in str(error) else MetaKernelRefused(error)) from error
+    except Exception as error:
+        raise MetaKernelRefused(error) from error
+    if doubtful:
+        raise MetaKernelRefused
+    call = _build(func, args, kwargs, device, world, before, out)
+    scalars = rule_of_call(func, call)
+    if scalars is not None and not scalars.holds(args, kwargs):
+        refused = _refused_scalar(func, meta_args, meta_kwargs)
+        if refused is not None:
+            raise MetaKernelRefused(refused)
+    if only_kernels_know(func, call) or (may_be_of_other_dtypes(func, before) and call.signature.dtypes is None):
+        raise UnknownResult
+    return call
+
+
+def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call | None:
+    """The call of a pointwise op that the CPU's kernel takes; None if its meta kernel must be run."""
+    with interrupt_mask, torch.no_grad():
+        made = pointwise_result(func, args, kwargs, device)
+    if made is None:
+        return None
+    operands = [a for a in (*args, *kwargs.values()) if isinstance(a, LazyTensor)]
+    before, target = tuple([o.remote.meta for o in operands]), made.target
+    if is_unusual(func, before[0].dtype) or may_be_refused(func, args, kwargs):
+        return None
+    form = encode_form(func, args, kwargs, [target is None], sequence=False)
+    signature = signature_of(form, before)
+    result = made.meta if target is not None or not signature.orders else laid_out(made.meta, signature.orders[0])
+    same = alias = -1
+    if target is not None:
+        # By place and not by object: the next call of this form may name the same memory by two objects, and returns the target's.
+        same = _place_of_target(args, kwargs)
+        alias = next(i for i, o in enumerate(operands) if o.remote.storage == target.remote.storage)
+    return Call(
+        signature=signature,
+        operands=before,
+        results=(result,),
+        aliases=(alias,),
+        inplace=(same,),
+        writes=() if target is None else written_operands(func, args, kwargs),
+        random=False,
+        operand_count=form.operand_count,
+        slot_count=form.slot_count,
+        new_count=form.new_count,
+        changes=() if target is None or made.meta is before[same] else ((same, made.meta),),
+        nbytes=(0 if target is not None else made.meta.nbytes,),
+    )
+
+
+def _place_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """The place, among the operands, of the one that an op writes in place or as `out`."""
+    if "out" not in kwargs:
+        return 0
+    names = list(kwargs)
+    before = (*args, *[kwargs[name] for name in names[: names.index("out")]])
+    return sum(isinstance(value, LazyTensor) for value in before)
+
+
+def _refused_scalar(func: Any, meta_args: Sequence[Any], meta_kwargs: dict[str, Any]) -> RuntimeError | None:
+    """The error with which the CPU's kernel refuses a scalar; None if it takes all."""
+    try:
+        with interrupt_mask, torch.no_grad():
+            refuse_scalars(func, meta_args, meta_kwargs)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Result, on another device, of a factory such as `empty_like` that is modelled on remote tensors."""
+    return func(*MetaConverter().convert(args), **kwargs)
+
+
+def _index_given(kwargs: dict[str, Any], device: int) -> int:
+    """The index of the device that results are made on: the one that the op names, or else that of its operands."""
+    given = kwargs.get("device")
+    return existing_index(given) if isinstance(given, torch.device) else device
+
+
+def _returns_number(func: Any) -> bool:
+    """True if a result is a Python number, which depends on the data."""
+    return any("Tensor" not in str(r.type) for r in torch_private.schema_of(func).returns)
+
+
+def _build(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: int,
+    world: MetaConverter,
+    before: list[TensorMeta],
+    out: Any,
+) -> Call:
+    sequence = isinstance(out, (list, tuple))
+    results = list(out) if sequence else [out]
+    for result in results:
+        _check_layout(func, result)
+    places = {id(tensor): i for i, tensor in reversed(list(enumerate(world.tensors)))}
+    inplace = [places.get(id(r), -1) for r in results]
+    metas = [meta_of(r, device) if isinstance(r, torch.Tensor) else None for r in results]
+    if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
+        raise UnknownResult  # a Python scalar: ask for its value
+    form = encode_form(
+        func, args, kwargs, [m is not None and i < 0 for m, i in zip(metas, inplace, strict=True)], sequence
+    )
+    signature = signature_of(form, tuple(before))
+    for index, order in signature.orders.items():
+        metas[index] = laid_out(metas[index], order)
+    for index, dtype in (signature.dtypes or {}).items():
+        metas[index] = _of_dtype(metas[index], dtype)
+    return Call(
+        signature=signature,
+        operands=tuple(before),
+        results=tuple(metas),
+        aliases=_aliases(world.tensors, results),
+        inplace=tuple(inplace),
+        writes=written_operands(func, args, kwargs),
+        random=is_random(func),
+        operand_count=form.operand_count,
+        slot_count=form.slot_count,
+        new_count=form.new_count,
+        changes=_changes(world, before, device),
+        nbytes=tuple(_storage_bytes(r, m) for r, m in zip(results, metas, strict=True)),
+    )
+
+
+def _of_dtype(meta: TensorMeta | None, dtype: torch.dtype) -> TensorMeta | None:
+    return meta and tensor_meta(meta.shape, meta.stride, meta.offset, dtype, meta.device, meta.conj, meta.neg)
+
+
+def _storage_bytes(result: torch.Tensor | None, meta: TensorMeta | None) -> int:
+    if result is None or meta is None:
+        return 0
+    return result.untyped_storage().nbytes() * meta.dtype.itemsize // result.dtype.itemsize
+
+
+def _check_layout(func: Any, result: Any) -> None:
+    if isinstance(result, torch.Tensor) and result.layout != torch.strided:
+        raise UnsupportedOperation(
+            f"{func.name()} returns a tensor of layout {result.layout}: remote_accelerator has no such op. "
+            "Do this on the CPU"
+        )
+
+
+def _aliases(operands: Sequence[torch.Tensor], results: Sequence[Any]) -> tuple[int, ...]:
+    """For each result the first operand that it shares memory with, or -1."""
+    if not operands:
+        return (-1,) * len(results)
+    first = {torch_private.storage_key(tensor): i for i, tensor in reversed(list(enumerate(operands)))}
+    return tuple([first.get(torch_private.storage_key(r), -1) if isinstance(r, torch.Tensor) else -1 for r in results])
+
+
+def _changes(world: MetaConverter, before: list[TensorMeta], device: int) -> tuple[tuple[int, TensorMeta], ...]:
+    after = world.metas(device)
+    return tuple((i, new) for i, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new)
+
+
+def written_operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Positions, among the operands, of those that the op writes: as the schema says, statistics, a generator's state."""
+    if not _takes_generator(func):
+        return (*written_tensors(func, args, kwargs), *_statistics(func, args))
+    generators = [p for p, a in _operands(func, args, kwargs) if isinstance(a, CGenerator)]
+    return (*written_tensors(func, args, kwargs), *_statistics(func, args), *generators)
+
+
+@functools.lru_cache(maxsize=4096)
+def _takes_generator(func: Any) -> bool:
+    return any("Generator" in str(a.type) for a in torch_private.schema_of(func).arguments)
+
+
+def _statistics(func: Any, args: Sequence[Any]) -> range:
+    """Positions of the running statistics, which batch normalisation updates although its schema does not say so."""
+    if func is not torch.ops.aten.native_batch_norm.default or not args[5]:
+        return range(0)
+    before, after = (len(list(_operands(func, args[:end], {}))) for end in (3, 5))
+    return range(before, after)
+
+
+def written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Positions, among the operands, of the tensors that the schema says are written."""
+    if not any(a.alias_info is not None and a.alias_info.is_write for a in torch_private.schema_of(func).arguments):
+        return ()
+    return tuple([p for p, a in _operands(func, args, kwargs) if a is True])
+
+
+def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+    """Each operand's position, and what it is: a generator, or else whether the schema says that it is written."""
+    schema = {a.name: a for a in torch_private.schema_of(func).arguments}
+    position = 0
+    for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
+        info = schema[name].alias_info
+        is_written = info is not None and bool(info.is_write)
+        for leaf in _operands_in(argument):
+            yield position, is_written if isinstance(leaf, LazyTensor) or not isinstance(leaf, CGenerator) else leaf
+            position += 1
+
+
+def _operands_in(argument: Any) -> Iterator[Any]:
+    if isinstance(argument, (list, tuple)):
+        for item in argument:
+            if isinstance(item, LazyTensor):
+                yield item
+            else:
+                yield from _operands_in(item)
+    elif isinstance(argument, CGenerator):
+        if operand_of(argument) is not None:
+            yield argument
+    elif isinstance(argument, torch.Tensor) and (isinstance(argument, LazyTensor) or argument.dim() > 0):
+        yield argument
+
+
+def laid_out(meta: TensorMeta | None, order: tuple[int, ...]) -> TensorMeta | None:
+    """`meta` as a dense tensor whose dimensions lie in memory in `order`, the outermost first."""
+    if meta is None:
+        return None
+    strides = contiguous_strides(tuple(meta.shape[d] for d in order))
+    by_dimension = dict(zip(order, strides, strict=True))
+    stride = tuple(by_dimension[d] for d in range(len(order)))
+    return tensor_meta(meta.shape, stride, 0, meta.dtype, meta.device, meta.conj, meta.neg)
+
+
+def order_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The order in which a dense tensor's dimensions lie in memory; None if it is not dense."""
+    order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], d)))
+    dense = laid_out(tensor_meta(shape, stride, 0, torch.uint8), order)
+    return order if dense is not None and dense.stride == stride else None
+
+
+def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
+    """The signature of a form with operands of these classes; equal ones are the same object."""
+    classes = tuple([m.tensor_class for m in operands])
+    key = (form, classes)
+    signatures = inference_cache.signatures
+    found = signatures.get(key)
+    return keep(signatures, key, Signature(form, classes), SIGNATURES_LIMIT) if found is None else found
+
+
+def learn_dtypes(call: Call) -> None:
+    """From now on expect these dtypes of the results of calls like `call`, which the executor described."""
+    signature = call.signature
+    signature.dtypes = {index: meta.dtype for index, meta in enumerate(call.results) if meta is not None}
+    signature.layout_trusted, signature.predicts = False, True  # calls to come are predictions again
+
+
+def forget_signatures() -> None:
+    """Forget layouts and dtypes learnt for a device: another device may compute from now on, where they need not hold.
+
+    Calls that a capture keeps are verified again.
+    """
+    for signature in list(inference_cache.signatures.values()):
+        if signature.predicts and not signature.form.op.startswith("djinn::"):
+            signature.layout_trusted = False
+    inference_cache.signatures.clear()

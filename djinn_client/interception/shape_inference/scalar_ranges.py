@@ -1,0 +1,193 @@
+"""Ranges of scalars that every kernel of an op takes, by the dtypes of the call.
+
+Kernels convert scalars to the dtype in which they compute and refuse those that it cannot hold; some refuse others besides. Meta
+kernels look at none. A scalar within its range needs no closer look; for any other the CPU's kernel is tried with tensors of
+a few elements (`refuse_scalars`), so that ranges may be too narrow and never too wide.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from djinn_client.interception.shape_inference.small_trials import try_small
+from djinn_core import torch_private
+from djinn_core.ir.program import Call
+
+aten = torch.ops.aten
+
+# Beyond this the smallest floating dtype that most kernels compute in, float16, overflows.
+LEAST_MAXIMUM: Final = torch.finfo(torch.float16).max
+_FACTORS: Final = frozenset({"alpha", "beta"})  # of integers: integers
+_SMALLEST: Final = 5e-324  # above 0
+
+# Ops that compute no element from those in its place, and convert a scalar.
+_CONVERTING: Final = frozenset({
+    aten._unsafe_masked_index.default,
+    aten.addbmm.default,
+    aten.addbmm_.default,
+    aten.addmm.default,
+    aten.addmm_.default,
+    aten.addmv.default,
+    aten.addmv_.default,
+    aten.addr.default,
+    aten.addr_.default,
+    aten.baddbmm.default,
+    aten.baddbmm_.default,
+    aten.constant_pad_nd.default,
+    aten.fill_.Scalar,
+    aten.full.default,
+    aten.full_like.default,
+    aten.hardtanh_.default,
+    aten.histc.default,
+    aten.index_add.default,
+    aten.index_add_.default,
+    aten.index_fill.int_Scalar,
+    aten.index_fill_.int_Scalar,
+    aten.linspace.default,
+    aten.linspace.out,
+    aten.linspace.Scalar_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.multi_margin_loss.default,
+    aten.new_full.default,
+    aten.rsub.Tensor,
+    aten.scalar_tensor.default,
+    aten.scatter.value,
+    aten.scatter_.value,
+    aten.segment_reduce.default,
+    aten.threshold_.default,
+})  # fmt: skip
+# What kernels refuse within the range of a dtype.
+_NOTHING: Final = (math.inf, -math.inf)
+_OWN_RANGES: Final[Mapping[Any, Mapping[str, tuple[float, float]]]] = {
+    aten.bernoulli_.float: {"p": (0.0, 1.0)},
+    aten.histc.default: {"min": (-LEAST_MAXIMUM, LEAST_MAXIMUM), "max": (-LEAST_MAXIMUM, LEAST_MAXIMUM)},
+    aten.huber_loss.default: {"delta": (_SMALLEST, math.inf)},
+    aten.logspace.default: {"base": _NOTHING},
+    aten.logspace.out: {"base": _NOTHING},
+    aten.logspace.Scalar_Tensor: {"base": _NOTHING},
+    aten.logspace.Tensor_Scalar: {"base": _NOTHING},
+    aten.normal_.default: {"std": (0.0, math.inf)},
+    aten.rrelu_with_noise.default: {"lower": (-LEAST_MAXIMUM, 0.125), "upper": (0.125, LEAST_MAXIMUM)},
+    aten.rrelu_with_noise_.default: {"lower": (-LEAST_MAXIMUM, 0.125), "upper": (0.125, LEAST_MAXIMUM)},
+    aten.smooth_l1_loss.default: {"beta": (0.0, math.inf)},
+    aten.softshrink.default: {"lambd": (0.0, math.inf)},
+    aten.uniform_.default: {"from": (-LEAST_MAXIMUM, 0.0), "to": (0.0, LEAST_MAXIMUM)},
+}
+# Of these, tensors of other shapes say nothing but that a number cannot be converted.
+_SHAPES_MATTER: Final = frozenset({aten.multi_margin_loss.default, aten.segment_reduce.default})
+_NUMBERS: Final = frozenset({"number", "float", "Optional[number]", "Optional[float]"})
+
+
+class ScalarRange(msgspec.Struct, frozen=True):
+    """Range, with both ends, of one scalar of an op: the argument at `position`, or called `name`.
+
+    `whole`: only integers. `finite`: neither infinities nor NaN beyond the ends.
+    """
+
+    position: int
+    name: str
+    low: float
+    high: float
+    whole: bool
+    finite: bool
+
+    def holds(self, value: Any) -> bool:
+        """True if kernels certainly take the value."""
+        kind = type(value)
+        if kind is int:
+            return bool(self.low <= value <= self.high)
+        if kind is not float:
+            return value is None
+        if self.whole:
+            return False
+        return self.low <= value <= self.high or not (self.finite or math.isfinite(value))
+
+
+class ScalarRule(msgspec.Struct, frozen=True):
+    """Ranges of the scalars of an op. `any_float`: each holds the floats that all of `LEAST_MAXIMUM` and below do."""
+
+    ranges: tuple[ScalarRange, ...]
+    any_float: bool
+
+    def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """True if all scalars are within their ranges."""
+        count = len(args)
+        for one in self.ranges:
+            position = one.position
+            if not one.holds(args[position] if position < count else kwargs.get(one.name)):
+                return False
+        return True
+
+
+def refuse_scalars(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Call the CPU's kernel with small tensors and sizes: what it says of numbers holds for all.
+
+    It refuses some in tensors of one element less than in others: the executor is asked before an error is raised.
+
+    Raises:
+        RuntimeError: as eager PyTorch.
+    """
+    try:
+        try_small(func, args, kwargs)
+    except NotImplementedError:
+        pass  # another device may have a kernel
+    except RuntimeError as error:
+        if func not in _SHAPES_MATTER or "without overflow" in str(error):
+            raise
+
+
+def rule_of_call(func: Any, call: Call) -> ScalarRule | None:
+    """The rule for an inferred call and those of its dtypes; None if no kernel refuses one."""
+    given = call.operands[0].dtype if call.operands else None
+    made = call.results[0].dtype if call.results and call.results[0] is not None else None
+    return scalar_rule(func, given, made)
+
+
+def takes_any_float(func: Any, call: Call) -> bool:
+    """True if calls that differ from `call` in their floats alone are taken as well, up to `LEAST_MAXIMUM`."""
+    rule = rule_of_call(func, call)
+    return rule is None or rule.any_float
+
+
+@functools.lru_cache(maxsize=4096)
+def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) -> ScalarRule | None:
+    """The rule for calls of `func` whose first operand and first result have these dtypes; None if no kernel refuses one."""
+    if not (torch.Tag.pointwise in func.tags or func in _CONVERTING or func in _OWN_RANGES):
+        return None
+    low, high, whole, finite = _range_of(tuple({d for d in (given, made) if d is not None and d is not torch.bool}))
+    own = _OWN_RANGES.get(func, {})
+    ranges: list[ScalarRange] = []
+    for position, argument in enumerate(torch_private.schema_of(func).arguments):
+        name = argument.name
+        if str(argument.type) not in _NUMBERS:
+            continue
+        lowest, highest = own.get(name, (low, high))
+        if whole and name == "exponent":
+            lowest = 0.0  # an integer to the power of a negative one is none
+        ranges.append(
+            ScalarRange(
+                position,
+                name,
+                max(low, lowest),
+                min(high, highest),
+                whole=whole and name in _FACTORS,
+                finite=finite or name in own,
+            )
+        )
+    any_float = all(not r.whole and r.low <= -LEAST_MAXIMUM and r.high >= LEAST_MAXIMUM for r in ranges)
+    return ScalarRule(tuple(ranges), any_float) if ranges else None
+
+
+def _range_of(dtypes: Sequence[torch.dtype]) -> tuple[float, float, bool, bool]:
+    """The numbers that all of these dtypes hold: from, to, whether only integers, and whether no infinities."""
+    infos = [torch.finfo(d) if d.is_floating_point or d.is_complex else torch.iinfo(d) for d in dtypes]
+    low = max((info.min for info in infos), default=-math.inf)
+    high = min((info.max for info in infos), default=math.inf)
+    whole = [isinstance(info, torch.iinfo) for info in infos]
+    return low, high, bool(infos) and all(whole), any(whole)

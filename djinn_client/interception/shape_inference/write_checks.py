@@ -1,0 +1,334 @@
+"""Checks that kernels make before they write, and meta kernels do not.
+
+Without these checks an op that PyTorch refuses would be recorded, fail on the executor later and make its operand unusable.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core import torch_private
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.ir.program import Call
+from djinn_core.ir.values import TensorMeta, contiguous_strides
+
+_COPY = torch.ops.aten.copy_.default
+# These do not even write to an operand as a whole.
+_REFUSE_OPERANDS = frozenset({
+    "aten::_index_put_impl_",
+    "aten::cat.out",
+    "aten::gather.out",
+    "aten::index_add_",
+    "aten::index_copy_",
+    "aten::index_fill_.int_Scalar",
+    "aten::index_fill_.int_Tensor",
+    "aten::index_put_",
+    "aten::index_reduce_",
+    "aten::index_select.out",
+    "aten::kthvalue.values",
+    "aten::linalg_cross.out",
+    "aten::masked_select.out",
+    "aten::put_",
+    "aten::scatter_.src",
+    "aten::scatter_add_",
+    "aten::scatter_reduce_.two",
+    "aten::stack.out",
+    "aten::take.out",
+})  # fmt: skip
+
+# The place of an operand that the kernel has read to the end before it writes, so that it may overlap.
+_READ_BEFORE = {
+    "aten::index_fill_.int_Tensor": 2,
+    "aten::ldexp.out": 1,
+    "aten::ldexp_": 1,
+    "aten::masked_fill_.Tensor": 2,
+    "aten::mvlgamma.out": 0,
+}
+
+# These do not write to an operand in part, as ops do not that PyTorch calls pointwise.
+_REFUSE_PARTS = frozenset({
+    "aten::__irshift__.Tensor",
+    "aten::addbmm.out",
+    "aten::addmm.out",
+    "aten::addmv.out",
+    "aten::addr.out",
+    "aten::addr_",
+    "aten::aminmax.out",
+    "aten::baddbmm.out",
+    "aten::bernoulli.out",
+    "aten::binary_cross_entropy_backward.grad_input",
+    "aten::copysign_.Tensor",
+    "aten::cumprod.out",
+    "aten::cumsum.out",
+    "aten::elu.out",
+    "aten::elu_backward.grad_input",
+    "aten::eq_.Tensor",
+    "aten::floor_divide.out",
+    "aten::floor_divide_.Tensor",
+    "aten::gcd_",
+    "aten::ge_.Tensor",
+    "aten::gelu.out",
+    "aten::gelu_backward.grad_input",
+    "aten::glu.out",
+    "aten::glu_backward.grad_input",
+    "aten::gt_.Tensor",
+    "aten::hardshrink.out",
+    "aten::hardshrink_backward.grad_input",
+    "aten::hardsigmoid.out",
+    "aten::hardsigmoid_backward.grad_input",
+    "aten::hardswish.out",
+    "aten::hardtanh.out",
+    "aten::hardtanh_backward.grad_input",
+    "aten::heaviside_",
+    "aten::huber_loss.out",
+    "aten::huber_loss_backward.out",
+    "aten::index.Tensor_out",
+    "aten::index_add.out",
+    "aten::index_copy.out",
+    "aten::index_reduce.out",
+    "aten::lcm_",
+    "aten::le_.Tensor",
+    "aten::leaky_relu.out",
+    "aten::leaky_relu_backward.grad_input",
+    "aten::log_sigmoid_backward.grad_input",
+    "aten::logcumsumexp.out",
+    "aten::lt_.Tensor",
+    "aten::masked_fill_.Scalar",
+    "aten::masked_fill_.Tensor",
+    "aten::max.dim_max",
+    "aten::min.dim_min",
+    "aten::mish.out",
+    "aten::mode.values",
+    "aten::mse_loss.out",
+    "aten::mse_loss_backward.grad_input",
+    "aten::ne_.Tensor",
+    "aten::normal.Tensor_Tensor_out",
+    "aten::normal.Tensor_float_out",
+    "aten::renorm.out",
+    "aten::scatter.reduce_out",
+    "aten::scatter.src_out",
+    "aten::scatter.value_out",
+    "aten::scatter_.reduce",
+    "aten::scatter_add.out",
+    "aten::scatter_reduce.two_out",
+    "aten::smooth_l1_loss.out",
+    "aten::smooth_l1_loss_backward.grad_input",
+    "aten::soft_margin_loss.out",
+    "aten::soft_margin_loss_backward.grad_input",
+    "aten::softplus.out",
+    "aten::softplus_backward.grad_input",
+    "aten::softshrink.out",
+    "aten::softshrink_backward.grad_input",
+    "aten::sort.values",
+    "aten::sort.values_stable",
+    "aten::topk.values",
+    "aten::triangular_solve.X",
+    "aten::where.self_out",
+})  # fmt: skip
+
+# Computed element by element without being tagged so.
+_POINTWISE = frozenset({"aten::floor_divide.out", "aten::where.self_out"})
+
+
+def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse to write into a CPU tensor.
+
+    Raises:
+        RuntimeError: an operand that the op writes is on the CPU, as on every accelerator.
+    """
+    schema = {a.name: a for a in torch_private.schema_of(func).arguments}
+    for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
+        info = schema[name].alias_info
+        if info is None or not info.is_write:
+            continue
+        targets = argument if isinstance(argument, (list, tuple)) else (argument,)
+        if any(isinstance(t, torch.Tensor) and not isinstance(t, LazyTensor) for t in targets):
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but {func.name()} is to write what it makes of tensors "
+                f"on {DEVICE_NAME} to `{name}` on another device"
+            )
+
+
+def check_cast(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse to write in place what the dtype of the target cannot hold; the arguments are meta tensors.
+
+    Raises:
+        RuntimeError: as eager PyTorch.
+    """
+    plain = functional_of(func)
+    if plain is None:
+        return
+    result = plain(*args, **kwargs)
+    if result.shape != args[0].shape:
+        shapes = f"{list(args[0].shape)} doesn't match the broadcast shape {list(result.shape)}"
+        raise RuntimeError(f"output with shape {shapes}")
+    made, target = result.dtype, args[0].dtype
+    if not torch.can_cast(made, target):
+        names = [str(d).removeprefix("torch.").replace("int64", "Long").capitalize() for d in (made, target)]
+        raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
+
+
+@functools.cache
+def functional_of(func: Any) -> Any:
+    """The op that returns what the pointwise op `func` writes in place; None for all others.
+
+    It takes arguments of the same types, but its overload may have another name: `pow.Tensor_Scalar` for `pow_.Scalar`. PyTorch
+    calls comparisons pointwise, and not those in place.
+    """
+    packet = func.name().removeprefix("aten::").partition(".")[0]
+    if not packet.endswith("_") or packet.endswith("__"):
+        return None
+    plain = getattr(torch.ops.aten, packet.removesuffix("_"), None)
+    overloads = [] if plain is None else [getattr(plain, name) for name in plain.overloads()]
+    same = (o for o in overloads if _types(o) == _types(func) and not _writes_out(o))
+    return next((o for o in same if torch.Tag.pointwise in (*func.tags, *o.tags)), None)
+
+
+def _types(func: Any) -> list[str]:
+    return [str(a.type) for a in torch_private.schema_of(func).arguments]
+
+
+def _writes_out(func: Any) -> bool:
+    return any(a.alias_info is not None and a.alias_info.is_write for a in torch_private.schema_of(func).arguments)
+
+
+def may_refuse_target(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """True if an `out=` tensor has another dtype than the result; the arguments are meta tensors.
+
+    Some kernels cast in this case, some refuse; meta kernels do not always do the same.
+    """
+    names = _targets(func)
+    twin = returning(func) if names else None
+    if twin is None:
+        return False
+    made = twin(*args, **{name: value for name, value in kwargs.items() if name not in names})
+    results = made if isinstance(made, (list, tuple)) else [made]
+    targets = [kwargs[name] for name in names]
+    flat = targets[0] if len(targets) == 1 and isinstance(targets[0], (list, tuple)) else targets
+    return any(t.dtype != r.dtype for t, r in zip(flat, results, strict=True))
+
+
+@functools.cache
+def _targets(func: Any) -> tuple[str, ...]:
+    """The names of its `out=` arguments."""
+    return tuple(a.name for a in torch_private.schema_of(func).arguments if a.kwarg_only and a.is_out)
+
+
+@functools.cache
+def returning(func: Any) -> Any:
+    """The op that returns what `func` writes to its `out=` arguments; None if there is none."""
+    packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])
+    wanted = [(a.name, str(a.type)) for a in torch_private.schema_of(func).arguments if not a.is_out]
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        given = [(a.name, str(a.type)) for a in torch_private.schema_of(overload).arguments]
+        if given == wanted and not _writes_out(overload):
+            return overload
+    return None
+
+
+def only_kernels_know(func: Any, call: Call) -> bool:
+    """True if kernels check or decide more than meta kernels do, so that the executor must be asked.
+
+    They refuse to write to overlapping elements, and lay out resized tensors as the inputs are laid out.
+    """
+    if any(overlaps_itself(call.operands[w]) for w in call.writes):
+        return True
+    if not call.changes or not _targets(func):
+        return False
+    return _is_lapack(func) or not all(m.stride == contiguous_strides(m.shape) for m in call.operands)
+
+
+@functools.cache
+def _is_lapack(func: Any) -> bool:
+    """True if LAPACK computes the op, which lays matrices out by columns."""
+    packet = func.name().removeprefix("aten::").partition(".")[0]
+    return "linalg" in packet or packet in {"geqrf", "ormqr", "triangular_solve", "cholesky", "lu_unpack", "qr"}
+
+
+def overlaps_itself(meta: TensorMeta) -> bool:
+    """True if elements share memory because a dimension has no step."""
+    return any(not step and size > 1 for size, step in zip(meta.shape, meta.stride, strict=True)) and meta.numel > 0
+
+
+@functools.cache
+def raises_versions(op: str) -> bool:
+    """True if recording `op` has to raise the `_version` of what it writes: neither autograd does, nor an op that it is taken apart into."""
+    return op not in OWN_OPERATORS and torch_private.kernels_raise_versions(resolve(op))
+
+
+@functools.cache
+def refuses_overlap(op: str) -> bool:
+    """True if kernels of `op` check for operands that overlap their writes. Ops over lists do not."""
+    if op in OWN_OPERATORS:
+        return False
+    func = resolve(op)
+    return func is _COPY or op in _REFUSE_OPERANDS or op in _REFUSE_PARTS or torch.Tag.pointwise in func.tags
+
+
+def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None:
+    """Refuse to write to part of what the same op reads, where its kernels do (`refuses_overlap`).
+
+    Raises:
+        RuntimeError: as eager PyTorch, and under the same conditions.
+    """
+    target = operands[written].remote
+    for place, operand in enumerate(operands):
+        value = operand.remote
+        if value.storage != target.storage or place == written or place == _READ_BEFORE.get(op):
+            continue
+        same = value.meta is target.meta
+        if (same and target.meta.numel and op in _REFUSE_OPERANDS) or (not same and _share(target.meta, value.meta)):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                "memory location. Please clone() the tensor before performing the operation."
+            )
+
+
+@functools.cache
+def refuses_resize(op: str) -> bool:
+    """Return True if kernels of `op` do not resize a target that they read."""
+    return op in _POINTWISE or (op not in OWN_OPERATORS and torch.Tag.pointwise in resolve(op).tags)
+
+
+def check_resize(op: str, changed: int, meta: TensorMeta, operands: Sequence[LazyTensor]) -> None:
+    """Refuse to resize a target that the same op reads, where its kernels do (`refuses_resize`).
+
+    Raises:
+        RuntimeError: as eager PyTorch.
+    """
+    target = operands[changed]
+    if any(operand is target for place, operand in enumerate(operands) if place != changed) and refuses_resize(op):
+        shapes = f"{list(target.shape)} doesn't match the broadcast shape {list(meta.shape)}"
+        raise RuntimeError(f"output with shape {shapes}")
+
+
+def _share(a: TensorMeta, b: TensorMeta) -> bool:
+    """True if both are dense and overlap without being the same elements in the same order."""
+    if not (a.numel and b.numel and _is_dense(a) and _is_dense(b)):
+        return False
+    (first, end), (other, other_end) = _range(a), _range(b)
+    if (first, end) == (other, other_end):
+        return a.stride != b.stride
+    return first < other_end and other < end
+
+
+def _range(meta: TensorMeta) -> tuple[int, int]:
+    return meta.offset * meta.dtype.itemsize, (meta.offset + meta.numel) * meta.dtype.itemsize
+
+
+def _is_dense(meta: TensorMeta) -> bool:
+    """True if the elements fill one stretch of memory, each once."""
+    step = 1
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(meta.shape, meta.stride, strict=True) if size != 1
+    ):
+        if stride != step:
+            return False
+        step *= size
+    return True

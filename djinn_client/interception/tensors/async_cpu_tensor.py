@@ -1,0 +1,154 @@
+"""Non-blocking copies to the CPU: `tensor.to("cpu", non_blocking=True)` and copies into pinned memory.
+
+On CUDA such a copy may be read only after the next synchronization; an earlier read gets the previous content of the memory.
+Here the CPU tensor waits by itself when a PyTorch function first uses it. Native code that takes its address without a
+PyTorch function, and other tensors over the same pinned memory, must synchronize, as on CUDA.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from djinn_client.interception import sync
+from djinn_client.interception.async_fetch import Pending, fetch_later
+from djinn_client.interception.device.device_state import device_state
+from djinn_client.interception.tensors import pending_copies
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.tracebacks import for_users, shorten_through
+from djinn_core.errors import DjinnError
+from djinn_core.torch_private import no_torch_functions, without_modes
+
+_METADATA = frozenset(
+    {
+        *(
+            getattr(torch.Tensor, name).__get__
+            for name in ("shape", "dtype", "device", "layout", "is_cuda", "requires_grad")
+        ),
+        *(
+            getattr(torch.Tensor, name)
+            for name in ("size", "dim", "numel", "stride", "element_size", "is_floating_point")
+        ),
+    }
+)
+
+
+class ArrivingTensor(torch.Tensor):
+    """A CPU tensor whose elements may not be here yet. It becomes a plain tensor when they are."""
+
+    arrival: _Arrival
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            if func not in _METADATA:
+                for tensor in _arriving_in((args, kwargs)):
+                    tensor.arrival.wait()
+            with no_torch_functions():
+                return func(*args, **(kwargs or {}))
+        except BaseException as error:
+            shorten_through(error)
+            raise
+
+
+class _Arrival:
+    """A pending copy into a tensor. `kept` is the tensor where its memory is the user's, so that it is filled in any case."""
+
+    def __init__(
+        self, pending: Pending, tensor: torch.Tensor, fill: Callable[[torch.Tensor, torch.Tensor], None]
+    ) -> None:
+        self._pending = pending
+        self._fill = fill
+        self._tensor = weakref.ref(tensor)
+        self.kept: torch.Tensor | None = None
+        self._landed = False
+
+    @for_users
+    def wait(self) -> None:
+        """Have the elements in place; raises what they failed with."""
+        with pending_copies.lock:
+            tensor = self._tensor()
+            if self._landed or tensor is None:
+                return
+            (fetched,) = self._pending.result()
+            if type(tensor) is ArrivingTensor:
+                tensor.__class__ = torch.Tensor  # type: ignore[assignment]
+                vars(tensor).pop("arrival", None)
+            with torch.no_grad():
+                self._fill(tensor, fetched)
+            self._landed, self.kept = True, None
+
+    def done(self) -> bool:
+        """As `PendingCopy.done`."""
+        return self._landed or self._tensor() is None or self._pending.done()
+
+    def land(self, strict: bool) -> None:
+        """As `PendingCopy.land`. A tensor of its own raises when it is used."""
+        try:
+            self.wait()
+        except DjinnError:
+            if strict and self.kept is not None:
+                raise
+
+
+def _arriving_in(argument: Any) -> Iterator[ArrivingTensor]:
+    if isinstance(argument, ArrivingTensor):
+        yield argument
+    elif isinstance(argument, dict):
+        yield from _arriving_in(tuple(argument.values()))
+    elif isinstance(argument, tuple | list):
+        for part in argument:
+            yield from _arriving_in(part)
+
+
+@without_modes
+def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.Tensor | None:
+    """A CPU tensor that `source` is copied to; None if it must be there at once, because a module is made of it."""
+    if device_state.thread.converts_module:
+        return None
+    stand_in = sync.stand_in(source)
+    like = torch.empty_like(stand_in, memory_format=memory_format)
+    plain = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+    made = plain.as_subclass(ArrivingTensor)
+
+    def fill(tensor: torch.Tensor, fetched: torch.Tensor) -> None:
+        tensor.data = sync.laid_out(fetched, stand_in, memory_format)
+
+    _expect(made, _Arrival(fetch_later([source]), made, fill))
+    return made
+
+
+@without_modes
+def copy_into_later(target: torch.Tensor, source: LazyTensor) -> bool:
+    """Have pinned memory filled with `source`; whether it will be. Other memory is filled before CUDA returns, too."""
+    if device_state.thread.converts_module or not _is_pinned(target):
+        return False
+    arrival = _Arrival(fetch_later([source]), target, _copy)
+    arrival.kept = target
+    if type(target) is torch.Tensor:
+        target.__class__ = ArrivingTensor
+        _expect(target, arrival)
+    else:
+        _expect(None, arrival)
+    return True
+
+
+def _is_pinned(target: torch.Tensor) -> bool:
+    with no_torch_functions():  # which would wait for an earlier copy
+        return target.is_pinned()
+
+
+def _copy(target: torch.Tensor, fetched: torch.Tensor) -> None:
+    target.copy_(fetched)
+
+
+def _expect(tensor: Any, arrival: _Arrival) -> None:
+    if tensor is not None:
+        tensor.arrival = arrival
+    device_state.pending_copies.append(arrival)
+    pending_copies.land_what_came()

@@ -1,0 +1,180 @@
+"""Batched fetch: values that are read one after the other come in one round trip: `module.cpu()`, `torch.save`.
+
+The first fetch asks for all values of its dtype, in groups, and waits for its own group only. A value that is written
+meanwhile, or could not be computed, is fetched by itself, so that it is current, and its error is raised where it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from djinn_client.interception.async_fetch import Pending, fetch_later
+from djinn_client.interception.device.device_state import device_state
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
+from djinn_client.interception.tensors.storage import Storage, Value
+from djinn_core.errors import RemoteError
+from djinn_core.wire.limits import BUFFERS
+
+_PRIORITY: Final = 15  # of `_see`: before the rule by which PyTorch names such devices
+GROUP_BYTES: Final = 32 << 20  # what travels in one reply; a larger tensor is fetched by itself
+
+
+class _ExpectedValue(msgspec.Struct, frozen=True):
+    """A requested value: its position in the reply, and the last writer of its storage at the request."""
+
+    pending: Pending
+    index: int
+    storage: Storage
+    written: tuple[Any, int]
+
+    def take(self) -> torch.Tensor | None:
+        """Its elements; None if it was written since, or could not be computed."""
+        if (self.storage.written, self.storage.written_at) != self.written:
+            return None
+        try:
+            return self.pending.result()[self.index]
+        except RemoteError:
+            return None
+
+
+class BatchedFetch:
+    """Expects the values of `upcoming`, by key; that is called once, at the first fetch."""
+
+    def __init__(self, upcoming: Callable[[], dict[int, Value]], here: Callable[[], list[torch.Tensor]] = list) -> None:
+        """`here`: the tensors that will be uploaded, in case the block uploads in place of fetching."""
+        self._upcoming = upcoming
+        self._here: Callable[[], list[torch.Tensor]] | None = here
+        self._left: dict[int, Value] | None = None
+        self._expected: dict[int, _ExpectedValue] = {}
+
+    def take(self, key: int) -> torch.Tensor | None:
+        """As `ExpectedFetches.take`."""
+        if key not in self._expected:
+            self._ask(key)
+        expected = self._expected.pop(key, None)
+        return None if expected is None else expected.take()
+
+    def to_upload(self) -> list[torch.Tensor]:
+        """As `ExpectedFetches.to_upload`."""
+        found, self._here = self._here, None
+        return found() if found is not None else []
+
+    @property
+    def uploads(self) -> bool:
+        """True if the upcoming uploads have been handed out."""
+        return self._here is None
+
+    def saw(self, storage: Any) -> None:
+        """Do nothing: the upcoming values are known."""
+
+    def _ask(self, key: int) -> None:
+        """Request `key` and the values of its dtype only: a program that converts others first fetches the converted ones."""
+        if self._left is None:
+            self._left = self._upcoming()
+        left = self._left
+        wanted = left.get(key)
+        if wanted is None:
+            return
+        alike = {k: v for k, v in left.items() if v.meta.dtype == wanted.meta.dtype and v.meta.nbytes <= GROUP_BYTES}
+        self._left = {k: v for k, v in left.items() if k not in alike}
+        for group in _groups(alike):
+            pending = fetch_later([wrap(value) for _, value in group])
+            for index, (number, value) in enumerate(group):
+                storage = value.storage
+                self._expected[number] = _ExpectedValue(pending, index, storage, (storage.written, storage.written_at))
+
+
+class SavedStorages(BatchedFetch):
+    """Expects the bytes of the storages that were looked at, which PyTorch reads as one tensor each."""
+
+    def __init__(self) -> None:
+        super().__init__(self._octets)
+        self._seen: dict[int, torch.UntypedStorage] = {}
+
+    def saw(self, storage: Any) -> None:
+        """As `ExpectedFetches.saw`."""
+        if storage.nbytes():
+            self._seen[storage._cdata] = storage  # noqa: SLF001 - the storage itself, of which there may be several objects
+
+    def _octets(self) -> dict[int, Value]:
+        return by_handle(
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage) for storage in self._seen.values()
+        )
+
+
+def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
+    group: list[tuple[int, Value]] = []
+    size = 0
+    for key, value in values.items():
+        if group and (size + value.meta.nbytes > GROUP_BYTES or len(group) == BUFFERS):
+            yield group
+            group, size = [], 0
+        group.append((key, value))
+        size += value.meta.nbytes
+    if group:
+        yield group
+
+
+@contextmanager
+def expecting(together: BatchedFetch) -> Iterator[None]:
+    """In the block this thread's fetches are expected; where others are already, those stay."""
+    thread = device_state.thread
+    outer = thread.expected
+    thread.expected = outer or together
+    try:
+        yield
+    finally:
+        thread.expected = outer
+        if outer is None and together.uploads and port.is_open():
+            port.runtime().expect_uploads([])
+
+
+def fetched_together(tensors: Iterable[Any]) -> AbstractContextManager[None]:
+    """A block in which those of `tensors` that are remote come in one round trip, when the first of them is read."""
+    return expecting(BatchedFetch(lambda: by_handle(tensors)))
+
+
+def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
+    """The values that moving `module` moves: parameters, their gradients, buffers."""
+    parameters = list(module.parameters())
+    gradients = [p.grad for p in parameters if isinstance(p, LazyTensor)]
+    return by_handle(chain(parameters, gradients, module.buffers()))
+
+
+def tensors_here(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers of `module` that are on this machine and are one block of memory: not the sparse ones."""
+    held = chain(module.parameters(), module.buffers())
+    return [t for t in held if t.device.type == "cpu" and t.layout is torch.strided]
+
+
+def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
+    """The remote ones of `tensors`, by the handles of their values."""
+    return {t.remote.handle: t.remote for t in tensors if isinstance(t, LazyTensor)}
+
+
+def _see(storage: Any) -> None:
+    """Note a storage that is being saved. PyTorch asks this for the name of its device, which it knows by itself."""
+    expected = device_state.thread.expected
+    if expected is not None and is_remote(storage.device):
+        expected.saw(storage)
+
+
+def fetch_saved_together() -> None:
+    """Have `torch.save`, which writes one storage after the other, fetch all of them together."""
+    save = torch.serialization.save
+    torch.serialization.register_package(_PRIORITY, _see, lambda _storage, _location: None)
+
+    @functools.wraps(save)
+    def saved(*args: Any, **kwargs: Any) -> Any:
+        with expecting(SavedStorages()):
+            return save(*args, **kwargs)
+
+    torch.save = torch.serialization.save = saved

@@ -1,0 +1,92 @@
+"""LazyTensor: a tensor whose memory is on an executor."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from djinn_client.interception.device.device_state import DEVICE_NAME, device_state
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.tensors.storage import Storage, Value
+from djinn_client.torch_backend import has_python_key, is_transformed
+from djinn_core.ir.values import TensorMeta
+
+
+def is_remote(device: torch.device) -> bool:
+    """True if tensors on `device` are remote."""
+    return device.type in device_state.names
+
+
+def device_type() -> str:
+    """The name that the user's program has for the remote device: `remote_accelerator`, under `djinn run` `cuda`."""
+    return device_state.names[-1]
+
+
+def go_by(name: str) -> None:
+    """From now on the user's program calls the remote device `name`; its own name goes on being understood."""
+    device_state.names.append(name)
+
+
+@functools.cache
+def logical_device(index: int) -> torch.device:
+    """`remote_accelerator:<index>`."""
+    return torch.device(DEVICE_NAME, index)
+
+
+def is_remote_tensor(tensor: Any) -> bool:
+    """True if `tensor` is a tensor of the device, and no subclass, tracer or transform around one."""
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type not in device_state.names:
+        return False
+    return not has_python_key(tensor) and not is_transformed(tensor) and tensor.layout is torch.strided
+
+
+class _RemoteTensorMeta(type(torch.Tensor)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: object) -> bool:
+        return is_remote_tensor(instance)
+
+
+class LazyTensor(torch.Tensor, metaclass=_RemoteTensorMeta):
+    """A tensor on `remote_accelerator`: any tensor that PyTorch has there is an instance."""
+
+    __module__ = "torch.remote_accelerator"
+    remote: Value
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
+        """A parameter, because libraries make parameters again as `type(parameter)(data, requires_grad)`."""
+        return torch.nn.Parameter(data, requires_grad)
+
+
+def show_values() -> None:
+    """Have `tensor.remote` be the value of a tensor of the device."""
+    torch.Tensor.remote = property(Value.of)  # type: ignore[attr-defined]
+
+
+def wrap(value: Value) -> LazyTensor:
+    """A tensor that stands for `value`, without history."""
+    made: LazyTensor = ops.twin(value.holder)
+    return made
+
+
+def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
+    """A tensor for a new value."""
+    return wrap(Value.begin(storage, meta))
+
+
+def adopt(tensor: torch.Tensor, meta: TensorMeta) -> None:
+    """Give `tensor` other metadata, after an op that changed it in place."""
+    nbytes = ops.facts(tensor)[2]
+    if meta.dtype != tensor.dtype or meta.conj != tensor.is_conj() or meta.neg != tensor.is_neg():
+        made = ops.redescribe(
+            tensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes
+        )
+        with torch.no_grad():
+            tensor.data = made
+        return
+    ops.set_meta(tensor, meta.shape, meta.stride, meta.offset, nbytes)
+
+
+def change(tensor: torch.Tensor, meta: TensorMeta) -> None:
+    """Give `tensor` the metadata that an op changed it to. Its storage has grown if they need more bytes."""
+    ops.set_meta(tensor, meta.shape, meta.stride, meta.offset, meta.extent * meta.dtype.itemsize)

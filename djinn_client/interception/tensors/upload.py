@@ -1,0 +1,76 @@
+"""Upload of tensor data: CPU tensors become remote values."""
+
+from __future__ import annotations
+
+import torch
+
+from djinn_client.interception.device.device_state import device_state
+from djinn_client.interception.interpreter_shutdown import suppress_at_shutdown
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tensors.host_values import known
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_client.interception.tensors.storage import Storage, Value
+from djinn_core import torch_objects, torch_private
+from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
+from djinn_core.system.gc_pause import collect_later
+from djinn_core.system.interrupts import interrupt_mask
+
+_EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
+
+
+@torch_private.without_modes
+def upload_copy(source: torch.Tensor, device: int) -> LazyTensor:
+    """Return a new contiguous remote tensor on a logical device with the elements of `source`."""
+    plain = _plain(source).contiguous()
+    shape = tuple(plain.shape)
+    return _uploaded(plain, tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device))
+
+
+@torch_private.without_modes
+def upload_dense(source: torch.Tensor, device: int) -> LazyTensor:
+    """A new remote tensor with the elements of `source`, which is dense, and its strides."""
+    plain = _plain(source)
+    return _uploaded(plain, tensor_meta(tuple(plain.shape), plain.stride(), 0, plain.dtype, device))
+
+
+def _uploaded(plain: torch.Tensor, meta: TensorMeta) -> LazyTensor:
+    value = Value.begin(Storage.begin(meta.nbytes), meta)
+    _upload(value, plain)
+    return wrap(value)
+
+
+@torch_private.without_modes
+def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
+    """Make `source` the content of `target` where `target` was made by the last instruction, in its place.
+
+    `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns whether it applied.
+    """
+    meta = target.remote.meta
+    source = torch_objects.of_own_class(source)
+    if source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
+        return False
+    if meta.extent * meta.dtype.itemsize != meta.nbytes:
+        return False  # not dense: padding would travel
+    with interrupt_mask:  # what was taken back is made by the upload, or said to have been stopped
+        if not current().take_back(target.remote, _EMPTY):
+            return False  # it has been used already
+        plain = _plain(source)
+        if plain.stride() != meta.stride:
+            plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
+        _upload(target.remote, plain)
+    return True
+
+
+def _upload(value: Value, plain: torch.Tensor) -> None:
+    expected = device_state.thread.expected
+    if expected is not None and port.is_open() and (following := expected.to_upload()):
+        with interrupt_mask, suppress_at_shutdown, collect_later:
+            port.runtime().expect_uploads(following)
+    current().upload(value.handle, plain, value.meta.device)
+    value.storage.host = known(plain)
+
+
+def _plain(source: torch.Tensor) -> torch.Tensor:
+    """`source` on the CPU, with nothing left to do when it is read."""
+    return torch_objects.of_own_class(source).detach().cpu().resolve_conj().resolve_neg()

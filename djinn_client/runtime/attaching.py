@@ -1,0 +1,120 @@
+"""Registration of the device, which is all that `import djinn` does. The client, most of Djinn's code, is imported when the device is first used."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, Final
+
+from djinn_client.interception import interpreter_shutdown
+from djinn_client.interception.install import install
+from djinn_client.interception.libraries.on_import import call_on_import
+from djinn_client.interception.recording.recorder import recorders
+from djinn_client.interception.runtime_interface import RuntimeFunctions, no_session, port
+from djinn_client.runtime.early_start import EarlyStart
+from djinn_core.errors import DjinnError
+from djinn_core.logs import get_logger
+from djinn_core.registry.discovery import RUN, PluginCandidate, integrating
+from djinn_core.system.gc_pause import collect_later, count_as_old
+from djinn_core.system.interrupts import handle_interrupts, warn_without_lock
+from djinn_core.system.processes import NoFork, in_forked_child
+
+_CLIENT = "djinn_client.runtime.client"
+_IMPORTING: Final = NoFork(longest=20.0)  # a child would wait for ever for the thread that imports the client
+
+log = get_logger("djinn.client")
+
+
+def attach(early: EarlyStart | None) -> None:
+    """Register the device, whose runtime is the client; called once, when `djinn` is imported by a client.
+
+    `early`: executors that are being started.
+    """
+    install()
+    for library, candidates in integrating().items():
+        if library != RUN:
+            call_on_import(library, partial(_integrate, candidates))
+    handle_interrupts()
+    warn_without_lock()
+    port.take(RuntimeFunctions(**{name: _loading(name) for name in RuntimeFunctions.__struct_fields__}))
+    port.is_open, port.early = no_session, early
+    _IMPORTING.register()
+    in_forked_child(_after_fork)
+    atexit.register(_at_exit)
+
+
+def _load() -> None:
+    """Import the client, which becomes the runtime of the device in place of the functions here."""
+    with _IMPORTING, collect_later:  # each collection would look at all that PyTorch has made, up to 0.15 s
+        from djinn_client.runtime import client
+
+        count_as_old()
+    if port.is_open is no_session:
+        client.become_runtime()
+        for library, candidates in integrating().items():
+            module = sys.modules.get(library)
+            if module is not None and not _begun(module):  # imported meanwhile; integrating once more does nothing
+                _integrate(candidates, module)
+
+
+def _loading(name: str) -> Callable[..., Any]:
+    """Stand-in for the runtime's function `name`: it imports the client, which takes its place, and calls the client's."""
+
+    def call(*arguments: Any) -> Any:
+        _load()
+        return getattr(port, name)(*arguments)
+
+    return call
+
+
+def _begun(module: ModuleType) -> bool:
+    """True while a thread imports `module`, at whose end `_integrate` is called."""
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+def _loaded() -> ModuleType | None:
+    """The client, if it was imported. While a thread imports it, there is none: nor is there a session."""
+    client = sys.modules.get(_CLIENT)
+    return client if hasattr(client, "become_runtime") else None  # defined last
+
+
+def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> None:
+    """Load the plugins that name `library`, which is being imported, or was."""
+    del library
+    if _CLIENT in sys.modules and _loaded() is None:
+        return  # the client is being imported, and may import the library itself: `_load` comes back to it
+    with _IMPORTING, collect_later:
+        from djinn_client.runtime import client, integrations
+
+    integrations.integrate_candidates(client.context, candidates)
+
+
+def _after_fork() -> None:
+    if port.early is not None:
+        # They are the parent's: finalizing them here would warn.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(port.early.executors))
+        port.early.executors = ()
+    client = _loaded()
+    # Tensors of unsent programs belong to the parent. Without a session and without such tensors, the child may use the device.
+    has_session = client is not None and client.context.session is not None
+    port.forked = port.forked or has_session or recorders.have_unsent_values()
+    if client is not None:
+        client.after_fork()
+    recorders.forget_everything()
+
+
+def _at_exit() -> None:
+    interpreter_shutdown.begin()
+    client = _loaded()
+    try:
+        if port.early is not None:
+            port.early.end()
+        if client is not None:
+            client.shut_down()
+    except DjinnError as error:
+        log.debug("shutting down", reason=str(error))
+    interpreter_shutdown.settle()

@@ -1,0 +1,388 @@
+"""Dialling: connect to a server's gateway and then to one of its executors, over the fastest transport that works."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+from urllib.parse import SplitResult
+
+import msgspec
+import torch
+
+from djinn_client.runtime.connecting.close_reason import REASON_SECONDS
+from djinn_client.runtime.connecting.operators_digest_cache import cached_operators_digest
+from djinn_core.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DjinnError,
+    PluginError,
+    ProtocolError,
+    ServerBusy,
+    TransportError,
+)
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, SecurableTransport, TlsOptions, Transport
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import (
+    at_host,
+    has_transport,
+    is_loopback,
+    is_own_socket,
+    parse_url,
+    transport_for,
+)
+from djinn_core.protocol.tls_transports import secure_schemes, trusting
+from djinn_core.registry.version import djinn_version
+from djinn_core.system.files import user_id
+from djinn_core.system.printable import one_line
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import (
+    PROTOCOL_VERSION,
+    Attach,
+    Attached,
+    Hello,
+    Kill,
+    Killed,
+    Refused,
+    Status,
+    StatusRequest,
+    Welcome,
+    decode,
+    encode,
+)
+
+# An address behind a firewall swallows packets without a reply; the relay is there for that, so do not wait long.
+DIRECT_SECONDS = 3.0
+# A server that has not answered the first question properly cannot have this process set a gigabyte aside.
+_GREETING = Limits(head=4 << 20, body=0, buffers=0)
+_CLOSED = "the other end closed the connection"  # as transports say it
+_log = get_logger("djinn.runtime")
+M = TypeVar("M", bound=Message)
+
+
+class GatewayConnection(msgspec.Struct, frozen=True):
+    """A gateway that let this client in."""
+
+    connection: Connection
+    url: str
+    relayed: bool
+    welcome: Welcome
+    fallbacks: tuple[str, ...]
+
+
+class DialledExecutor(msgspec.Struct, frozen=True):
+    """An executor that let this client in, at `url`, after the addresses in `fallbacks` did not work.
+
+    `relayed`: the gateway passes frames on. `fingerprint`: as in `Welcome`.
+    """
+
+    connection: Connection
+    attached: Attached
+    url: str
+    fallbacks: tuple[str, ...]
+    relayed: bool = False
+    fingerprint: str = ""
+
+
+def reach_gateway(
+    urls: Sequence[str],
+    token: str,
+    device: str,
+    transports: Iterable[Transport],
+    timeout: float,
+    hint: str = "",
+    secondary: bool = False,
+) -> GatewayConnection:
+    """Connect to the first of `urls` that answers, fastest transport first, and show the token.
+
+    `hint`: what the server is told of the work, for the choice of an executor. `secondary`: it is no load to come.
+
+    Raises:
+        PluginError: no transport serves any of them.
+        ServerBusy: the server has no room for now.
+        TransportError: no server answers, or what answers is no server of Djinn's.
+        AccessRefused: the server said no; the message says why.
+    """
+    known = tuple(transports)
+    hello = Hello(
+        PROTOCOL_VERSION, token, djinn_version(), str(torch.__version__), device, client_name(), hint, secondary
+    )
+    errors: list[tuple[str, DjinnError]] = []
+    for url in _fastest_first(urls, known):
+        try:
+            transport = transport_for(url, known)
+            with _hinting_at_tls(transport, url):
+                connection = transport.connect(url, _GREETING, timeout)
+                welcome = ask(connection, hello, Welcome, timeout, url)
+            connection.limits = Limits()
+        except (AccessRefused, ServerBusy):
+            raise
+        except DjinnError as error:
+            errors.append((url, error))
+            continue
+        fallbacks = tuple(given_up(*pair) for pair in (*_passed_over(urls, url, known), *errors))
+        return GatewayConnection(connection, url, transport.capabilities.relayed, welcome, fallbacks)
+    reason = unreachable([error for _, error in errors])
+    raise reason from next((error for _, error in errors if error is not reason), None)
+
+
+def reach_executor(gateway: GatewayConnection, transports: Iterable[Transport], timeout: float) -> DialledExecutor:
+    """Dial the executor that `gateway` named, or have the gateway pass frames on where that does not work.
+
+    Raises:
+        TransportError: it cannot be reached either way.
+        AccessRefused: the executor said no.
+    """
+    fallbacks = list(gateway.fallbacks)
+    ticket = gateway.welcome.ticket
+    for url, transport in direct_ways(gateway, tuple(transports)):
+        try:
+            connection = transport.connect(url, _GREETING, min(timeout, DIRECT_SECONDS))
+            attached = attach(connection, ticket, timeout, url)
+        except ServerBusy:
+            raise
+        except DjinnError as error:  # another program may listen there, as at the end of a tunnel
+            fallbacks.append(given_up(url, error))
+            continue
+        return DialledExecutor(connection, attached, url, tuple(fallbacks), fingerprint=gateway.welcome.fingerprint)
+    try:
+        attached = attach(gateway.connection, ticket, timeout, gateway.url)
+    except AccessRefused as error:  # an executor that was reached before may have said why
+        raise AccessRefused("; ".join([str(error), *fallbacks])) from error
+    return DialledExecutor(gateway.connection, attached, gateway.url, tuple(fallbacks), relayed=True)
+
+
+def attach(connection: Connection, ticket: str, timeout: float, url: str = "the executor") -> Attached:
+    """Show the ticket; closes the connection if it is not accepted.
+
+    Raises:
+        TransportError: no proper reply within `timeout` seconds.
+        AccessRefused: the executor said no.
+    """
+    attached = ask(connection, Attach(ticket, cached_operators_digest()), Attached, timeout, url)
+    connection.limits = Limits()
+    return attached
+
+
+def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: float) -> Status:
+    """Ask the server at `url` for its status.
+
+    Raises:
+        PluginError: no transport serves the address.
+        TransportError: no server answers there.
+        AccessRefused: the token is wrong.
+    """
+    transport = transport_for(url, transports)
+    with _hinting_at_tls(transport, url):
+        connection = transport.connect(url, _GREETING, timeout)
+        try:
+            return ask(connection, StatusRequest(PROTOCOL_VERSION, token), Status, timeout, url)
+        finally:
+            connection.close()
+
+
+def ask_loads(
+    servers: Iterable[tuple[str, ...]], token: str, transports: Iterable[Transport], timeout: float
+) -> dict[tuple[str, ...], tuple[float, int]]:
+    """Load of each of the servers, asked at the same time, and recent sessions there; the greatest load for one that does not say."""
+    known = tuple(transports)
+
+    def ask_one(urls: tuple[str, ...]) -> tuple[float, int]:
+        try:
+            status = ask_status(urls[0], token, known, timeout)
+        except DjinnError as error:  # said again, and to the user, when the session begins
+            _log.debug("a server does not say how busy it is", url=urls[0], reason=str(error))
+            return math.inf, 0
+        return status.load, status.recent
+
+    every = tuple(servers)
+    with ThreadPoolExecutor(len(every), "djinn-loads") as threads:
+        return dict(zip(every, threads.map(ask_one, every), strict=True))
+
+
+@contextmanager
+def _hinting_at_tls(transport: Transport, url: str) -> Iterator[None]:
+    """Add a hint about TLS to errors where a server hangs up without a word, as one that expects TLS does."""
+    try:
+        yield
+    except TransportError as error:
+        if isinstance(error, ServerBusy) or not isinstance(transport, SecurableTransport) or _CLOSED not in str(error):
+            raise
+        scheme, _, rest = url.partition("://")
+        secured = dict(zip(transport.schemes, transport.secured(TlsOptions()).schemes, strict=False)).get(scheme)
+        if secured is None:
+            raise
+        raise TransportError(f"{error}. If that server speaks TLS, its address is {secured}://{rest}") from error
+
+
+def ask_to_kill(url: str, token: str, transports: Iterable[Transport], timeout: float, session: str) -> Killed:
+    """Have the server at `url` end the session whose name begins like this.
+
+    Raises:
+        PluginError: no transport serves the address.
+        TransportError: no server answers there.
+        AccessRefused: the token is wrong or good for looking only, or there is no such session, or several.
+    """
+    connection = transport_for(url, transports).connect(url, _GREETING, timeout)
+    try:
+        return ask(connection, Kill(PROTOCOL_VERSION, token, session), Killed, timeout, url)
+    finally:
+        connection.close()
+
+
+def client_name() -> str:
+    """Name of this client in `djinn status`."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # a container's user without a name, and a service of Windows
+        user = str(user_id())
+    return one_line(f"{user}@{socket.gethostname()} process {os.getpid()}")[:256]
+
+
+def ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
+    """The reply to a question; the connection is closed if there is none.
+
+    Raises:
+        TransportError: no proper reply within `timeout` seconds.
+        AccessRefused: the other end refuses.
+    """
+    try:
+        reply = decode(_reply_to(connection, question, timeout).head)
+        if isinstance(reply, Refused):
+            raise _refusal(reply, url)
+        if not isinstance(reply, kind):
+            detail = getattr(reply, "reason", type(reply).__name__)
+            raise TransportError(f"{url} answered with something else than {kind.__name__}: {detail}")
+    except TimeoutError as error:
+        connection.close()
+        raise TransportError(f"{url} did not answer within {timeout:g} s (setting connect_timeout)") from error
+    except ProtocolError as error:
+        connection.close()
+        raise TransportError(f"what answers at {url} is no server of Djinn's: {error}") from error
+    except DjinnError:
+        connection.close()
+        raise
+    return reply
+
+
+def _refusal(reply: Refused, url: str) -> DjinnError:
+    reason = f"{url} refused: {reply.reason}"
+    if reply.retry:
+        return ServerBusy(reason, reply.retry_after)
+    refused = AccessRefused(reason)
+    refused.crashes_executors = reply.crashes_executors
+    return refused
+
+
+def _reply_to(connection: Connection, question: Message, timeout: float) -> Frame:
+    try:
+        connection.send(Frame(encode(question)))
+    except TransportError as error:
+        # The other end may have said why it hung up before it heard the question.
+        try:
+            return connection.receive(REASON_SECONDS)
+        except (TransportError, TimeoutError):
+            raise error from None
+    return connection.receive(timeout)
+
+
+def slowness(url: str, transports: Iterable[Transport]) -> float:
+    """A number that is greater for slower transports; infinite for an address that none serves."""
+    known = tuple(transports)
+    return -transport_for(url, known).capabilities.speed if has_transport(url, known) else float("inf")
+
+
+def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> list[str]:
+    """`urls` by the speed of their transports; those that none serves stay in, last, so that errors name them."""
+    return sorted(urls, key=lambda url: slowness(url, transports))
+
+
+def direct_ways(gateway: GatewayConnection, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
+    """The executor's addresses that this client can try, fastest first.
+
+    None behind a transport that is relayed; nor behind a tunnel or a proxy, where they may lead to another server.
+    """
+    if gateway.relayed:
+        return []
+    if _came_through_another(gateway):
+        _log.info("reached through a tunnel or a proxy: the gateway passes frames on", url=gateway.url)
+        return []
+    reached = parse_url(gateway.url)
+    elsewhere = bool(gateway.welcome.fingerprint)
+    if elsewhere and not _is_authentic(reached, transports):
+        _log.warning("an executor on another machine is named without TLS, which is not followed", url=gateway.url)
+        return []
+    known = trusting(transports, gateway.welcome.fingerprint)
+    urls = _fastest_first(_believed(gateway.welcome.urls, reached, known, elsewhere), known)
+    return [(url, transport_for(url, known)) for url in urls]
+
+
+def _is_authentic(reached: SplitResult, transports: tuple[Transport, ...]) -> bool:
+    """True if no other machine can have answered in the place of the gateway."""
+    host = reached.hostname or ""
+    return reached.scheme in secure_schemes(transports) or not host or is_loopback(host)
+
+
+def _believed(
+    urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...], elsewhere: bool
+) -> Iterator[str]:
+    """Those of a server's `urls` that a client follows, which reached it at `reached`.
+
+    They lead to the same host or to a socket of this user's, so that a server cannot have clients talk to a third party, and
+    under TLS where it was reached so; over a transport that has to be named only if it was reached by that. `elsewhere`: they lead to any machine, under TLS with the certificate that the transports
+    accept and no other.
+    """
+    host, secure = reached.hostname or "", secure_schemes(transports)
+    for url in urls:
+        try:
+            scheme, way = parse_url(url).scheme, transport_for(url, transports)
+        except (ConfigurationError, PluginError) as error:
+            _log.debug("an address of the server's is left out", error=str(error))
+            continue
+        if way.capabilities.named_only and reached.scheme not in way.schemes:
+            _log.debug("an address is left out whose scheme was not named", url=url)
+        elif way.capabilities.same_host:
+            if not elsewhere and (not host or is_loopback(host)) and is_own_socket(url):
+                yield url
+        elif (elsewhere or reached.scheme in secure) and scheme not in secure:
+            _log.warning("the server names an address without TLS, which is not followed", url=url)
+        else:
+            yield at_host(url, host) if host and not elsewhere else url
+
+
+def _came_through_another(gateway: GatewayConnection) -> bool:
+    reached = parse_url(gateway.url)
+    listening = [parse_url(url) for url in gateway.welcome.gateway]
+    return (reached.scheme, reached.port) not in {(url.scheme, url.port) for url in listening}
+
+
+def _passed_over(
+    urls: Sequence[str], taken: str, transports: tuple[Transport, ...]
+) -> Iterator[tuple[str, PluginError]]:
+    """Addresses named before the one that was taken which no transport serves, each with the error that says so."""
+    for url in urls[: urls.index(taken)]:
+        try:
+            transport_for(url, transports)
+        except PluginError as error:
+            yield url, error
+
+
+def given_up(url: str, error: DjinnError) -> str:
+    """An address and why it was given up."""
+    return f"{url} because: {error}"
+
+
+def unreachable(errors: Sequence[DjinnError]) -> DjinnError:
+    """Error to raise where no server could be reached."""
+    misnamed = [error for error in errors if isinstance(error, (PluginError, ConfigurationError))]
+    if errors and len(misnamed) == len(errors):
+        return misnamed[0]
+    reasons = "; ".join(str(error) for error in errors) or "no server is configured"
+    end = "" if reasons.endswith("?") else "."
+    question = "" if "`djinn serve` running" in reasons else " Is `djinn serve` running there?"
+    return TransportError(f"cannot reach a server: {reasons}{end}{question} `djinn doctor` tells more")

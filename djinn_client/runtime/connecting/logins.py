@@ -1,0 +1,97 @@
+"""Log-ins: servers that the user has given a name, each with its addresses, token and certificate in a file of mode 0600."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file, write_connection_file
+from djinn_core.system.directories import configuration_directory
+from djinn_core.system.private_directories import private_directory
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SUFFIX: Final = ".json"
+
+
+class Login(msgspec.Struct, frozen=True):
+    """A server that the user has logged in to, and the name that the user has given it."""
+
+    name: str
+    content: ConnectionFile
+
+
+def is_login_name(text: str) -> bool:
+    """True if `text` can be the name of a log-in, which no address of a server can."""
+    return _NAME.fullmatch(text) is not None
+
+
+def save_login(login: Login) -> Path:
+    """Store a log-in, in place of another of that name; the file that was written.
+
+    Raises:
+        ConfigurationError: the name is not valid, or other users could write to the file.
+    """
+    path = _path(login.name)
+    try:
+        private_directory(path.parent, "log-ins")
+    except OSError as error:
+        raise ConfigurationError(f"cannot make the directory of log-ins {path.parent}: {error}") from error
+    write_connection_file(path, login.content)
+    return path
+
+
+def find_login(name: str) -> Login:
+    """The log-in of that name.
+
+    Raises:
+        ConfigurationError: there is none, or its file is unreadable.
+    """
+    path = _path(name)
+    if not path.exists():
+        known = ", ".join(_names()) or "none"
+        raise ConfigurationError(
+            f"there is no log-in {name!r}: `djinn login ADDRESS --name {name}` makes one (there are: {known}). If {name!r} "
+            "is an address, write it with its scheme and port, such as tcp://gpu-box:5556"
+        )
+    return Login(name, read_connection_file(path))
+
+
+def list_logins() -> tuple[Login, ...]:
+    """All log-ins, by name.
+
+    Raises:
+        ConfigurationError: a file is unreadable.
+    """
+    return tuple(find_login(name) for name in _names())
+
+
+def forget_login(name: str) -> None:
+    """Remove the log-in of that name, also one whose file is unreadable.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be removed.
+    """
+    if name not in _names():
+        find_login(name)  # raises an error that lists the names
+    try:
+        _path(name).unlink()
+    except OSError as error:
+        raise ConfigurationError(f"cannot remove the log-in {name!r}: {error}") from error
+
+
+def _path(name: str) -> Path:
+    if not is_login_name(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of a log-in: letters, digits, `.`, `_` and `-`, 64 at most, of which the first is "
+            "a letter or a digit"
+        )
+    return configuration_directory() / "servers" / f"{name}{_SUFFIX}"
+
+
+def _names() -> list[str]:
+    found = (configuration_directory() / "servers").glob(f"*{_SUFFIX}")
+    return sorted(path.name.removesuffix(_SUFFIX) for path in found if is_login_name(path.name.removesuffix(_SUFFIX)))

@@ -1,0 +1,117 @@
+"""Client context: the settings, plugins and open session of a client, and what it counts and learns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime.client_session import ClientSession
+from djinn_client.runtime.connecting.open_session import OpenSession
+from djinn_client.runtime.load_plugins import all_plugins
+from djinn_client.runtime.observing import Observers
+from djinn_client.runtime.planning.planner import Planner
+from djinn_client.runtime.stats import Stats
+from djinn_core.planning.stages.analysis_cache import AnalysisCache
+from djinn_core.registry.registry import Registry
+from djinn_core.settings import Settings
+from djinn_core.system.gc_pause import collect_later
+
+if TYPE_CHECKING:
+    from djinn_client.runtime.captured import Captured
+    from djinn_core.hookspecs.integrations import Integration
+    from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.ir.costs import Link
+    from djinn_core.ir.result import PipelineResult
+    from djinn_server.launch.own_executor import OwnExecutor
+
+InitHook = Callable[[], None]
+
+
+class SavedPlans(Protocol):
+    """Plans that a session has made, and that outlive it."""
+
+    def save(self) -> None:
+        """Write them."""
+
+
+class Captures(threading.local):
+    """The present thread's present or last `capture()`."""
+
+    latest: Captured | None = None
+
+
+class ClientContext(msgspec.Struct, eq=False):
+    """State of a client. PyTorch knows one device, so a process has one context (`runtime/client.py`).
+
+    `lock` is held while settings change, and while a session begins or ends; plans and what is sent have the recorders' lock.
+    """
+
+    overrides: dict[str, Any] = msgspec.field(default_factory=dict)
+    settings: Settings | None = None
+    # The plugins in use; those that are asked for plans are among them once a program is planned.
+    registry: Registry | None = None
+    starting: tuple[OwnExecutor, ...] = ()  # started before a session needs them, which it takes
+    opened: tuple[OpenSession, ...] = ()
+    # Numbers of executors that are being started for the open session.
+    joining: set[int] = msgspec.field(default_factory=set)
+    session: ClientSession | None = None
+    planner: Planner | None = None  # of the session
+    plans: SavedPlans | None = None  # of the session
+    asked_by_size: tuple[str, ...] = ()  # plugins with which plans of the open session hold for fewer sizes
+    stats: Stats = msgspec.field(default_factory=Stats)
+    first_storage: int = 0  # storages of the open session have numbers above those of former ones
+    baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
+    closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
+    links: tuple[str, tuple[Link, ...]] = ("", ())  # to the devices, as they were measured in a session of that name
+    hooks: list[InitHook] = msgspec.field(default_factory=list)
+    intercepting: dict[str, Interceptor] = msgspec.field(default_factory=dict)
+    integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # by name; they are never taken back
+    under_run: bool = False  # in a process of `djinn run`
+    observers: Observers = msgspec.field(default_factory=Observers)
+    recordings: list[list[PipelineResult]] = msgspec.field(default_factory=list)
+    captures: Captures = msgspec.field(default_factory=Captures)
+    # Programs given to `djinn.plan` and `djinn.explain`.
+    analysed: AnalysisCache = msgspec.field(default_factory=AnalysisCache)
+    answered: bool = False  # a server has, since it was configured
+    lock: threading.RLock = msgspec.field(default_factory=threading.RLock)
+    loading: threading.RLock = msgspec.field(default_factory=threading.RLock)  # held while plugins are loaded
+
+    def __repr__(self) -> str:
+        return object.__repr__(self)  # a token may be among what was configured
+
+    def configured(self) -> tuple[Registry, Settings]:
+        """The registry, with all plugins in use, and the settings of the open session."""
+        assert self.registry is not None, "a session is open"
+        assert self.settings is not None, "a session is open"
+        if self.registry.later:
+            from djinn_client.runtime import integrations
+
+            with collect_later, self.loading:
+                self.registry = all_plugins(self.settings, self.registry)
+                integrations.integrate_registered(self, self.registry)
+        return self.registry, self.settings
+
+    def counters(self) -> Mapping[str, int]:
+        """Counters since the start or the last reset, for users; sizes in bytes."""
+        counts = {k: int(v) for k, v in msgspec.structs.asdict(self.stats).items() if k != "server_seconds"}
+        for plugin in self.asked_by_size:
+            counts[f"plans_for_sizes, {plugin}"] = counts["plans_for_sizes"]
+        names = ("ops_captured", "bytes_sent", "bytes_received", "ops_inferred")
+        return counts | {n: now - then for n, now, then in zip(names, self._totals(), self.baseline, strict=True)}
+
+    def _totals(self) -> tuple[int, int, int, int]:
+        sent, received = self.closed
+        for one in self.opened:
+            sent, received = sent + one.connection.bytes_sent, received + one.connection.bytes_received
+        return port.ops_captured + port.ops_unsent(), sent, received, port.ops_inferred
+
+    def reset_counters(self) -> None:
+        """Start counting from zero."""
+        fresh = Stats()
+        for name in Stats.__struct_fields__:
+            setattr(self.stats, name, getattr(fresh, name))
+        self.baseline = self._totals()

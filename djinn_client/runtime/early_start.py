@@ -1,0 +1,107 @@
+"""Early start of a program's own executors, by `import djinn` before it imports PyTorch.
+
+The setting `start_at_import` decides; by default they start if the last run of the same script used executors of its own. An empty
+file in the cache directory records that for each script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from djinn_core.errors import DjinnError
+from djinn_core.logs import get_logger
+from djinn_core.settings import Settings, resolve
+from djinn_core.system.directories import cache_directory
+
+if TYPE_CHECKING:
+    from djinn_server.launch.own_executor import OwnExecutor
+
+UNUSED_SECONDS: Final = 300.0  # after which they end where no session has begun
+SCRIPTS_LIMIT: Final = 512
+_log = get_logger("djinn.client")
+
+
+class EarlyStart(msgspec.Struct, eq=False):
+    """Executors that were started at the import, until a session takes them.
+
+    Attributes:
+        mark: the file that stands for the script, while its runs use executors of their own; None for what is no script.
+        settings: with which executors were started. executors: those that were not taken.
+    """
+
+    mark: Path | None
+    settings: Settings | None = None
+    executors: tuple[OwnExecutor, ...] = ()
+
+    def take(self, settings: Settings) -> tuple[OwnExecutor, ...]:
+        """The executors, for a session with these settings; none if other settings were made meanwhile, or one of them has ended."""
+        if settings == self.settings and all(executor.alive for executor in self.executors):
+            executors, self.executors = self.executors, ()
+            return executors
+        self.end()
+        return ()
+
+    def end(self) -> None:
+        """End the executors, because no session takes them. The next run of this script starts none early."""
+        executors, self.executors = self.executors, ()
+        for executor in executors:
+            executor.close(0.0)
+        if executors and self.mark is not None:
+            with contextlib.suppress(OSError):
+                self.mark.unlink(missing_ok=True)
+
+    def note(self, settings: Settings) -> None:
+        """Have the next run of this script start executors early, since this run uses some, with these settings."""
+        mark = self.mark
+        if mark is None or settings.start_at_import != "auto" or mark.exists():
+            return
+        if settings != resolve().settings:  # at the import nothing is known of what the program configures later
+            return
+        with contextlib.suppress(OSError):
+            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for old in sorted(mark.parent.iterdir(), key=os.path.getmtime)[: 1 - SCRIPTS_LIMIT]:
+                old.unlink(missing_ok=True)
+            mark.touch(mode=0o600)
+
+
+def begin() -> EarlyStart | None:
+    """Start the executors of this program, if it will probably use some; None in worker processes, which start none early."""
+    if multiprocessing.current_process().name != "MainProcess":  # set before a spawned worker imports the program
+        return None
+    mark = _mark()
+    try:
+        settings = resolve().settings
+        if settings.start_at_import == "no" or (settings.start_at_import == "auto" and not (mark and mark.exists())):
+            return EarlyStart(mark)
+        from djinn_client.runtime.connecting.starting import start_executors
+        from djinn_server.launch.launchers import LOCAL
+
+        started = start_executors(settings, unused_seconds=UNUSED_SECONDS) if settings.engine == LOCAL else ()
+    except DjinnError as error:  # the first use says what is wrong
+        _log.debug("no executor was started early", reason=str(error))
+        return EarlyStart(mark)
+    return EarlyStart(mark, settings, started)
+
+
+def _mark() -> Path | None:
+    """The file that stands for this script, as it is now, in this folder; None for what is no script of the user's own."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not file:
+        return None
+    try:
+        script = Path(file).resolve()
+        if script.is_relative_to(sys.prefix) or script.is_relative_to(sys.base_prefix):  # a command, of many programs
+            return None
+        facts = sys.executable, str(script), script.stat().st_mtime_ns, str(Path.cwd())
+    except OSError:
+        return None
+    digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+    return cache_directory() / "starting-early" / digest

@@ -1,0 +1,127 @@
+"""Link of a session to its executor: sending until the session is lost, and the reason why it is lost."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import NoReturn
+
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime.connecting.client_channel import ClientChannel
+from djinn_client.runtime.connecting.close_reason import REASON_SECONDS, close_reason
+from djinn_client.runtime.stats import Stats
+from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.logs import get_logger
+from djinn_core.system.interrupts import LOOK_SECONDS, InterruptibleLock, interrupt_mask
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import Goodbye, encode
+
+log = get_logger("djinn.session")
+
+
+class ExecutorLink:
+    """Sends and receives frames of a session, from any thread.
+
+    Attributes:
+        channel: the connection.
+        server: the address that was reached. called: name of it in messages, the address that is configured.
+        lost: the reason why the session is lost; empty while it is not.
+        sent: number of frames that were sent.
+        reading: lock of the thread that reads the channel.
+        writing: lock around frames that are sent together; other threads wait for it where they can be interrupted.
+        busy: True while a thread sends, which holds `writing`.
+    """
+
+    def __init__(self, channel: ClientChannel, stats: Stats, server: str, called: str = "") -> None:
+        self.channel = channel
+        self._stats = stats
+        self.server = server
+        self.called = called or server
+        self.lost: str = ""
+        self.sent = 0
+        self.reading = InterruptibleLock()
+        self.writing = InterruptibleLock()
+        self.busy = False
+
+    def check(self) -> None:
+        """Raise `SessionLost` where the session is lost."""
+        if self.lost:
+            raise SessionLost(self.lost)
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame; raises `SessionLost` where the executor is gone. Ctrl-C is pending until it is sent."""
+        if self.lost:
+            self.check()
+        if not interrupt_mask.uninterruptible.depth and get_ident() == interrupt_mask.main:
+            with interrupt_mask.uninterruptible:
+                self.send(frame)
+            return
+        while not self.writing.acquire(timeout=LOOK_SECONDS):
+            interrupt_mask.check()
+        try:
+            try:
+                self.sent += 1
+                self._stats.messages_sent += 1
+                self.busy = True
+                self.channel.send(frame)
+            finally:
+                self.busy = False
+                self.writing.release()
+        except TransportError as error:
+            self._lose_with_reason(error)
+
+    def send_message(self, message: Message) -> None:
+        """Send a message without a body, as `send`."""
+        self.send(Frame(encode(message)))
+
+    def receive(self, timeout: float) -> Frame:
+        """Receive a frame. The caller holds `reading`.
+
+        Raises:
+            TimeoutError: no frame arrived in time.
+            TransportError: the executor is gone.
+        """
+        frame = self.channel.receive(timeout)
+        self._stats.messages_received += 1
+        return frame
+
+    def _lose_with_reason(self, error: TransportError) -> None:
+        """Lose the session after a failed send. The executor may have sent the reason, which another thread may be reading just now."""
+        found = self.reading.acquire(timeout=REASON_SECONDS)
+        try:
+            self.check()
+            reason = close_reason(self.channel) if found else ""
+        finally:
+            if found:
+                self.reading.release()
+        self.lose(ProtocolError(reason) if reason else error)
+
+    def lose(self, error: Exception) -> NoReturn:
+        """Mark the session as lost.
+
+        Raises:
+            SessionLost: always.
+        """
+        reason = str(error)
+        if self.server != self.called:  # users do not know the executor's own address
+            reason = reason.replace(f"server {self.server}", "its executor").replace(
+                self.server, "its executor's address"
+            )
+        port.memory_changes += 1  # elements that were fetched are not valid for another session
+        log.debug("the session is lost", server=self.server, reason=str(error))
+        self.lost = (
+            f"the session with {self.called} is lost: {reason}. Its tensors are gone; "
+            "call djinn.init() to begin a new session, and make or load them again"
+        )
+        raise SessionLost(self.lost) from error
+
+    def close(self, *, finish: bool = False) -> None:
+        """Send `Goodbye` and close the connection. `finish`: as in `Goodbye`."""
+        if not self.lost:
+            self.channel.expire()
+            try:
+                self.send_message(Goodbye(finish))
+            except DjinnError as error:
+                log.debug("Goodbye was not sent", reason=str(error))
+            self.lost = f"the session with {self.called} was closed"
+        self.channel.close()

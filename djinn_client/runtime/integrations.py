@@ -1,0 +1,97 @@
+"""Integrations of plugins: what libraries are told of the device when the user's program imports them.
+
+A plugin with integrations has an entry point in the group `djinn.integrations` besides the one that makes it a plugin. It names
+the library at whose import the plugin is loaded, so that importing `djinn` imports no plugin. The setting `plugins` leaves these
+plugins alone, as libraries may be imported before anything is configured; the setting `disable` counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from types import ModuleType
+
+from djinn_client.interception.libraries.on_import import adapt_on_import
+from djinn_client.runtime.context import ClientContext
+from djinn_core.errors import ConfigurationError, DjinnError, PluginError
+from djinn_core.hookspecs.integrations import Integration
+from djinn_core.logs import get_logger
+from djinn_core.registry.discovery import RUN, PluginCandidate, integrating
+from djinn_core.registry.loading import load, shown
+from djinn_core.registry.registry import Registry
+from djinn_core.settings import Settings, resolve
+
+_log = get_logger("djinn.plugins")
+
+
+def integrate_under_run(context: ClientContext) -> None:
+    """Load plugins with integrations for `djinn run`.
+
+    Raises:
+        DjinnError: one of them cannot be used, or has failed.
+    """
+    context.under_run = True
+    for candidate in integrating().get(RUN, ()):
+        _integrate_candidate(context, candidate, _settings(context))
+    if context.registry is not None:
+        integrate_registered(context, context.registry)
+
+
+def integrate_registered(context: ClientContext, registry: Registry) -> None:
+    """Call the integrations of all plugins in use that were not called yet."""
+    for one in registry.integrations:
+        row = registry.owners["integrations", one.name]
+        _integrate(context, one, row.name, row.label)
+
+
+def integrate_candidates(context: ClientContext, candidates: Iterable[PluginCandidate]) -> None:
+    """Load plugins during the import of a library, which goes on even if a plugin fails."""
+    settings = _settings(context)
+    for candidate in candidates:
+        try:
+            _integrate_candidate(context, candidate, settings)
+        except DjinnError as error:
+            _log.warning("a plugin cannot be used", plugin=candidate.name, error=str(error))
+
+
+def _integrate_candidate(context: ClientContext, candidate: PluginCandidate, settings: Settings) -> None:
+    if candidate.name not in settings.disable:
+        loaded = load(candidate, {"integrations"}, settings.trace_plugins, settings.plugin_settings)
+        for one in loaded.objects.get("integrations", ()):
+            _integrate(context, one, candidate.name, candidate.label)
+
+
+def _integrate(context: ClientContext, one: Integration, plugin: str, label: str) -> None:
+    """Have an integration called with its module, once in this process."""
+    if one.only_under_run and not context.under_run:
+        return
+    if context.integrated.setdefault(one.name, one) is not one:  # atomic: libraries are imported on any thread
+        return
+    if one.only_under_run and one.module in sys.modules:
+        _adapt_now(one, label)
+    else:
+        adapt_on_import({one.module: partial(_adapt, context, one, plugin)}, by=label)
+
+
+def _adapt(context: ClientContext, one: Integration, plugin: str, module: ModuleType) -> None:
+    """Its plugin may have been disabled since the library was imported, of which this is a part."""
+    if plugin not in _settings(context).disable:
+        one.adapt(module)
+
+
+def _adapt_now(one: Integration, label: str) -> None:
+    try:
+        one.adapt(sys.modules[one.module])
+    except DjinnError:
+        raise
+    except Exception as error:
+        raise PluginError(f"the integration {one.name!r} of {label} raised {shown(error)}") from error
+
+
+def _settings(context: ClientContext) -> Settings:
+    """The settings in force. What is malformed is told at the first use of the device, and nothing is disabled until then."""
+    try:
+        return context.settings or resolve(context.overrides).settings
+    except ConfigurationError:
+        return Settings()

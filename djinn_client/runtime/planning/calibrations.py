@@ -1,0 +1,72 @@
+"""Device calibrations on disk: one file for each device, version of PyTorch and number of threads."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from djinn_core.ir.costs import Calibration
+from djinn_core.logs import get_logger
+from djinn_core.system.directories import cache_directory
+from djinn_core.system.shared_files import FileVersion, replace_file, version_of
+from djinn_core.wire.messages import DeviceInfo
+
+FORMAT: Final = 1
+_log = get_logger("djinn.calibration")
+
+
+def calibration_file(device: DeviceInfo) -> Path:
+    """Return the path of the calibration of `device`, in the user's cache directory. The file name is a digest, because servers choose the text."""
+    key = hashlib.blake2b(json.dumps(_identity(device)).encode(), digest_size=8).hexdigest()
+    return cache_directory() / "calibration" / f"{key}.json"
+
+
+def calibration_of(device: DeviceInfo) -> Calibration | None:
+    """Measurements of `device`; None if there are none, or where the file cannot be read, with a warning."""
+    file = calibration_file(device)
+    try:
+        version = version_of(file)
+    except FileNotFoundError:
+        return None
+    return _load(file, version)
+
+
+def keep_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
+    """Keep the parameters of cost models, by their names, for `device`; the others that are there stay."""
+    file = calibration_file(device)
+    known = calibration_of(device)
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    content = {
+        "format": FORMAT,
+        "device": _identity(device),
+        "measured": now,
+        "models": {**(known.models if known else {}), **models},
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, json.dumps(content).encode())
+    return file
+
+
+def _identity(device: DeviceInfo) -> dict[str, Any]:
+    """Properties that a device's speed depends on, whichever server offers it."""
+    return {"kind": device.kind, "name": device.name, "torch": device.torch, "threads": device.threads}
+
+
+@functools.lru_cache(maxsize=64)
+def _load(file: Path, _version: FileVersion) -> Calibration | None:
+    """The content of a version of a file, which is read once."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = json.loads(text)
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']}, and not {FORMAT}")
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return Calibration(digest, content["measured"], content["models"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("a calibration cannot be read; run `djinn calibrate` again", file=str(file), error=repr(error))
+        return None

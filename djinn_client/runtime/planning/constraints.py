@@ -1,0 +1,86 @@
+"""Constraints of plans for several executors: the default placement policy, and limits of memory and latency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.placement import PlacementPolicy, PreferredPolicy
+from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker
+from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.settings import Settings
+
+SINGLE = "single"
+IN_ORDER = "sequential"
+
+
+def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: int) -> str:
+    """Name of the placement policy: the configured one, or else that of those offered which is preferred for that number of devices."""
+    if settings.placement_policy:
+        return settings.placement_policy
+    return preferred_policy(offered) if devices > 1 else SINGLE
+
+
+def preferred_policy(offered: Sequence[PlacementPolicy]) -> str:
+    """Name of the policy for several devices where none is named; the built-in one where none offers itself."""
+    ranked = [(-policy.preference, policy.name) for policy in offered if isinstance(policy, PreferredPolicy)]
+    return min(ranked)[1] if ranked else SINGLE
+
+
+def preferred_scheduler(offered: Sequence[ScheduleMaker]) -> str:
+    """Name of the scheduler for several devices where none is named; the built-in one where none offers itself."""
+    ranked = [(-made.preference, made.name) for made in offered if isinstance(made, PreferredScheduler)]
+    return min(ranked)[1] if ranked else IN_ORDER
+
+
+@attrs.frozen
+class MemoryInUse:
+    """Bytes on a device that this client put there: `held` are all of them, `unused_by_program` those that a program does not use."""
+
+    held: int = 0
+    unused_by_program: int = 0
+
+
+NOTHING = MemoryInUse()
+NOT_OCCUPIED: Mapping[str, MemoryInUse] = {}
+
+
+def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
+    """By device id the bytes that plans may put there at most, as configured.
+
+    Raises:
+        ConfigurationError: a limit is for a device that there is not.
+    """
+    limits: dict[str, int] = {}
+    for name, size in settings.memory_limits:
+        found = [d for n, d in enumerate(devices) if name in {"", str(n), d, d.partition("/")[2]}]
+        if not found:
+            raise ConfigurationError(
+                f"memory_limits names the device {name!r}; there are {', '.join(devices)} (or 0 to {len(devices) - 1})"
+            )
+        limits |= {device: min(size, limits.get(device, size)) for device in found}
+    return limits
+
+
+def within(
+    topology: NetworkTopology, limits: Mapping[str, int], occupied: Mapping[str, MemoryInUse]
+) -> tuple[NetworkTopology, dict[str, int]]:
+    """The devices with the memory that a program can have there, and what is left of the limits for it."""
+    devices = tuple(_within(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
+    left = {device: max(1, limit - occupied.get(device, NOTHING).unused_by_program) for device, limit in limits.items()}
+    return (topology if devices == topology.devices else attrs.evolve(topology, devices=devices)), left
+
+
+def _within(device: DeviceCapabilities, limit: int, there: MemoryInUse) -> DeviceCapabilities:
+    memory = min(device.memory, limit) if device.memory and limit else device.memory or limit
+    known = [bytes_ for bytes_ in (device.memory_free, limit or None) if bytes_ is not None]
+    free = min(known, default=None)
+    if not there.held and (memory, free) == (device.memory, device.memory_free):
+        return device
+    return attrs.evolve(
+        device,
+        memory=max(1, memory - there.unused_by_program) if memory else 0,  # 0 stands for what is not known
+        memory_free=None if free is None else max(0, free - there.held),
+    )

@@ -1,0 +1,174 @@
+"""The sizes that a plan was made for, and how far those of other programs may be from them.
+
+A plan depends on which ops feed which; sizes decide what it costs, which changes by degrees. So a plan serves programs whose
+sizes are within a factor of those that the plugins saw. 0 and 1, which broadcast and end loops, are distinguished by the kinds
+of calls; sizes of weights count exactly, because they tell models of one architecture apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from djinn_core.ir.form import Argument, Form, ListArg, Operand, slots_taken
+from djinn_core.ir.op_families import CONVOLUTION, POOLING
+from djinn_core.ir.operators import OWN_OPERATORS, split_name
+from djinn_core.ir.program import Call, Program, Slot
+from djinn_core.ir.values import TensorMeta
+from djinn_core.planning.stages.fingerprint import weights_in
+from djinn_core.torch_private import schema_named
+
+FACTOR: Final = 16  # where all plugins in use say that they tolerate growth
+NARROW_FACTOR: Final = 4  # where one of them does not: it is asked again sooner
+Place = tuple[int, int]  # a call of a program, and a position among its operands
+
+_NOT_SIZES = CONVOLUTION | POOLING  # strides and kernels, which belong to a model
+_CALCULATING = frozenset({  # by whatever number, what feeds what is the same
+    "add", "addcdiv", "addcmul", "clamp", "clamp_max", "clamp_min", "div", "eq", "fill", "full", "full_like", "ge", "gt", "le",
+    "lerp", "lt", "masked_fill", "mul", "ne", "rsub", "scalar_tensor", "sub", "true_divide", "where",
+})  # fmt: skip
+_TYPED: Final = re.compile(
+    r"\b(SymInt|Scalar|float|Tensor)\S* (\w+)\b"
+)  # types that matter, and names of parameters in a schema
+_RANGES = frozenset({"arange"})  # numbers of any type, which are the size of the result
+
+
+class SizeRange(msgspec.Struct, frozen=True):
+    """Sizes of values from outside and among the scalars, as a plan's program had them.
+
+    Attributes:
+        places: where a program has values from outside; weights: for each of them, True if it is certainly a weight.
+        metas: their metadata. numbers: positions of sizes among the slots. sizes: these.
+        factor: how many times as large or as small other sizes may be.
+    """
+
+    places: tuple[Place, ...]
+    weights: tuple[bool, ...]
+    metas: tuple[TensorMeta, ...]
+    numbers: tuple[int, ...]
+    sizes: tuple[Slot, ...]
+    factor: int
+
+    def covers(self, program: Program) -> bool:
+        """True if a program of the same structure has sizes in the range."""
+        calls, slots = program.calls, program.slots
+        for (call, operand), weight, meta in zip(self.places, self.weights, self.metas, strict=True):
+            other = calls[call].operands[operand]
+            if other is not meta and (weight or not self._are_near(meta.shape, other.shape)):
+                return False
+        return self._are_near(self.sizes, [slots[p] for p in self.numbers])
+
+    def part(self, calls: range, slots: range) -> SizeRange:
+        """The sizes in a stretch of the program: of these calls, and of these of its scalars."""
+        inside = [i for i, (call, _) in enumerate(self.places) if call in calls]
+        numbers = [i for i, position in enumerate(self.numbers) if position in slots]
+        return SizeRange(
+            places=tuple([(self.places[i][0] - calls.start, self.places[i][1]) for i in inside]),
+            weights=tuple([self.weights[i] for i in inside]),
+            metas=tuple([self.metas[i] for i in inside]),
+            numbers=tuple([self.numbers[i] - slots.start for i in numbers]),
+            sizes=tuple([self.sizes[i] for i in numbers]),
+            factor=self.factor,
+        )
+
+    def _are_near(self, sizes: Sequence[Slot], others: Sequence[Slot]) -> bool:
+        factor = self.factor
+        for size, other in zip(sizes, others, strict=True):
+            if size == other:
+                continue
+            if (size < 0) != (other < 0):
+                return False
+            small, large = abs(size), abs(other)
+            if large < small:
+                small, large = large, small
+            if large > factor * max(small, 1):
+                return False
+        return True
+
+
+def size_range(program: Program, places: Iterable[Place], numbers: Sequence[int], factor: int) -> SizeRange:
+    """The sizes of `program`, whose values from outside and sizes among the slots are in these places."""
+    calls = program.calls
+    kept = tuple(places)
+    return SizeRange(
+        places=kept,
+        weights=tuple(_are_weights(calls, kept)),
+        metas=tuple([calls[call].operands[operand] for call, operand in kept]),
+        numbers=tuple(numbers),
+        sizes=tuple([program.slots[p] for p in numbers]),
+        factor=factor,
+    )
+
+
+def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[bool]:
+    """Of each place True if there is certainly a weight; places of one call follow each other."""
+    last, weights = -1, weights_in(calls[0])
+    for call, operand in places:
+        if call != last:
+            last, weights = call, weights_in(calls[call])
+        yield operand in weights
+
+
+class SlotKind(IntEnum):
+    """Purpose of a scalar of an op, as the op's schema says."""
+
+    SIZE = 1  # a length, a beginning, a shape
+    QUANTITY = 2  # a number to calculate with
+    MODE = 3  # anything else: it may select what the op does
+    PLACE = 4  # an index: whichever it is, the op does the same
+
+
+def slot_kinds(call: Call) -> tuple[SlotKind, ...]:
+    """The kind of each slot of a call."""
+    return _slot_kinds(call.signature.form)
+
+
+@functools.lru_cache(maxsize=16384)
+def _slot_kinds(form: Form) -> tuple[SlotKind, ...]:
+    named = _kinds_of(form.op)
+    found: list[SlotKind] = []
+    for position, argument in enumerate(form.args):
+        kind = named[position][1] if position < len(named) else SlotKind.MODE
+        found += [kind] * _taken(argument)
+    by_name = dict(named)
+    for name, argument in form.kwargs:
+        found += [by_name.get(name, SlotKind.MODE)] * _taken(argument)
+    return tuple(found)
+
+
+def _taken(argument: Argument) -> int:
+    if isinstance(argument, ListArg):
+        return sum([_taken(item) for item in argument.items if type(item) is not Operand])
+    return slots_taken(argument)
+
+
+@functools.cache
+def _kinds_of(op: str) -> tuple[tuple[str, SlotKind], ...]:
+    """The kind of each parameter of an op, by name; nothing for ops that this PyTorch does not have."""
+    if op in OWN_OPERATORS:
+        return ()
+    packet, overload = split_name(op)
+    try:
+        schema = schema_named(f"aten::{packet}", "" if overload == "default" else overload)
+    except RuntimeError:
+        return ()
+    names = [a.name for a in schema.arguments]
+    if packet in _NOT_SIZES:
+        return ()
+    if packet in _RANGES:
+        return tuple((name, SlotKind.SIZE) for name in names)
+    types = {name: type_ for type_, name in _TYPED.findall(str(schema))}
+    return tuple((name, _kind_of(packet.removesuffix("_"), name, types.get(name))) for name in names)
+
+
+def _kind_of(packet: str, name: str, type_: str | None) -> SlotKind:
+    if type_ == "SymInt":
+        return SlotKind.PLACE if name == "index" else SlotKind.SIZE
+    if packet in _CALCULATING and type_ is not None:
+        return SlotKind.QUANTITY
+    return SlotKind.MODE

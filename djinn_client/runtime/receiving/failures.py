@@ -1,0 +1,159 @@
+"""Remote failures as exceptions that name the line of the user's program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from djinn_client.runtime.receiving.remote_errors import remote_error
+from djinn_core.errors import DjinnError, SessionLost
+from djinn_core.ir.program import Program
+from djinn_core.ir.values import TensorMeta
+from djinn_core.system.lru import LruCache
+from djinn_core.wire.message_base import Failure
+
+REMEMBERED = 64  # submissions with failures whose dependants may still be fetched; beyond it a message loses its line
+_HINT = (
+    "\n  the executor cannot do this op with these operands; move them to the CPU first, or let it be computed there: "
+    "djinn.configure(client_fallback=True)"
+)
+SHOWN = 8  # failures that one error tells of beside the first
+
+
+_Run = tuple[int, int]  # the number of an executor and of a submission to it
+_Op = tuple[int, int]  # the id of a program and the number of an op in it
+
+
+class Failures:
+    """Failures by run and instruction, with the lines that issued them."""
+
+    def __init__(self) -> None:
+        self._programs: LruCache[_Run, tuple[Program, Sequence[int]]] = LruCache(REMEMBERED)
+        self.unseen: dict[tuple[int, int, int], Failure] = {}
+        # By op who was heard of. Programs are kept, so that no other one takes their ids.
+        self._told: LruCache[_Op, tuple[int, Program]] = LruCache(REMEMBERED)
+        self._read: dict[int, Callable[[int], None]] = {}
+
+    def read_by(self, executor: int, read: Callable[[int], None]) -> None:
+        """`read` takes in what that executor has said of a submission, which may come after another one's reply."""
+        self._read[executor] = read
+
+    def note(self, run: _Run, failures: Sequence[Failure], program: Program, nodes: Sequence[int]) -> None:
+        """Remember what failed in a run, whose instruction `i` was number `nodes[i]` of `program`.
+
+        An op that ran on several executors, and failed on all of them, has failed once.
+        """
+        self.remember(run, program, nodes)
+        for failure in failures:
+            if len(self.unseen) < REMEMBERED and not self._is_known(failure):
+                self.unseen[_key(failure)] = failure
+
+    def remember(self, run: _Run, program: Program, nodes: Sequence[int]) -> None:
+        """Remember what was run, for the errors of those who look at what failed in it."""
+        self._programs.store(run, (program, nodes))
+
+    def error(self, failure: Failure) -> DjinnError:
+        """The error to raise for a value that failed, with op, shapes and the user's line."""
+        if failure.executor in self._read:
+            self._read[failure.executor](failure.sequence)
+        self._tell(failure)
+        if failure.kind == "SessionLost":
+            return SessionLost(failure.message)
+        origin = self._origin(failure)
+        where = f" (operands: {origin.operands})" if origin.operands else ""
+        module = f"\n  in {origin.module}" if origin.module else ""
+        line = f"\n  issued at {origin.site}" if origin.site else ""
+        hint = _HINT if failure.kind == "NotImplementedError" else ""
+        message = f"{failure.op or 'the executor'} failed{where}: {failure.message}{hint}{module}{line}"
+        return remote_error(failure.kind, message, failure.op, origin.site, origin.path, failure.message)
+
+    def _is_known(self, failure: Failure) -> bool:
+        """True if the same op is known to have failed on another executor."""
+        op = self._op(failure)
+        if op is None or not failure.executor:
+            return False
+        known = [self._told[op][0]] if op in self._told else []
+        known += [other.executor for other in self.unseen.values() if self._op(other) == op]
+        return any(executor != failure.executor for executor in known)
+
+    def _tell(self, failure: Failure) -> None:
+        """Mark a failure as reported, on every executor that ran its op."""
+        self.unseen.pop(_key(failure), None)
+        op = self._op(failure)
+        if op is None or not failure.executor:
+            return
+        for key in [key for key, other in self.unseen.items() if self._op(other) == op]:
+            del self.unseen[key]
+        self._told.store(op, (failure.executor, self._programs[_run(failure)][0]))
+
+    def _op(self, failure: Failure) -> _Op | None:
+        """The op of a program that has failed, where that is known."""
+        program, nodes = self._programs.get(_run(failure), (None, ()))
+        if program is None or not 0 <= failure.instruction < len(nodes):
+            return None
+        return id(program), nodes[failure.instruction]
+
+    def _origin(self, failure: Failure) -> _Origin:
+        program, nodes = self._programs.get(_run(failure), (None, ()))
+        if program is None or not 0 <= failure.instruction < len(nodes):
+            return _Origin()
+        node = nodes[failure.instruction]
+        found = program.module_path(node)
+        module = str(found) if found is not None else "a backward pass" if program.is_backward(node) else ""
+        operands = ", ".join(_describe(meta) for meta in program.calls[node].operands)
+        return _Origin(program.site(node), operands, module, found.path if found is not None else "")
+
+    def mark_unobserved(self, after: _Run) -> None:
+        """Drop unreported failures on that executor after that submission; using a failed value still raises."""
+        executor, sequence = after
+        self.unseen = {key: failure for key, failure in self.unseen.items() if key[0] != executor or key[1] <= sequence}
+
+    def take_check(self, until: _Run) -> DjinnError | None:
+        """A failure that no fetch will ever report, because its op makes nothing: it only checks, such as an assertion.
+
+        Of that executor's submissions up to that one.
+        """
+        for failure in self.unseen.values():
+            if failure.executor != until[0] or failure.sequence > until[1]:
+                continue
+            program, nodes = self._programs.get(_run(failure), (None, ()))
+            if program is not None and 0 <= failure.instruction < len(nodes):
+                call = program.calls[nodes[failure.instruction]]
+                if not call.new_count and not call.writes:
+                    return self.error(failure)
+        return None
+
+    def take_unseen(self) -> DjinnError | None:
+        """The first failure since the last call that no fetch has reported, with the others as notes."""
+        if not self.unseen:
+            return None
+        unseen = list(self.unseen.values())
+        self.unseen.clear()
+        error, *others = [self.error(failure) for failure in unseen]
+        for other in others[:SHOWN]:
+            error.add_note(f"also: {other}")
+        if len(others) > SHOWN:
+            error.add_note(f"and {len(others) - SHOWN} more ops failed")
+        return error
+
+
+class _Origin(msgspec.Struct, frozen=True):
+    """Source location of an instruction, in words; empty if that is not known."""
+
+    site: str = ""
+    operands: str = ""
+    module: str = ""
+    path: str = ""
+
+
+def _describe(meta: TensorMeta) -> str:
+    return f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}"
+
+
+def _run(failure: Failure) -> _Run:
+    return failure.executor, failure.sequence
+
+
+def _key(failure: Failure) -> tuple[int, int, int]:
+    return failure.executor, failure.sequence, failure.instruction

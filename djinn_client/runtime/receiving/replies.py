@@ -1,0 +1,456 @@
+"""Replies of an executor: which submissions are unanswered, what came, and who waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
+from threading import get_ident
+from typing import Any, Protocol, TypeVar
+
+from djinn_client.interception.device.device_state import device_state
+from djinn_client.interception.runtime_interface import SubmissionReply, port
+from djinn_client.runtime.deadlines import cancelled, due, exceeded
+from djinn_client.runtime.executor_link import ExecutorLink
+from djinn_client.runtime.observing import Observers
+from djinn_client.runtime.receiving.deferred_replies import (
+    SAMPLED_AT_FIRST,
+    SAMPLED_EVERY,
+    DeferredReplies,
+    RoundTrips,
+)
+from djinn_client.runtime.receiving.reply_reader import ReplyReader
+from djinn_client.runtime.sending.binding import settle_claims
+from djinn_client.runtime.sending.cancellation import Cancellation
+from djinn_client.runtime.sending.pending import PendingSubmission
+from djinn_client.runtime.stats import Stats
+from djinn_client.stack_room import require_stack_room
+from djinn_core.errors import ProtocolError, SessionLost, TransportError
+from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.system.gc_pause import collect_later
+from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import Completed, ProtocolClose, Room, decode, encode
+from djinn_core.wire.peer_messages import LinkMeasurement
+
+M = TypeVar("M", bound=Message)
+Handler = Callable[[Any, Sequence[Buffer]], None]  # takes a message of its kind, and the body of its frame
+
+# Seconds of waiting after which locks are let go, and interrupts and other threads have a chance.
+PATIENCE = LOOK_SECONDS
+
+
+class UploadOffers(Protocol):
+    """Protocol of uploads, as far as replies need it: offers that the executor answers.
+
+    Attributes:
+        unsent: handles of what the executor wants and has not been sent, oldest first.
+        open: handles of offers that are not answered, or whose bytes are not sent.
+        asked: questions for digests that are not answered.
+    """
+
+    @property
+    def unsent(self) -> Collection[int]: ...  # noqa: D102 - see above
+
+    @property
+    def open(self) -> Collection[int]: ...  # noqa: D102 - see above
+
+    @property
+    def asked(self) -> Collection[object]: ...  # noqa: D102 - see above
+
+    def send_wanted(self) -> None:
+        """Send what the executor wants: it says nothing before it has that."""
+
+
+class _NoUploadOffers:
+    """Implements `UploadOffers` while there are no uploads."""
+
+    unsent = open = asked = ()
+
+    def send_wanted(self) -> None:
+        """As `UploadOffers.send_wanted`: nothing is wanted."""
+
+
+class Replies:
+    """Reads what an executor says, in the thread that waits for it.
+
+    Attributes:
+        pending: the submissions that were not answered yet, by number, oldest first.
+        abandoned: numbers of those whose replies are not waited for any more. deferred: replies that are looked at later.
+        offers: of uploads.
+        cancellation: stops them.
+        while_waiting: called after each `PATIENCE` of a wait in which nothing came.
+        when_links_seen: told what the executor has seen of its links to others.
+        when_room_told: told how much memory the session can have there.
+    """
+
+    def __init__(self, link: ExecutorLink, reader: ReplyReader, stats: Stats, observers: Observers) -> None:
+        self.pending: OrderedDict[int, PendingSubmission] = OrderedDict()
+        self.cancellation = Cancellation(link, self.pending)
+        self.while_waiting: Callable[[], None] = _nothing
+        self.when_links_seen: Callable[[Sequence[LinkMeasurement]], None] = _ignored
+        self.when_room_told: Callable[[Room], None] = _ignored
+        self.reader = reader
+        self._link = link
+        self._stats = stats
+        self._observers = observers
+        self._handlers: dict[type[Message], Handler] = {ProtocolClose: self._closed}
+        self.offers: UploadOffers = _NoUploadOffers()
+        self._arrived: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
+        self.abandoned: set[int] = set()
+        self._dropped: set[int] = set()
+        self.deferred = DeferredReplies()
+        self._round_trips = RoundTrips()
+        self._spent = 0.0  # seconds of the executor's
+        self._told: list[Message] = []  # replies to questions
+        self._unheard = 0  # of them still to come whose question was interrupted
+        self._asked: deque[Message] = deque()  # unanswered questions
+
+    def handle(self, kind: type[Message], handler: Handler) -> None:
+        """Have `handler` take messages of a kind."""
+        self._handlers[kind] = handler
+
+    def offer_by(self, offers: UploadOffers) -> None:
+        """Set which uploads replies to offers are for."""
+        self.offers = offers
+
+    # --- submissions ---------------------------------------------------------------------------------------------
+
+    def expect(self, number: int, pending: PendingSubmission) -> None:
+        """Submission `number` is being sent."""
+        if not self.pending and (number < SAMPLED_AT_FIRST or number % SAMPLED_EVERY == 0):
+            self._round_trips.alone = number, time.perf_counter()
+        self.pending[number] = pending
+
+    def await_reply(self, number: int) -> None:
+        """Wait until submission `number` is answered, in a round trip that the program waits for."""
+        begun = self._begin_round_trip()
+        self.receive_until(number)
+        self.tell_waited(begun, number)
+
+    def _begin_round_trip(self) -> float:
+        self._stats.round_trips += 1
+        return time.perf_counter()
+
+    def tell_waited(self, begun: float, number: int = 0) -> None:
+        """Tell observers of a round trip that the program has waited for; `number`: of the submission that it was for, if any."""
+        seconds = time.perf_counter() - begun
+        self._observers.tell("waited", submission=number, executor=self.reader.number, seconds=seconds)
+
+    def make_room(self, nbytes: int) -> None:
+        """Take in late replies where the executor might be busy with them, and not read `nbytes` more."""
+        position = self._link.channel.bytes_sent + nbytes
+        while (number := self.deferred.blocked_by(position, self.pending)) is not None:
+            self.await_reply(number)
+
+    def wait(self, number: int) -> SubmissionReply:
+        """As `Runtime.wait`.
+
+        Raises:
+            RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
+            SessionLost: the executor is gone.
+            DeadlineExceeded: as `deadline` says.
+        """
+        if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
+            with interrupt_mask:
+                return self.wait(number)
+        deferred, observers = self.deferred, self._observers
+        late, there = number in deferred.left, number not in self.pending
+        counts = not (late and there)  # also where another thread has taken in the reply meanwhile
+        self._stats.round_trips += counts
+        begun = time.perf_counter() if "waited" not in observers.unwanted else 0.0
+        try:
+            if not there:
+                limited = port.wait_timeout or device_state.thread.waits_until is not None
+                self.receive_until(number, due() if limited else None, wanted=True)
+        except BaseException:
+            if not late:  # a late one may be waited for again
+                self.abandoned.add(number)
+            raise
+        if begun and counts:
+            self.tell_waited(begun, number)
+        completed, body, synchronize, spent, seconds = self._arrived.pop(number)
+        if late:
+            deferred.left.discard(number)
+        if not there and self._round_trips.alone[0] == number:
+            self._round_trips.came(number, seconds)
+        reader = self.reader
+        tensors = reader.tensors(completed, body)
+        described = reader.described(completed) if completed.described else ()
+        if reader.failures.unseen:
+            failures = reader.failures
+            unseen = failures.take_unseen() if synchronize else failures.take_check((reader.number, number))
+            if unseen is not None:
+                raise unseen
+        return SubmissionReply(tensors, described, spent)
+
+    def defer(self, number: int, nbytes: int) -> None:
+        """As `Runtime.defer`."""
+        self.deferred.defer(number, nbytes)
+
+    def discard(self, number: int) -> None:
+        """As `Runtime.discard`."""
+        self.deferred.discard(number)
+
+    def abandon(self, number: int) -> None:
+        """Give up waiting for the reply to submission `number`."""
+        self.abandoned.add(number)
+
+    def mark_unobserved(self, number: int) -> None:
+        """As `Runtime.mark_unobserved`."""
+        with interrupt_mask, collect_later, self._link.reading:
+            self.cancellation.excuse_after(number)
+            self.reader.failures.mark_unobserved((self.reader.number, number))
+
+    def has_come(self, number: int) -> bool:
+        """As `Runtime.has_come`."""
+        require_stack_room()
+        if number in self.pending and not self._link.lost:
+            try:
+                with interrupt_mask, collect_later:
+                    self._take_in_while(lambda: number in self.pending)
+            except SessionLost:
+                return True  # `wait` says why
+        return number not in self.pending or bool(self._link.lost)
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """As `Runtime.round_trip_seconds`."""
+        return self._round_trips.seconds
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    def ask(self, question: Message, kind: type[M]) -> M:
+        """The executor's reply to a question of its own kind; one round trip. The caller holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        begun = self._begin_round_trip()
+        self._handlers.setdefault(kind, self._replied)
+        with interrupt_mask, collect_later, self._link.reading:
+            self._asked.append(question)
+            try:
+                self.tell(question)
+            except BaseException:
+                self._asked.pop()
+                raise
+            try:
+                while not self._told:
+                    interrupt_mask.check()
+                    self._receive_one(PATIENCE)
+            except KeyboardInterrupt:
+                self._unheard += 1
+                raise
+            reply = self._told.pop()
+        self.tell_waited(begun)
+        if not isinstance(reply, kind):
+            self._link.lose(ProtocolError(f"{type(reply).__name__} answers {type(question).__name__}"))
+        return reply
+
+    def awaits(self, *kinds: type[Message]) -> bool:
+        """Return True if a question of these kinds is unanswered, even if Ctrl-C interrupted its caller. Thread-safe."""
+        return any(isinstance(question, kinds) for question in list(self._asked))
+
+    def _replied(self, reply: Message, _: Sequence[Buffer]) -> None:
+        if self._asked:
+            self._asked.popleft()
+        if self._unheard:
+            self._unheard -= 1
+        else:
+            self._told.append(reply)
+
+    def tell_and_await(self, message: Message, complete: Callable[[], bool]) -> None:
+        """Send a message and receive until its result is `complete`; interrupts wait. The caller holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        begun = self._begin_round_trip()
+        with interrupt_mask.uninterruptible, collect_later, self._link.reading:
+            self.tell(message)
+            while not complete():
+                self._receive_one(PATIENCE)
+        self.tell_waited(begun)
+
+    def tell(self, message: Message) -> None:
+        """Send a message between submissions. The caller holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        frame = Frame(encode(message))
+        self.make_room(len(frame.head))
+        self._link.send(frame)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def receive_until(self, number: int, until: float | None = None, wanted: bool = False) -> None:
+        """Take in what comes until submission `number` is answered. `wanted`: the program waits for the reply itself.
+
+        Raises:
+            DeadlineExceeded: that was not before `until`.
+            ProgramStopped: `djinn.cancel` was called, and it is wanted.
+            KeyboardInterrupt: there was an interrupt. Inside `uninterruptible`, it ends the wait by stopping what this thread has sent.
+        """
+        stopped = False
+        link = self._link
+        while number in self.pending:
+            if interrupt_mask.caught is not None:
+                interrupt_mask.check()
+                if interrupt_mask.pending and not stopped:
+                    self.cancellation.stop_waiting()
+                    stopped = True
+            if wanted and number in self.cancellation.cancelled:
+                raise cancelled(link.server)
+            left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
+            if left <= 0:
+                self.cancellation.stop_waiting()
+                raise exceeded(link.called)
+            if link.reading.acquire(timeout=left):
+                try:
+                    if collect_later.thread.depth:
+                        if number in self.pending:
+                            self._receive_one(left)
+                    else:
+                        with collect_later:
+                            if number in self.pending:
+                                self._receive_one(left)
+                finally:
+                    link.reading.release()
+            if number in self.pending:
+                collect_later.catch_up()
+
+    def take_what_came(self) -> None:
+        """Take in the replies that are there, so that neither end waits for the other to read.
+
+        A reply that a caller asked for but did not wait for may be large, so it is awaited.
+        """
+        for number in list(self.abandoned):
+            self.receive_until(number)
+            self.abandoned.discard(number)
+            self._arrived.pop(number, None)
+        self._take_in_while(self._awaits)
+
+    def take_next(self) -> None:
+        """Wait for a reply to an offer, for a while; another thread may take it in."""
+        interrupt_mask.check()
+        with collect_later, self._link.reading:
+            if self.offers.open or self.offers.asked:
+                self._receive_one(PATIENCE)
+
+    def look(self) -> None:
+        """Take in what is there, unless another thread does; a connection that broke is dialled again.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self._take_in_while(lambda: True)
+
+    def _take_in_while(self, awaited: Callable[[], bool]) -> None:
+        """Take in what is there, as long as something is awaited; unless another thread does."""
+        if awaited() and self._link.reading.acquire(blocking=False):
+            try:
+                self._drop_forgotten()
+                while awaited() and self._receive_one(0.0):
+                    pass
+            finally:
+                self._link.reading.release()
+
+    def _awaits(self) -> bool:
+        """True if a reply of the executor is due."""
+        return bool(self.pending or self.offers.open or self.offers.asked)
+
+    def _drop_forgotten(self) -> None:
+        for number in self.deferred.take_forgotten():
+            if number in self.pending:
+                self._dropped.add(number)
+            else:
+                self._arrived.pop(number, None)
+
+    def _receive_one(self, timeout: float) -> bool:
+        """Take in one frame; whether one came within `timeout` seconds."""
+        link, offers = self._link, self.offers
+        if link.lost:
+            link.check()
+        if offers.unsent:
+            offers.send_wanted()  # what an interrupt has left: the executor says nothing before it has that
+        try:
+            frame = link.receive(timeout)
+            message = decode(frame.head)
+            if type(message) is Completed:
+                self._complete(message, frame.body)
+            else:
+                self._take(message, frame.body)
+        except TimeoutError:
+            if timeout:
+                self.while_waiting()
+            return False
+        except (TransportError, ProtocolError) as error:
+            link.lose(error)
+        if offers.unsent:
+            offers.send_wanted()
+        return True
+
+    def _take(self, message: Message, body: Sequence[Buffer]) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            self._link.lose(ProtocolError(f"unexpected {type(message).__name__}"))
+        handler(message, body)
+
+    def _tell(self, completed: Completed) -> None:
+        timing, failures = completed.timing, len(completed.failures)
+        self._observers.tell(
+            "completed",
+            submission=completed.sequence,
+            executor=self.reader.number,
+            execute=timing.execute,
+            queue=timing.queue,
+            failures=failures,
+        )
+
+    def _closed(self, message: ProtocolClose, _: Sequence[Buffer]) -> None:
+        self._link.lose(ProtocolError(message.reason))
+
+    def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
+        number = completed.sequence
+        pending = self.pending.get(number)
+        if pending is None:
+            raise ProtocolError(f"the executor answers submission {number}, which does not wait")
+        timing, cancellation, observers = completed.timing, self.cancellation, self._observers
+        self.deferred.read = pending.position
+        if completed.links:
+            self.when_links_seen(completed.links)
+        if completed.room is not None:
+            self.when_room_told(completed.room)
+        if "completed" not in observers.unwanted:
+            self._tell(completed)
+        if (timeline := observers.timeline) is not None:
+            timeline.completed(self.reader.number, number, pending, completed, sum(map(len, body)))
+        self._stats.spent(timing)
+        if pending.prepared is not None and pending.prepared.took is not None:
+            pending.prepared.took(timing.execute)
+        seconds = timing.queue + timing.decode + timing.execute + timing.encode
+        self._spent += seconds
+        if completed.failures:
+            self.reader.failed(completed, pending, excused=number in cancellation.excused)
+        if cancellation.excused:
+            cancellation.excused.discard(number)
+        if pending.claimed and pending.prepared is not None:
+            settle_claims(pending.prepared, pending.program, pending.claimed, completed)
+        if number in self.abandoned or number in self._dropped:
+            self.abandoned.discard(number)
+            self._dropped.discard(number)
+        elif pending.answered:
+            self._arrived[number] = (completed, body, pending.synchronize, self._spent, seconds)
+        if cancellation.cancelled:
+            cancellation.cancelled.discard(number)
+        del self.pending[number]
+
+
+def _nothing() -> None:
+    """Do nothing while a thread waits."""
+
+
+def _ignored(_: Sequence[LinkMeasurement] | Room) -> None:
+    """Ignore links and room: the executor is the only one."""

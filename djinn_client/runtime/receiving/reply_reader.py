@@ -1,0 +1,86 @@
+"""Decoding of an executor's replies into tensors, descriptions and errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import torch
+
+from djinn_client.interception.runtime_interface import DescribedValue
+from djinn_client.runtime.receiving.failures import Failures
+from djinn_client.runtime.sending.pending import PendingSubmission
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.transports import Buffer
+from djinn_core.ir.values import tensor_meta
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import Completed, TensorHeader, ValueDescription
+from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
+
+_LARGEST: Final = 2**63 - 1  # what PyTorch counts to
+
+
+class ReplyReader(msgspec.Struct, frozen=True):
+    """Reads the replies of one executor, which has `number` in its pool; what failed is raised as the op's error."""
+
+    failures: Failures
+    number: int
+
+    def failed(self, completed: Completed, pending: PendingSubmission, *, excused: bool) -> None:
+        """Remember what failed; where it is `excused`, only those who look at what depends on it hear of it."""
+        nodes = pending.prepared.nodes if pending.prepared is not None else ()
+        run = (self.number, completed.sequence)
+        if excused:
+            self.failures.remember(run, pending.program, nodes)
+        else:
+            self.failures.note(run, [self._own(f) for f in completed.failures], pending.program, nodes)
+
+    def tensors(self, completed: Completed, body: Sequence[Buffer]) -> tuple[torch.Tensor, ...]:
+        """The fetched tensors.
+
+        Raises:
+            RemoteError: one of them could not be computed.
+            ProtocolError: they are not tensors.
+        """
+        tensors: list[torch.Tensor] = []
+        came = len(body)
+        for number, result in enumerate(completed.results):
+            if not isinstance(result, TensorHeader):
+                raise self.failures.error(self._own(result))
+            if number >= came:
+                raise ProtocolError("the executor announces more tensors than it sends")
+            tensors.append(tensor_from_wire(result, body[number]))
+        return tuple(tensors)
+
+    def described(self, completed: Completed) -> tuple[DescribedValue, ...]:
+        """The descriptions that were asked for.
+
+        Raises:
+            RemoteError: one of them could not be computed.
+        """
+        return tuple([self._described(one) for one in completed.described])
+
+    def _described(self, described: ValueDescription | Failure) -> DescribedValue:
+        if isinstance(described, Failure):
+            raise self.failures.error(self._own(described))
+        if not _is_possible(described.shape, described.stride):
+            raise ProtocolError(
+                f"the executor describes a tensor of shape {described.shape}, stride {described.stride}"
+            )
+        dtype = dtype_from_name(described.dtype)
+        meta = tensor_meta(described.shape, described.stride, described.offset, dtype)
+        return DescribedValue(meta, described.scalar)
+
+    def _own(self, failure: Failure) -> Failure:
+        """A failure with the number of the executor that it happened on, which is this one unless it says otherwise."""
+        return failure if failure.executor else msgspec.structs.replace(failure, executor=self.number)
+
+
+def _is_possible(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """True if PyTorch can count the elements of such a tensor."""
+    if len(shape) != len(stride) or min((*shape, *stride), default=0) < 0:
+        return False
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+    return max(math.prod(shape), extent) <= _LARGEST

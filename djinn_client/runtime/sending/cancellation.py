@@ -1,0 +1,73 @@
+"""Cancellation of submissions that no thread waits for any more: after Ctrl-C, a deadline or `djinn.cancel`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from djinn_client.runtime.executor_link import ExecutorLink
+from djinn_client.runtime.sending.pending import PendingSubmission
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.logs import get_logger
+from djinn_core.wire import limits
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.messages import encode
+
+# Between an interrupt and the message that has the executor stop: a submission that ends in this time is not stopped.
+GRACE_SECONDS = 0.2
+log = get_logger("djinn.session")
+
+
+class Cancellation:
+    """Stops unanswered submissions, and keeps the numbers of those whose failures `synchronize()` does not raise.
+
+    Attributes:
+        excused: submissions whose failures are raised only where a value is used that depends on them.
+        cancelled: submissions for which no thread may wait any more.
+    """
+
+    def __init__(self, link: ExecutorLink, pending: Mapping[int, PendingSubmission]) -> None:
+        """`pending`: the unanswered submissions, by number."""
+        self._link = link
+        self._pending = pending
+        self.excused: set[int] = set()
+        self.cancelled: set[int] = set()
+
+    def interrupted(self) -> None:
+        """As `Runtime.interrupted`."""
+        self.stop_waiting(GRACE_SECONDS)
+
+    def stop_waiting(self, grace: float = 0.0) -> None:
+        """Cancel this thread's unanswered submissions; the executor is told after `grace` seconds."""
+        thread = threading.get_ident()
+        self._stop_those([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
+
+    def cancel(self, thread: int | None = None) -> None:
+        """As `ClientSession.cancel`."""
+        numbers = [n for n, p in list(self._pending.items()) if thread is None or p.thread == thread]
+        self.cancelled.update(numbers)
+        self._stop_those(numbers)
+
+    def excuse_after(self, number: int) -> None:
+        """Excuse this thread's unanswered submissions with higher numbers."""
+        thread = threading.get_ident()
+        self.excused.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
+
+    def _stop_those(self, numbers: Sequence[int], grace: float = 0.0) -> None:
+        if numbers and not self._link.lost:
+            self.excused.update(numbers)
+            # In a thread, because another one may be sending for as long as the executor does not read.
+            stop = tuple(numbers)[-limits.STOPS :]
+            threading.Thread(target=self._stop, args=(stop, grace), name="djinn-stop", daemon=True).start()
+
+    def _stop(self, numbers: tuple[int, ...], grace: float) -> None:
+        if grace:
+            time.sleep(grace)
+            numbers = tuple([n for n in numbers if n in self._pending])
+        try:
+            if numbers:
+                self._link.channel.send(Frame(encode(CancelSubmissions(numbers))))
+        except TransportError as error:
+            log.debug("the executor was not told what to stop", reason=str(error))

@@ -1,0 +1,345 @@
+"""Submissions of one session: programs are planned, numbered and sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from threading import get_ident
+from typing import Final
+
+import msgspec
+
+from djinn_client.interception.runtime_interface import Submission, port
+from djinn_client.runtime.executor_link import ExecutorLink
+from djinn_client.runtime.observing import Observers
+from djinn_client.runtime.planning.derived_values import DerivedValues
+from djinn_client.runtime.planning.planner import Planner
+from djinn_client.runtime.receiving.replies import Replies
+from djinn_client.runtime.sending.binding import Bound, bind, open_claims
+from djinn_client.runtime.sending.pending import PendingSubmission
+from djinn_client.runtime.sending.template import PreparedTemplate, dying_inputs
+from djinn_client.runtime.stats import Stats
+from djinn_core.errors import ProtocolError, UnsupportedOperation
+from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.system.printable import printable
+from djinn_core.wire import limits
+from djinn_core.wire.binding_delta import Handles, InputChanges, SlotChanges, diff_inputs, diff_slots, pack_handles
+from djinn_core.wire.messages import Claim, InitialBindings, Submit, Template, TemplateReply, TemplateRequest, encode
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.templates import TemplateCache
+
+
+class KnownTemplates:
+    """The templates that were sent to one executor; it drops the same ones at the same time.
+
+    Attributes:
+        bound: what each was bound to when it ran last.
+    """
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self.bound: TemplateCache[Bound] = TemplateCache()
+
+    def forget(self, prepared: PreparedTemplate) -> None:
+        """Forget the last bindings of a template: it is sent again."""
+        self.bound.drop(prepared.digest)
+
+    def send_anew(self, prepared: PreparedTemplate, bound: Bound) -> None:
+        """Keep the bindings of a template that is not known, and is sent."""
+        self.bound.put(prepared.digest, bound, len(prepared.template.code))
+        self._stats.templates_sent += 1
+
+
+# What encoding raises for numbers of more than 64 bits, invalid texts, and what is too deep or too large.
+UNSENDABLE: Final = (ProtocolError, UnsupportedOperation, OverflowError, ValueError, TypeError, RecursionError)
+_BESIDE_BYTES: Final = 1024  # that connections put before a message
+
+
+def framed(message: Submit) -> Frame:
+    """The message as a frame.
+
+    Raises:
+        UnsupportedOperation: it is larger than an executor takes.
+        OverflowError, ValueError, TypeError, RecursionError: it cannot be encoded.
+    """
+    frame = Frame(encode(message))
+    if len(frame.head) > limits.HEAD_BYTES - _BESIDE_BYTES:
+        raise UnsupportedOperation(
+            f"a program takes a message of {len(frame.head):,} bytes; an executor takes {limits.HEAD_BYTES:,}. "
+            "Call ops for parts of their lists"
+        )
+    return frame
+
+
+def refusing(submit: Submit, submission: Submission, reason: str) -> Submit:
+    """`submit` with the results of the submission's program refused, for `reason`, in place of a program to run."""
+    program = submission.program
+    made: list[int] = []
+    written: dict[int, None] = {}
+    for instruction in program.instructions():
+        made += instruction.outputs
+        written.update(dict.fromkeys(instruction.writes))
+    return msgspec.structs.replace(
+        submit,
+        outputs=pack_handles([handle for handle in made if handle not in program.dead]),
+        free=pack_handles([*submission.free, *dying_inputs(program)]),
+        first=InitialBindings((), (), pack_handles(written)),
+        refused=printable(reason) or "it cannot be encoded",
+    )
+
+
+WINDOW: Final = 64  # submissions that may be unanswered before the program waits for the oldest
+UNREAD: Final = 8  # replies that may wait to be read together: small ones, where no thread waits
+
+
+class Submissions:
+    """Sends programs to one executor. The caller holds the recorders' lock."""
+
+    def __init__(
+        self,
+        link: ExecutorLink,
+        replies: Replies,
+        planner: Planner,
+        stats: Stats,
+        observers: Observers,
+    ) -> None:
+        self.planner = planner
+        self.last_number = 0
+        self._link = link
+        self._replies = replies
+        self._stats = stats
+        self._observers = observers
+        self._numeric_settings = NumericSettings()  # what the executor was told last
+        self._derived = DerivedValues(self.submit)
+        self._known = KnownTemplates(stats)
+        replies.handle(TemplateRequest, self._define)
+
+    def submit(self, submission: Submission) -> int:
+        """As `Runtime.submit`.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        thread = get_ident()
+        if thread == interrupt_mask.main and not interrupt_mask.depth:
+            with interrupt_mask:
+                return self.submit(submission)
+        self.make_ready()
+        program = submission.program
+        derived = self._derived
+        if not program.calls and not derived.some:
+            return self.run(submission)
+        try:
+            prepared, values = self.planner.prepare(program) if program.calls else (None, [])
+        except Exception as error:
+            self.run(Submission(program, submission.free), refused=str(error))
+            raise
+        if prepared is not None and prepared.rewrite is not None:
+            values = derived.extend(prepared, values)
+        if derived.some:
+            return self._run_derived(submission, prepared, values)
+        if thread != interrupt_mask.main:
+            return self._run(submission, prepared, values, thread=thread)
+        # As `with interrupt_mask.uninterruptible`; it is shorter inside of a mask.
+        section = interrupt_mask.uninterruptible
+        section.depth += 1
+        interrupt_mask.depth += 1
+        try:
+            return self._run(submission, prepared, values, thread=thread)
+        finally:
+            section.depth -= 1
+            interrupt_mask.depth -= 1
+
+    def _run_derived(self, submission: Submission, prepared: PreparedTemplate | None, values: Sequence[int]) -> int:
+        """Send a submission, and with it what of the values that were derived from weights is of no use any more."""
+        derived = self._derived
+        with interrupt_mask.uninterruptible:
+            written = [values[i] for i in prepared.written] if prepared is not None else ()
+            derived.touched([*submission.free, *submission.program.dead, *written])
+            free = (*submission.free, *derived.take_stale())
+            return self._run(msgspec.structs.replace(submission, free=free), prepared, values)
+
+    def _tell_settings(self) -> None:
+        settings = port.numeric_settings
+        if settings != self._numeric_settings:
+            self._replies.tell(settings)
+        self._numeric_settings = settings
+
+    def take_derived(self) -> tuple[int, ...]:
+        """All values that were derived from weights, which nothing will use any more, to be freed."""
+        return self._derived.take_all()
+
+    def make_ready(self, unread: int = UNREAD) -> None:
+        """Wait until a submission can be sent at once.
+
+        `unread`: as `UNREAD`; fewer where what replies say counts for the next plan.
+
+        Raises:
+            SessionLost: the executor is gone.
+            KeyboardInterrupt: there was an interrupt.
+        """
+        if self._link.lost:
+            self._link.check()
+        if interrupt_mask.caught is not None:
+            interrupt_mask.check()
+        replies = self._replies
+        deferred, offers = replies.deferred, replies.offers
+        try:
+            # Something came, or may have, that should be taken in before more is sent.
+            late = replies.abandoned or deferred.large or deferred.forgotten or offers.open or offers.asked
+            if late or len(replies.pending) >= unread:
+                self._await_room()
+            if self._link.busy:  # another thread may be sending for as long as the executor does not read
+                with self._link.writing:
+                    return
+        except KeyboardInterrupt:
+            replies.cancellation.interrupted()
+            raise
+
+    def _await_room(self) -> None:
+        replies = self._replies
+        replies.make_room(0)
+        replies.take_what_came()
+        while len(replies.pending) >= WINDOW:
+            replies.await_reply(next(iter(replies.pending)))
+
+    def run(
+        self,
+        submission: Submission,
+        prepared: PreparedTemplate | None = None,
+        values: Sequence[int] = (),
+        refused: str = "",
+    ) -> int:
+        """Send a submission of which the executor runs what is `prepared`, over `values` of its program. The caller has called `make_ready`.
+
+        Where it is `refused`, for that reason, what the program would have made or written is poison.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        if len(self._replies.pending) >= UNREAD:
+            self.make_ready()
+        if interrupt_mask.uninterruptible.depth:
+            return self._run(submission, prepared, values, refused)
+        with interrupt_mask.uninterruptible:
+            return self._run(submission, prepared, values, refused)
+
+    def _run(
+        self,
+        submission: Submission,
+        prepared: PreparedTemplate | None,
+        values: Sequence[int],
+        refused: str = "",
+        thread: int = 0,
+    ) -> int:
+        """`thread`: the identity of the calling one, where the caller knows it."""
+        if port.numeric_settings is not self._numeric_settings:
+            self._tell_settings()
+        timeline = self._observers.timeline
+        begun = time.perf_counter() if timeline is not None else 0.0
+        program = submission.program
+        number = self.last_number + 1
+        bound = bind(prepared, program, values) if prepared is not None else None
+        frame: Frame | None = None
+        claimed: tuple[int, ...] = ()
+        if prepared is not None and bound is not None:
+            try:
+                message = self._message(number, submission, prepared, bound)
+                frame = framed(message)
+            except UNSENDABLE as error:
+                self._known.forget(prepared)
+                refused = str(error) or type(error).__name__
+                prepared = bound = None
+        if frame is None:
+            message = self._message(number, submission)
+            if refused:
+                message = refusing(message, submission, refused)
+            frame = framed(message)
+        size = len(frame.head)
+        if prepared is not None and prepared.hints is not None and (message.template or not prepared.hinted):
+            # Before the template that they are about; after it where that ran as it was recorded before it was planned.
+            self._link.send_message(prepared.hints)
+            prepared.hinted = True
+        if message.claims:
+            claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
+        answered = bool(submission.fetch or submission.describe or submission.synchronize)
+        replies, observers = self._replies, self._observers
+        if replies.deferred.large:
+            replies.make_room(size)
+        self.last_number = number
+        pending = PendingSubmission(
+            program,
+            prepared,
+            bound,
+            claimed,
+            answered,
+            submission.synchronize,
+            self._link.channel.bytes_sent + size,
+            thread or get_ident(),
+        )
+        replies.expect(number, pending)
+        self._stats.submissions += 1
+        self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
+        sending = time.perf_counter() if timeline is not None else 0.0
+        self._link.send(frame)
+        if timeline is not None:
+            timeline.sent(replies.reader.number, number, pending, begun, sending, size)
+        if "submitted" not in observers.unwanted:
+            observers.tell("submitted", submission=number, executor=replies.reader.number, instructions=len(program))
+        return number
+
+    def _message(
+        self, number: int, submission: Submission, prepared: PreparedTemplate | None = None, bound: Bound | None = None
+    ) -> Submit:
+        """The message of a submission that runs what is `prepared`, if anything is."""
+        digest = b""
+        outputs: Handles = ()
+        slot_changes: SlotChanges = ()
+        input_changes: InputChanges = ()
+        claims: tuple[Claim, ...] = ()
+        first: InitialBindings | None = None
+        template: Template | None = None
+        if prepared is not None and bound is not None:
+            digest = prepared.digest
+            if prepared.outputs:
+                outputs = pack_handles([*map(bound.values.__getitem__, prepared.outputs)])
+            before = self._known.bound.replace(digest, bound)
+            if before is None:
+                self._known.send_anew(prepared, bound)
+                first, template = bound.as_first(), prepared.template
+            else:
+                self._stats.templates_reused += 1
+                if before.slots or bound.slots:
+                    slot_changes = diff_slots(before.slots, bound.slots)
+                if before.inputs != bound.inputs:
+                    input_changes = diff_inputs(before.inputs, bound.inputs)
+            if prepared.claims:
+                claims = open_claims(prepared, submission.program)
+        free = submission.free
+        if prepared is not None and bound is not None and prepared.unused:
+            free = (*free, *[bound.values[i] for i in prepared.unused])
+        observers = self._observers
+        return Submit(
+            number,
+            fetch=pack_handles(submission.fetch) if submission.fetch else (),
+            free=pack_handles(free) if free else (),
+            digest=digest,
+            outputs=outputs,
+            slot_changes=slot_changes,
+            input_changes=input_changes,
+            first=first,
+            template=template,
+            describe=pack_handles(submission.describe) if submission.describe else (),
+            claims=claims,
+            synchronize=submission.synchronize,
+            trace=observers.trace_context("submission", self._replies.reader.number, number)
+            if observers.tracing is not None
+            else "",
+        )
+
+    def _define(self, needed: TemplateRequest, _: Sequence[Buffer]) -> None:
+        pending = self._replies.pending.get(needed.sequence)
+        if pending is None or pending.prepared is None or pending.bound is None:
+            raise ProtocolError(f"the executor asks for the template of submission {needed.sequence}, which has none")
+        self._link.send(Frame(encode(TemplateReply(pending.prepared.template, pending.bound.as_first()))))

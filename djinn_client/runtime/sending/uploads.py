@@ -1,0 +1,284 @@
+"""Uploads, on the client's side: large ones are offered by digest and sent where the executor has no such bytes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import torch
+
+from djinn_client.runtime.executor_link import ExecutorLink
+from djinn_client.runtime.observing import Observers
+from djinn_client.runtime.receiving.replies import Replies
+from djinn_client.runtime.sending.compressing import UploadCompressor
+from djinn_client.runtime.stats import Stats
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.ir.stored_tensor import StoredTensor
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.torch_objects import writes_to
+from djinn_core.wire import limits
+from djinn_core.wire.compression import PLANES_ZSTD
+from djinn_core.wire.digests import digest_of_content
+from djinn_core.wire.messages import TensorHeader, encode
+from djinn_core.wire.tensors import dtype_from_name, dtype_name, tensor_to_wire
+from djinn_core.wire.upload_messages import (
+    AbortUpload,
+    BlobHit,
+    BlobNeeded,
+    BlobOffer,
+    BlobQuery,
+    BlobQueryReply,
+    UploadPart,
+)
+from djinn_core.wire.weight_messages import ReadWeights
+
+CHUNK: Final = 4 << 20  # bytes of an upload in one frame, which are sent again if the frame is lost
+OFFER_BYTES: Final = 64 << 10  # tensors of fewer bytes are sent without an offer
+COPY_BYTES: Final = 32 << 20  # a tensor of more is not copied: its upload waits for the reply to the offer
+HELD_BYTES: Final = 256 << 20  # of the copies that wait for replies, all together
+
+
+class _Upload(msgspec.Struct):
+    """A tensor that is being uploaded: its bytes, and the number of those that were sent."""
+
+    header: TensorHeader
+    data: memoryview
+    copied: bool = False  # `data` is not the caller's memory
+    promised: bool = False  # the executor has said that it has these bytes
+    sent: int = 0
+
+
+_Content = tuple[int, int, int]
+
+
+def _content(tensor: torch.Tensor) -> _Content:
+    """Key of a live tensor's bytes: their address, their number, and the count of writes."""
+    return tensor.data_ptr(), tensor.nbytes, writes_to(tensor)
+
+
+class _ExpectedUpload(msgspec.Struct, frozen=True):
+    """A tensor that will be uploaded next. While it lives, no other tensor has its memory and could be taken for it."""
+
+    tensor: torch.Tensor
+    digest: bytes
+
+
+class Uploader:
+    """Sends tensors to the executor, and holds the offers that it has not answered.
+
+    Attributes:
+        open: offers without a reply, or whose bytes are not sent yet, by handle.
+        unsent: handles of those whose bytes the executor needs, oldest first.
+        asked: digests of each `BlobQuery` without a reply.
+    """
+
+    def __init__(
+        self,
+        link: ExecutorLink,
+        replies: Replies,
+        stats: Stats,
+        observers: Observers,
+        offers: bool,
+        compressor: UploadCompressor,
+    ) -> None:
+        """`offers`: True if the executor keeps weights, so that large tensors are offered first."""
+        self._link = link
+        self._replies = replies
+        self._stats = stats
+        self._observers = observers
+        self._offers = offers
+        self._compressor = compressor
+        self.open: dict[int, _Upload] = {}
+        self._held = 0
+        self.unsent: deque[int] = deque()
+        self.asked: deque[list[bytes]] = deque()
+        self._promised: set[bytes] = set()
+        self._expected: dict[_Content, _ExpectedUpload] = {}
+        self._sending = False
+        replies.offer_by(self)
+        for kind in (BlobNeeded, BlobHit, BlobQueryReply):
+            replies.handle(kind, self._answered)
+
+    def upload(self, handle: int, source: torch.Tensor) -> None:
+        """Send a CPU tensor as the value `handle`; its memory is the caller's again when this returns."""
+        try:
+            self._replies.make_room(source.nbytes)
+        except KeyboardInterrupt:
+            self._link.send_message(AbortUpload(handle))
+            raise
+        try:
+            self._upload(handle, source)
+        finally:
+            self._link.channel.own()
+
+    def _upload(self, handle: int, source: torch.Tensor) -> None:
+        header, data = tensor_to_wire(source)
+        if self._offers and data.nbytes >= OFFER_BYTES:
+            known = self._expected.pop(_content(source), None)
+            self._offer(handle, header, data, known.digest if known is not None else b"")
+        else:
+            self._send_or_withdraw(handle, _Upload(header, data))
+
+    def read(self, handle: int, stored: StoredTensor) -> None:
+        """Have the executor read the value `handle` itself."""
+        message = ReadWeights(
+            handle,
+            stored.address,
+            stored.version,
+            stored.name,
+            dtype_name(stored.dtype),
+            stored.shape,
+            stored.start,
+            stored.nbytes,
+        )
+        try:
+            self._replies.tell(message)
+        except KeyboardInterrupt:
+            self._link.send_message(AbortUpload(handle))
+            raise
+        self._stats.bytes_read += stored.nbytes
+
+    def expect(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Ask in one message which of the large tensors among these, which will be uploaded next, the executor has.
+
+        They take the place of those that were expected before.
+        """
+        self._expected.clear()
+        large = [t for t in tensors if t.nbytes > COPY_BYTES][: limits.BLOBS_ASKED] if self._offers else []
+        if len(large) < 2:
+            return
+        digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]
+        self._expected = {
+            _content(t): _ExpectedUpload(t.detach(), digest) for t, digest in zip(large, digests, strict=True)
+        }
+        self.asked.append(digests)
+        self._link.send(Frame(encode(BlobQuery(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
+        self._stats.round_trips += 1
+        begun = time.perf_counter()
+        while self.asked:
+            self._replies.take_next()
+        self._replies.tell_waited(begun)
+
+    def _answered(self, reply: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
+        """Note the executor's reply to an offer or a query; bytes that it needs are sent by the next `send_wanted`.
+
+        Raises:
+            ProtocolError: there was no such offer, or it needs bytes that it has said to have.
+        """
+        if isinstance(reply, BlobQueryReply):
+            asked = self.asked.popleft() if self.asked else []
+            if len(asked) != len(reply.found):
+                raise ProtocolError(
+                    f"the executor says of {len(reply.found)} tensors whether it has them, not {len(asked)}"
+                )
+            self._promised = {digest for digest, found in zip(asked, reply.found, strict=True) if found}
+            return
+        offered = self.open.get(reply.handle)
+        if offered is None:
+            raise ProtocolError(f"the executor answers an offer of {reply.handle}, which was not made")
+        if isinstance(reply, BlobNeeded):
+            if offered.promised:
+                raise ProtocolError("the executor wants bytes that it said it had")
+            self.unsent.append(reply.handle)
+        else:
+            size = self._close(reply.handle)
+            self._stats.bytes_recalled += size
+            self._observers.tell("uploaded", bytes=size, recalled=True)
+
+    def send_wanted(self) -> None:
+        """Send the bytes that the executor needs, those included that it asks for meanwhile.
+
+        A call from within this one does nothing. What an interrupt leaves unsent is sent by the next call.
+        """
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            while self.unsent:
+                handle = self.unsent[0]
+                self._send(handle, self.open[handle])
+                self.unsent.popleft()
+                self._close(handle)
+        finally:
+            self._sending = False
+
+    def _offer(self, handle: int, header: TensorHeader, data: memoryview, digest: bytes) -> None:
+        """Offer `data`. A copy of it is kept, unless the executor has it, or it is large: then this waits for the reply.
+
+        `digest`: empty for that of the copy, which another thread cannot write meanwhile.
+        """
+        promised = digest in self._promised
+        self._promised.discard(digest)  # once
+        large = not promised and data.nbytes > COPY_BYTES
+        copied = not promised and not large
+        offered = _Upload(header, memoryview(bytes(data)) if copied else data, copied, promised)
+        digest = digest or digest_of_content(offered.data)
+        self.open[handle] = offered
+        self._held += data.nbytes if copied else 0
+        try:
+            self._link.send(
+                Frame(encode(BlobOffer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest)))
+            )
+        except BaseException:
+            self._close(handle)
+            raise
+        self._await(handle, offered, large)
+
+    def _await(self, handle: int, offered: _Upload, large: bool) -> None:
+        """Wait until the caller's memory is not needed any more, and copies have at most `HELD_BYTES`."""
+        try:
+            self._replies.take_what_came()
+            waits, begun = large and handle in self.open, time.perf_counter()
+            self._stats.round_trips += waits
+            while (large and handle in self.open) or self._held > HELD_BYTES:
+                self._replies.take_next()
+            if waits:
+                self._replies.tell_waited(begun)
+        except BaseException:  # the caller's memory is its own again, and the executor still waits for the bytes
+            if large and handle in self.open:
+                offered.data = memoryview(bytes(offered.data))
+            raise
+
+    def _close(self, handle: int) -> int:
+        """Remove an offer that is answered, and whose bytes were sent if they were needed; the number of its bytes."""
+        offered = self.open.pop(handle, None)
+        size = offered.data.nbytes if offered is not None else 0
+        self._held -= size if offered is not None and offered.copied else 0
+        return size
+
+    def _send_or_withdraw(self, handle: int, upload: _Upload) -> None:
+        """Send an upload; after an interrupt the executor is told that the rest will not come."""
+        try:
+            self._send(handle, upload)
+        except KeyboardInterrupt:
+            self._link.send_message(AbortUpload(handle))
+            raise
+
+    def _send(self, handle: int, upload: _Upload) -> None:
+        size = upload.data.nbytes
+        while True:
+            interrupt_mask.check()
+            self._replies.take_what_came()
+            part = upload.data[upload.sent : upload.sent + CHUNK]
+            started = time.perf_counter()
+            self._send_part(handle, upload, part)
+            upload.sent += part.nbytes
+            self._stats.bytes_uploaded += part.nbytes
+            spent = time.perf_counter() - started
+            self._observers.tell("uploaded", bytes=part.nbytes, recalled=False, duration=spent)
+            if upload.sent >= size:
+                return
+
+    def _send_part(self, handle: int, upload: _Upload, part: memoryview) -> None:
+        header, size = upload.header, upload.data.nbytes
+        coded = self._compressor.compress(part, dtype_from_name(header.dtype).itemsize)
+        coding = (PLANES_ZSTD, part.nbytes) if coded is not None else ("", 0)
+        message = UploadPart(handle, header.dtype, header.shape, header.stride, size, upload.sent, *coding)
+        body = part if coded is None else coded
+        started = time.perf_counter()
+        self._link.send(Frame(encode(message), [body]))
+        self._compressor.note_sent(part.nbytes, time.perf_counter() - started, compressed=coded is not None)

@@ -1,0 +1,304 @@
+"""Failover log of a session: the frames that were sent, checksums of the replies, and periodic snapshots.
+
+Another server that is sent the frames again reaches the same state. They are in a file, and begin with a snapshot once there was one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import tempfile
+import time
+import weakref
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.logs import get_logger
+from djinn_core.protocol.delivery.record_log import RecordReader, RecordWriter
+from djinn_core.protocol.delivery.snapshot_schedule import SnapshotSchedule, reply_checksum
+from djinn_core.system.directories import cache_directory
+from djinn_core.wire.frames import Frame
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import Completed, decode, expect, is_of_kind
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.state_messages import StateChunk, StateHeader, count_pieces
+
+_FRAME: Final = b"F"  # the kind of all records
+_REPLIES: Final = struct.Struct("<Q")  # replies that had been taken; before the head of a frame
+
+
+def folder() -> Path | None:
+    """Directory for the files of sent frames: in the user's cache, usually on a disk; None: the system's default."""
+    path = cache_directory()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return path
+
+
+class SentFrames:
+    """Frames in a file without a name, which is gone with this process, however it ends. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        """Make an empty one.
+
+        Raises:
+            OSError: there cannot be one.
+        """
+        with tempfile.TemporaryFile(dir=folder(), buffering=0) as file:
+            self._file = os.dup(file.fileno())
+        self._end = weakref.finalize(self, os.close, self._file)
+        self._records = RecordWriter(self._file, 0)
+        self.frames = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames that were written."""
+        return self._records.size
+
+    @property
+    def room(self) -> int:
+        """Number of bytes that the disk has left."""
+        return shutil.disk_usage(folder() or tempfile.gettempdir()).free
+
+    def append(self, frame: Frame, replies: int) -> None:
+        """Write a frame, before which `replies` replies had been received.
+
+        Raises:
+            OSError: there is no room.
+        """
+        self._records.append(_FRAME, _REPLIES.pack(replies) + frame.head, frame.body)
+        self.frames += 1
+
+    def read(self) -> Iterator[tuple[int, Frame]]:
+        """The frames in order, each with the number of replies that had been taken before it.
+
+        Raises:
+            TransportError: the file does not have what was written to it.
+        """
+        with open(self._file, "rb", closefd=False) as file:
+            reader = RecordReader(file)
+            try:
+                for place in reader.places(0, self.nbytes):
+                    _, head, body = reader.read(place.start)
+                    (replies,) = _REPLIES.unpack_from(head)
+                    yield replies, Frame(head[_REPLIES.size :], body)
+            except (ProtocolError, struct.error) as error:
+                raise TransportError(f"the file with what was sent is not what it was: {error}") from error
+
+    def close(self) -> None:
+        """Close the file, which frees its room."""
+        self._end()
+
+
+class SnapshotReceiver:
+    """Receives a snapshot of the session, as frames that another executor can be sent.
+
+    Attributes:
+        frames: those that have come; None once the snapshot was dropped.
+        reason: why there is none.
+        disturbed: whether a frame came that answers no submission: the executor waits for something and must have it first.
+    """
+
+    def __init__(self, frames: SentFrames) -> None:
+        self.frames: SentFrames | None = frames
+        self.reason = ""
+        self.disturbed = False
+        self._left: int | None = None
+
+    def take(self, frame: Frame, message: Message) -> bool:
+        """Take a frame, and return True, if it belongs to the snapshot.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        if isinstance(message, StateHeader):
+            self._left, self.reason = count_pieces(message.lengths), message.reason
+        elif isinstance(message, StateChunk) and self._left:
+            self._left -= 1
+        else:
+            self.disturbed |= not isinstance(message, Completed)
+            return False
+        if self.frames is not None:
+            self.frames.append(frame, 0)
+        return True
+
+    @property
+    def over(self) -> bool:
+        """True if the snapshot is complete."""
+        return self._left == 0
+
+    def drop(self) -> None:
+        """Drop the snapshot, and ignore what still comes of it."""
+        if self.frames is not None:
+            self.frames.close()
+            self.frames = None
+
+
+# Of a frame's head: the kind of message, and a submission's number. What comes after it has times in it.
+_OPENING: Final = slice(1, 14)
+
+
+def mark_of(frame: Frame, values: bool) -> int:
+    """A checksum of what does not differ from server to server. `values`: True if its values do not."""
+    opening = zlib.crc32(frame.head[_OPENING])
+    return reply_checksum(frame.body, opening) if values else opening
+
+
+class ReplyChecksums:
+    """The replies that were taken, in order, as checksums.
+
+    Attributes:
+        rounded: True once values may differ in rounding, because the client's results need not be exact.
+    """
+
+    def __init__(self) -> None:
+        self.rounded = False
+        self._exact = 0  # those before, whose values do not
+        self._marks = array("L")
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def take(self, frame: Frame) -> None:
+        """Add a reply."""
+        self._exact += not self.rounded
+        self._marks.append(mark_of(frame, not self.rounded))
+
+    def agrees(self, position: int, frame: Frame) -> bool:
+        """True if the reply at a position had the same checksum as `frame`."""
+        return self._marks[position] == mark_of(frame, position < self._exact)
+
+    def clear(self) -> None:
+        """Forget all of them: these replies will not be given again."""
+        self._exact = 0
+        del self._marks[:]
+
+
+_SPARE: Final = 4  # of what is free on the disk, one part at most; a log that is compacted is there twice for a moment
+_log = get_logger("djinn.session")
+
+
+class FailoverLog:
+    """Frames that were sent, since the beginning or since the state that they begin with.
+
+    Attributes:
+        sent: the frames; None once there are too many.
+        replies: those that were taken.
+        why_not: why another server cannot take the session over now.
+        base: bytes of the state that `sent` begins with.
+        coming: a state that was asked for.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """`limit`: bytes that may be logged.
+
+        Raises:
+            OSError: nothing can be logged.
+        """
+        self.sent: SentFrames | None = SentFrames()
+        self.replies = ReplyChecksums()
+        self.why_not = ""
+        self.base = 0
+        self.coming: SnapshotReceiver | None = None
+        self._limit = min(limit, self.sent.room // _SPARE)
+        self._schedule = SnapshotSchedule()
+        self._said = False
+
+    def write_down(self, frame: Frame) -> None:
+        """A frame is sent."""
+        if self.sent is None:
+            return
+        if is_of_kind(frame.head, NumericSettings) and not expect(frame.head, NumericSettings).exact:
+            self.replies.rounded = True
+        try:
+            self.sent.append(frame, len(self.replies))
+        except OSError as error:
+            self._give_up(f"what is sent cannot be logged: {error}")
+        else:
+            if self.sent.nbytes > self._limit:
+                self._give_up(f"what was sent has more than {self._limit:,} bytes")
+
+    def _give_up(self, reason: str) -> None:
+        """The session cannot go on with another server from now on."""
+        _log.warning("no standby server can take this session over any more", reason=reason)
+        self.why_not = reason
+        self.close()
+        self.replies.clear()
+
+    def take(self, frame: Frame) -> bool:
+        """A frame has come; whether it is a reply, and not a part of a state."""
+        if self.coming is not None and self._take_state(frame, self.coming):
+            return False
+        if self.sent is not None:
+            self.replies.take(frame)
+        return True
+
+    # --- a new beginning ---------------------------------------------------------------------------------------
+
+    def is_due(self) -> bool:
+        """True if a snapshot is due."""
+        if self.sent is None or self.coming is not None:
+            return False
+        return self._schedule.is_due(large=self.sent.nbytes > max(self._limit // 2, 2 * self.base))
+
+    def compact(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
+        """Have `ask` request a snapshot of limited size and wait for it; an incomplete one is thrown away."""
+        started = time.monotonic()
+        reason = ""
+        try:
+            self.coming = coming = SnapshotReceiver(SentFrames())
+        except OSError as error:
+            reason = str(error)
+            self._say_once(reason)
+        else:
+            try:
+                ask(coming, self._limit // 2)
+            finally:
+                reason = coming.reason
+        finally:
+            self._schedule.taken(started, failed=bool(reason))
+
+    def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
+        """Take a part of the snapshot that comes; false for other frames. With the last part, the log is compacted."""
+        try:
+            if not coming.take(frame, decode(frame.head)):
+                return False
+        except OSError as error:
+            _log.warning("a state does not fit on this machine", reason=str(error))
+            coming.drop()
+        if coming.over:
+            self.coming = None
+            frames = coming.frames
+            if coming.reason:
+                self._say_once(coming.reason)
+            elif frames is not None and self.sent is not None:
+                coming.frames = None
+                self.sent.close()
+                self.sent, self.base = frames, frames.nbytes
+                self.replies.clear()
+                self.why_not = ""
+        return True
+
+    def _say_once(self, reason: str) -> None:
+        tell = _log.debug if self._said else _log.warning
+        tell("what a standby server would do again grows: no state to begin with", reason=reason)
+        self._said = True
+
+    def drop_state(self) -> None:
+        """Drop the snapshot that was asked for: it does not come any more."""
+        if self.coming is not None:
+            self.coming.drop()
+            self.coming = None
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        if self.sent is not None:
+            self.sent.close()
+            self.sent = None

@@ -1,0 +1,122 @@
+"""The built-in placement policy `single`: one device for everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from djinn_core.errors import DoesNotFit, InvalidStage
+from djinn_core.hookspecs import hookimpl
+from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.ir.colocation import storage_sizes
+from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.handles import RANDOM_STATE, storage_of
+from djinn_core.ir.placement import Placement, PlacementDecision
+from djinn_core.planning.stages.placement_fit import SHOWN, shortages
+
+djinn_api_version = 1
+
+
+class SingleDevice:
+    """Runs everything on the device that has most bytes of the inputs; without inputs, on the first device that fits.
+
+    A device that has to spill comes after all others.
+    """
+
+    name = "single"
+    tolerates_growth = True
+
+    def place(self, context: PlacementContext) -> Placement:
+        """One device and one reason for all.
+
+        Raises:
+            DoesNotFit: no device has the memory and the dtypes that the program needs.
+            InvalidStage: there are no devices.
+        """
+        devices = context.topology.devices
+        if not devices:
+            raise InvalidStage("no device can run this program, because there are none; connect a server")
+        held, fresh = _bytes_held(context.graph, context.resident), _EmptyDevices()
+        obstacles: dict[str, str] = {}
+        if (drawing := _random_home(context)) is not None:
+            obstacles = {d.id: f"random numbers are drawn on {drawing}" for d in devices if d.id != drawing}
+            devices = tuple(d for d in devices if d.id == drawing)
+        for spill in (False, True):
+            for device in sorted(devices, key=lambda d: -held[d.id]):  # the first of those that hold the same
+                if spill and not device.spill:
+                    continue
+                obstacles[device.id] = fresh.obstacle(context, device, spill)
+                if not obstacles[device.id]:
+                    return self._on(context, device, held, obstacles)
+        raise DoesNotFit(f"no device can run this program alone ({_listed(obstacles)})")
+
+    def _on(
+        self,
+        context: PlacementContext,
+        device: DeviceCapabilities,
+        held: Mapping[str, int],
+        obstacles: Mapping[str, str],
+    ) -> Placement:
+        if held[device.id]:
+            reason = f"{held[device.id]:,} of {sum(held.values()):,} bytes of the inputs are there"
+        else:
+            reason = "the first device" if device is context.topology.devices[0] else "the first device that fits"
+        if refused := _listed(obstacles):
+            reason = f"{reason} (not {refused})"
+        return attrs.evolve(_alone(context, device.id, reason), policy=self.name)
+
+
+def _listed(obstacles: Mapping[str, str]) -> str:
+    told = [f"{device}: {obstacle}" for device, obstacle in obstacles.items() if obstacle]
+    return "; ".join(told[:SHOWN]) + (f"; and {len(told) - SHOWN} more devices" if len(told) > SHOWN else "")
+
+
+def _alone(context: PlacementContext, device: str, reason: str) -> Placement:
+    decisions = tuple(PlacementDecision(node, device, reason) for node in context.plan.nodes)
+    made = (v for node in context.graph.nodes for v in node.outputs)
+    return Placement(decisions, dict.fromkeys((*context.graph.inputs, *made), device))
+
+
+@attrs.define
+class _EmptyDevices:
+    """Shortages on devices that hold nothing of the program yet: the same for equal room and dtypes."""
+
+    _known: dict[DeviceCapabilities, str] = attrs.field(factory=dict)
+
+    def obstacle(self, context: PlacementContext, device: DeviceCapabilities, spill: bool) -> str:
+        """Reason why a program cannot run on a device, or an empty string."""
+        if device.id in context.memory_limits or context.resident or context.copies:
+            return _obstacle(context, device, spill)
+        make = attrs.evolve(device, id=str(spill), name="", group="")
+        if make not in self._known:
+            self._known[make] = _obstacle(context, device, spill)
+        return self._known[make]
+
+
+def _obstacle(context: PlacementContext, device: DeviceCapabilities, spill: bool) -> str:
+    here = [s for s in shortages(context, _alone(context, device.id, "asked"), spill=spill) if s.device == device.id]
+    return here[0].reason if here else ""
+
+
+def _random_home(context: PlacementContext) -> str | None:
+    """Device on which the program's random ops have to run; None if there are none, or it is not known."""
+    home = context.resident.get(RANDOM_STATE)
+    return home if home is not None and any(context.graph.nodes[n].random for n in context.plan.nodes) else None
+
+
+def _bytes_held(graph: Graph, resident: Mapping[int, str]) -> Counter[str]:
+    sizes = storage_sizes(graph, graph.inputs)
+    homes = {storage_of(v): resident[v] for v in graph.inputs if v in resident}
+    held: Counter[str] = Counter()
+    for storage, device in homes.items():
+        held[device] += sizes[storage]
+    return held
+
+
+@hookimpl
+def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
+    """The policy `single`."""
+    return [SingleDevice()]

@@ -1,0 +1,355 @@
+"""Device-independent work of an op: its kind, its size, its arithmetic and the memory that it moves.
+
+Results are memoised by everything that they depend on (form of the call, metadata of operands and results, scalars), so that a
+program of 1,000 ops costs as much as its few dozen different ones.
+
+In evaluation, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call kernels for a whole layer, which PyTorch's counter does
+not know. Their work is the sum of several ops of other kinds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import attrs
+import torch
+
+from djinn_core.ir.arguments import arguments
+from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
+from djinn_core.ir.dataflow import is_view
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.operators import allowed_operators, resolve
+from djinn_core.ir.values import TensorMeta
+from djinn_core.planning.builtins.flops import RECURRENT, flops_of
+from djinn_core.planning.builtins.memory_traffic import traffic_of
+from djinn_core.planning.builtins.workspace import workspace_of
+
+Part = tuple[str, Any, tuple[int, ...]]  # operation, kind and dimensions, as in `Work`
+
+
+def parts_of(graph: Graph, node: Node) -> tuple[Part, ...]:
+    """Steps of a kernel for a whole layer; empty for all other kernels."""
+    parts = _PARTS.get(node.operation)
+    return parts(graph, node) if parts is not None else ()
+
+
+def _attention(rows: int, length: int, width: int, heads: int) -> tuple[Part, ...]:
+    """Projections of `rows` sequences, scores, attention weights and the weighted sums."""
+    positions, each = rows * length, width // heads
+    scores = (rows * heads, length, length)
+    return (
+        ("linear", "product", (1, positions, 3 * width, width)),
+        ("add", "pointwise", (3 * positions * width,)),  # biases, and heads side by side
+        ("bmm", "product", (*scores, each)),
+        ("_softmax", "softmax", (math.prod(scores),)),
+        ("bmm", "product", (rows * heads, length, each, length)),
+        ("clone", "copy", (positions * width,)),
+        ("linear", "product", (1, positions, width, width)),
+    )
+
+
+def _multi_head_attention(graph: Graph, node: Node) -> tuple[Part, ...]:
+    given = arguments(node)
+    rows, length, width = graph.meta(given["query"]).shape
+    return _attention(rows, length, width, given["num_head"])
+
+
+def _encoder_layer(graph: Graph, node: Node) -> tuple[Part, ...]:
+    given = arguments(node)
+    shape = graph.meta(given["src"]).shape
+    if len(shape) != 3:
+        return ()
+    rows, length, width = shape
+    hidden = graph.meta(given["ffn_weight_1"]).shape[0]
+    positions = rows * length
+    size = (positions * width,)
+    between: tuple[Part, ...] = (("add", "pointwise", size), ("native_layer_norm", "normalisation", size))
+    activation = "gelu" if given["use_gelu"] else "relu"
+    return (
+        *_attention(rows, length, width, given["num_heads"]),
+        *between,
+        ("linear", "product", (1, positions, hidden, width)),
+        (activation, "pointwise", (positions * hidden,)),
+        ("linear", "product", (1, positions, width, hidden)),
+        *between,
+    )
+
+
+_PARTS: Final[dict[str, Callable[[Graph, Node], tuple[Part, ...]]]] = {
+    "_native_multi_head_attention": _multi_head_attention,
+    "_transformer_encoder_layer_fwd": _encoder_layer,
+}
+
+
+Kind = Literal[
+    "view", "product", "convolution", "attention", "recurrent", "pointwise", "reduction", "normalisation", "softmax", "look_up", "copy",
+    "pooling", "sort", "scan", "random", "other",
+]  # fmt: skip
+
+
+Layout = Literal["contiguous", "permuted", "transposed"]
+
+
+@attrs.frozen(eq=False)
+class Work:
+    """Work of one op.
+
+    Attributes:
+        operation: the op without namespace and overload.
+        kind: which family it is of.
+        flops: as PyTorch's counter counts them.
+        operations: arithmetic that is really done, elementwise ops and reductions included.
+        bytes_read, bytes_written: memory moved.
+        dims: of products, convolutions, attention and recurrent layers, as products: (batch, rows, columns, contracted);
+            otherwise
+            (elements,), of the larger of operands and results.
+        dtype: of the result.
+        kernel: positions that a convolution's kernel covers.
+        tensors: results that it makes; many for the ops that take lists.
+        layout: of the operand with the worst layout: `contiguous`, `permuted` if only its last dimension is in order, `transposed`
+            otherwise.
+        parts: the steps of a kernel for a whole layer, each as a work without memory.
+        workspace: bytes taken while it runs, beside operands and results.
+    """
+
+    operation: str
+    kind: Kind
+    flops: float
+    operations: float
+    bytes_read: int
+    bytes_written: int
+    dims: tuple[int, ...]
+    dtype: torch.dtype
+    tensors: int = 1
+    kernel: int = 1
+    layout: Layout = "contiguous"
+    parts: tuple[Work, ...] = ()
+    workspace: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Memory moved."""
+        return self.bytes_read + self.bytes_written
+
+
+_LIMIT = 65536
+_known: dict[tuple[object, ...], tuple[object, Work]] = {}
+
+
+def work_of(graph: Graph, node: Node) -> Work:
+    """The work of `node`."""
+    metas = [graph.meta(v) for v in (*node.inputs, *node.outputs)]
+    aliased = is_view(node)
+    # Forms are shared by the calls of one kind; by identity they are quick keys, and what is kept here keeps them.
+    key = (node.op, id(node.form), aliased, node.slots, *metas)
+    found = _known.get(key)
+    if found is not None:
+        return found[1]
+    work = _view(graph, node) if aliased else _work(graph, node)
+    if len(_known) >= _LIMIT:
+        _known.clear()
+    _known[key] = (node.form, work)
+    return work
+
+
+def _view(graph: Graph, node: Node) -> Work:
+    meta = graph.meta(node.outputs[0])
+    return Work(node.operation, "view", 0.0, 0.0, 0, 0, (0,), meta.dtype, tensors=len(node.outputs))
+
+
+def _work(graph: Graph, node: Node) -> Work:
+    made = node.outputs or tuple(dict.fromkeys(node.writes))
+    metas = [graph.meta(v) for v in made]
+    read, written = traffic_of(graph, node)
+    kind = _kind(graph, node)
+    flops = flops_of(graph, node)
+    dims = _dims(graph, node, kind)
+    dtype = metas[0].dtype if metas else torch.float32
+    parts = tuple(_part(name, of, sizes, dtype) for name, of, sizes in parts_of(graph, node))
+    return Work(
+        operation=node.operation,
+        kind=kind,
+        flops=flops or sum(part.flops for part in parts),
+        operations=sum(p.operations for p in parts) or _operations(node.operation, kind, dims, flops),
+        bytes_read=read,
+        bytes_written=written,
+        dims=dims,
+        dtype=dtype,
+        tensors=max(1, len(made)),
+        kernel=_kernel(graph, node) if kind == "convolution" else 1,
+        layout=max(map(_layout, dict.fromkeys(map(graph.meta, node.inputs))), default=_LAYOUTS[0], key=_LAYOUTS.index),
+        parts=parts,
+        workspace=workspace_of(graph, node) or _between(parts),
+    )
+
+
+def _between(parts: tuple[Work, ...]) -> int:
+    """The two largest products of a whole layer, one of which is computed from the other."""
+    made = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
+    return sum(made[-2:])
+
+
+def _part(operation: str, kind: Kind, dims: tuple[int, ...], dtype: torch.dtype) -> Work:
+    flops = 2.0 * math.prod(dims) if kind == "product" else 0.0
+    return Work(operation, kind, flops, _operations(operation, kind, dims, flops), 0, 0, dims, dtype)
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------
+
+_PRODUCTS = frozenset({
+    "_scaled_mm", "addbmm", "addbmm_", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "bmm", "dot",
+    "linear", "matmul", "mm", "mv", "vdot",
+})  # fmt: skip
+_CONVOLUTIONS = frozenset({
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "convolution", "convolution_backward", "convolution_backward_overrideable", "convolution_overrideable",
+    "cudnn_convolution",
+})  # fmt: skip
+_COPIES = frozenset({
+    "_to_copy", "_unsafe_view", "cat", "clone", "constant_pad_nd", "contiguous", "copy_", "repeat", "reshape", "roll",
+    "slice_scatter", "stack", "to", "tril", "triu",
+})  # fmt: skip
+_NORMS = ("layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm")
+_LOOK_UPS = ("embedding", "gather", "index", "scatter", "take", "put")
+_NAMED: dict[str, Kind] = {
+    **dict.fromkeys(_PRODUCTS, "product"),
+    **dict.fromkeys(_CONVOLUTIONS, "convolution"),
+    **dict.fromkeys(FUSED_ATTENTION, "attention"),
+    **dict.fromkeys([f"{name}_backward" for name in FUSED_ATTENTION], "attention"),
+    **dict.fromkeys(RECURRENT, "recurrent"),
+    **dict.fromkeys(_COPIES, "copy"),
+    **dict.fromkeys(["sort", "topk", "argsort", "kthvalue", "median", "_unique2", "msort"], "sort"),
+    **dict.fromkeys(["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "_cummax_helper"], "scan"),
+    **dict.fromkeys([*SOFTMAX, "_log_softmax", "log_softmax"], "softmax"),
+    **dict.fromkeys(["_softmax_backward_data", "_log_softmax_backward_data"], "softmax"),
+}
+
+
+def _kind(graph: Graph, node: Node) -> Kind:
+    operation = node.operation
+    named = _NAMED.get(operation)
+    if named is not None:
+        return named
+    if any(norm in operation for norm in _NORMS):
+        return "normalisation"
+    if "pool" in operation:
+        return "pooling"
+    if node.random or operation in {"dropout", "native_dropout"}:
+        return "random"
+    if operation.lstrip("_").startswith(_LOOK_UPS):
+        return "look_up"
+    if _is_pointwise(node.op) or operation.startswith(("_foreach_", "_fused_")):
+        return "pointwise"
+    return "reduction" if _shrinks(graph, node) else "other"
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_pointwise(op: str) -> bool:
+    if not op.startswith("aten::") or op not in allowed_operators():
+        return False
+    return torch.Tag.pointwise in resolve(op).tags
+
+
+def _shrinks(graph: Graph, node: Node) -> bool:
+    given = max((graph.meta(v).numel for v in node.inputs), default=0)
+    return given > sum(graph.meta(v).numel for v in node.outputs or node.writes)
+
+
+_LAYOUTS: tuple[Layout, ...] = ("contiguous", "permuted", "transposed")
+
+
+def _layout(meta: TensorMeta) -> Layout:
+    """Dimensions of one element, and expanded ones, do not matter."""
+    step, in_order = 1, True
+    dimensions = [(n, s) for n, s in zip(meta.shape, meta.stride, strict=True) if n > 1 and s > 0]
+    for size, stride in reversed(dimensions):
+        in_order &= stride == step
+        step *= size
+    if in_order:
+        return "contiguous"
+    return "permuted" if dimensions[-1][1] == 1 else "transposed"
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------
+
+
+def _dims(graph: Graph, node: Node, kind: Kind) -> tuple[int, ...]:
+    shapes = [graph.meta(v).shape for v in node.inputs]
+    if kind == "product" and len(shapes) >= 2:
+        return _product_dims(graph, node, shapes)
+    if kind == "convolution":
+        return _convolution_dims(graph, node, shapes)
+    if kind == "attention" and len(shapes) >= 3:
+        query, key = shapes[1:3] if node.operation.endswith("_backward") else shapes[:2]
+        return (math.prod(query[:-2]), query[-2], key[-2], query[-1])
+    if kind == "recurrent" and len(shapes) >= 2 and len(shapes[1]) == 3:
+        return _recurrent_dims(shapes)
+    elements = sum(graph.meta(v).numel for v in node.outputs or dict.fromkeys(node.writes))
+    if kind != "look_up":
+        elements = max([elements, *map(math.prod, dict.fromkeys(shapes))])
+    return (elements,)
+
+
+def _product_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    made = graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
+    left, right = shapes[1:3] if node.operation.startswith(("add", "badd")) and len(shapes) > 2 else shapes[:2]
+    contracted = left[-1] if left else 1
+    if len(right) <= 1:
+        return (1, math.prod(made), 1, contracted)
+    columns = made[-1] if made else 1
+    batch = math.prod(right[:-2]) if len(right) > 2 else 1
+    return (batch, math.prod(made) // max(1, batch * columns), columns, contracted)
+
+
+def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """As products, one for each group: (positions, output channels, elements of the kernel for each position)."""
+    backward, given = "backward" in node.operation, arguments(node)
+    operand, weight = shapes[1:3] if backward else shapes[:2]
+    made = shapes[0] if backward else graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
+    transposed = bool(given.get("transposed")) or "transpose" in node.operation
+    space = operand if transposed else made
+    batch = space[0] if len(space) == len(weight) else 1
+    positions = batch * math.prod(space[2 - len(weight) :])
+    groups, kernel = max(1, int(given.get("groups") or 1)), math.prod(weight[2:])
+    if transposed:
+        return (groups, positions, weight[1] * kernel, weight[0] // groups)
+    return (groups, positions, weight[0] // groups, weight[1] * kernel)
+
+
+def _recurrent_dims(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """As products, one for each step of each layer and direction, with all matrices of a step together."""
+    matrices = [shape for shape in shapes[1:] if len(shape) == 2]
+    layers, rows, _ = shapes[1]
+    steps = math.prod(shapes[0][:-1]) // max(1, rows)
+    columns = matrices[0][0] if matrices else 1
+    contracted = sum(map(math.prod, matrices)) // max(1, layers * columns)
+    return (steps * layers, rows, columns, contracted)
+
+
+def _kernel(graph: Graph, node: Node) -> int:
+    """Positions of a convolution's kernel."""
+    weight = graph.meta(node.inputs[2 if "backward" in node.operation else 1])
+    return math.prod(weight.shape[2:])
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------
+
+# Arithmetic for each element.
+_EACH: dict[Kind, float] = {"normalisation": 8.0, "softmax": 5.0, "pooling": 9.0, "random": 10.0, "copy": 0.0}
+
+
+def _operations(operation: str, kind: Kind, dims: tuple[int, ...], flops: float) -> float:
+    if kind in {"product", "convolution"} and len(dims) == 4:
+        passes = 2.0 if operation.startswith("convolution_backward") else 1.0
+        return passes * 2.0 * math.prod(dims)
+    if kind == "attention":  # backward, kernels compute the scores again
+        return (5.0 if operation.endswith("_backward") else 2.0) * 2.0 * math.prod(dims)
+    if flops:
+        return flops
+    elements = dims[0]
+    if kind == "sort":
+        return elements * math.log2(max(2, elements))
+    return elements * _EACH.get(kind, 1.0)

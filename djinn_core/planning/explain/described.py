@@ -1,0 +1,217 @@
+"""Decisions of each stage with reasons, as values that JSON can hold. Times in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.schedule import Step
+from djinn_core.planning.explain.outline import Part, outline
+from djinn_core.planning.explain.survey import MatchSummary, Survey
+
+_DEAREST = 5
+
+
+def describe(result: PipelineResult, *, unfold: bool = False) -> dict[str, Any]:
+    """The decisions of every stage that ran, and the tree of modules; `unfold` lists equal layers one by one."""
+    parts = {
+        "graph": _graph(result),
+        "annotate": _profile(result),
+        "estimate": _costs(result),
+        "optimize": _plan(result),
+        "place": _placement(result),
+        "schedule": _schedule(result),
+        "modules": modules(result, unfold=unfold),
+    }
+    described = {name: part for name, part in parts.items() if part is not None}
+    return {**described, "seconds": dict(result.seconds)}
+
+
+def modules(result: PipelineResult, *, unfold: bool = False) -> dict[str, Any]:
+    """The tree of modules with what is known of each."""
+    whole = outline(result.graph, result.profile, unfold=unfold)
+    survey = Survey(result, whole)
+    return _part(whole, survey)
+
+
+def _part(part: Part, survey: Survey) -> dict[str, Any]:
+    facts = survey.facts(part)
+    cost = {"flops": facts.flops, "bytes_moved": facts.moved, "seconds": facts.seconds} if survey.has_costs else {}
+    return {
+        "name": part.name,
+        "path": part.path,
+        "class": part.kind,
+        "count": part.count,
+        "calls": part.calls,
+        "ops": facts.ops,
+        "running": facts.running,
+        **cost,
+        "phases": dict(facts.phases),
+        "devices": dict(facts.devices),
+        "operations": dict(facts.operations),
+        "dearest": list(facts.dearest),
+        "bytes_by_residency": dict(facts.held),
+        "patterns": [_found(found) for found in facts.patterns],
+        "parts": [_part(inner, survey) for inner in part.parts],
+    }
+
+
+def _found(found: MatchSummary) -> dict[str, Any]:
+    return {
+        "pattern": found.pattern,
+        "count": found.count,
+        "confidence": found.confidence,
+        "reason": found.reason,
+        "details": plain(found.details),
+    }
+
+
+def plain(value: Any) -> Any:
+    """A fact that a plugin gave, as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(fact) for name, fact in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+
+
+def _graph(result: PipelineResult) -> dict[str, Any]:
+    graph = result.graph
+    return {
+        "nodes": len(graph.nodes),
+        "inputs": len(graph.inputs),
+        "outputs": len(graph.outputs),
+        "topology_hash": graph.topology_hash,
+        "shape_hash": graph.shape_hash,
+        "operations": counted(node.op for node in graph.nodes),
+    }
+
+
+def _profile(result: PipelineResult) -> dict[str, Any] | None:
+    profile = result.profile
+    if profile is None:
+        return None
+    sizes: Counter[str] = Counter()
+    for value, residency in profile.residency.items():
+        sizes[residency.value] += result.graph.meta(value).nbytes
+    return {**profile_facts(profile), "bytes_by_residency": dict(sizes), "patterns": _matches(profile)}
+
+
+def profile_facts(profile: WorkloadProfile) -> dict[str, Any]:
+    """Summary of a profile for the whole program."""
+    return {
+        "workload": profile.workload.value,
+        "reasons": list(profile.reasons),
+        "phases": counted(p.value for p in profile.phases),
+        "modalities": counted(m.value for m in profile.modalities),
+        "residency": counted(r.value for r in profile.residency.values()),
+        "roles": counted(profile.roles.values()),
+    }
+
+
+def _matches(profile: WorkloadProfile) -> list[dict[str, Any]]:
+    return [
+        {
+            "pattern": match.pattern,
+            "nodes": list(match.nodes),
+            "confidence": match.confidence,
+            "reason": match.reason,
+            "phase": match.phase.value if match.phase else None,
+            "details": plain(match.details),
+        }
+        for match in profile.patterns
+    ]
+
+
+def _costs(result: PipelineResult) -> dict[str, Any] | None:
+    if result.costs is None:
+        return None
+    devices = {
+        device: {
+            "seconds": sum(e.seconds for e in estimates),
+            "bytes_read": sum(e.bytes_read for e in estimates),
+            "bytes_written": sum(e.bytes_written for e in estimates),
+            "models": counted(e.model or "none" for e in estimates),
+            "calibrated": _calibrated(result, device),
+        }
+        for device, estimates in result.costs.by_device.items()
+    }
+    return {"flops": result.costs.flops, "devices": devices, "dearest": _dearest(result)}
+
+
+def _calibrated(result: PipelineResult, device: str) -> bool:
+    return any(d.id == device and d.calibration is not None for d in result.topology.devices)
+
+
+def _dearest(result: PipelineResult) -> list[dict[str, Any]]:
+    """The ops that take longest on the first device, summed by op."""
+    estimates = next(iter(result.costs.by_device.values()), ()) if result.costs else ()
+    seconds: dict[str, float] = {}
+    for node, estimate in zip(result.graph.nodes, estimates, strict=False):
+        seconds[node.op] = seconds.get(node.op, 0.0) + estimate.seconds
+    dearest = sorted(seconds.items(), key=lambda item: -item[1])[:_DEAREST]
+    return [{"op": op, "seconds": spent} for op, spent in dearest]
+
+
+def _plan(result: PipelineResult) -> dict[str, Any] | None:
+    if result.plan is None:
+        return None
+    return {
+        "nodes": len(result.plan.nodes),
+        "nodes_before": len(result.graph.nodes),
+        "hints": {name: len(facts) for name, facts in result.plan.hints.items()},
+        "equal_slots": len(result.plan.equal_slots),
+        "optimizations": [
+            {
+                "optimization": r.optimization,
+                "applied": r.applied,
+                "reason": r.reason,
+                "dropped": len(r.rewrite.drop),
+                "seconds_before": r.seconds_before,
+                "seconds_after": r.seconds_after,
+            }
+            for r in result.plan.results
+        ],
+    }
+
+
+def _placement(result: PipelineResult) -> dict[str, Any] | None:
+    if result.placement is None:
+        return None
+    decided = Counter((d.device, d.reason) for d in result.placement.decisions)
+    repeated = Counter((r.device, r.reason) for r in result.placement.replicas)
+    return {
+        "policy": result.placement.policy,
+        "refused": list(result.placement.refused),
+        "devices": list(result.placement.devices),
+        "decisions": [{"device": d, "reason": r, "nodes": n} for (d, r), n in decided.items()],
+        "replicas": [{"device": d, "reason": r, "nodes": n} for (d, r), n in repeated.items()],
+    }
+
+
+def _schedule(result: PipelineResult) -> dict[str, Any] | None:
+    schedule = result.schedule
+    if schedule is None:
+        return None
+    return {
+        "scheduler": schedule.scheduler,
+        "reasons": list(schedule.reasons),
+        "stages": len({g.stage for g in schedule.groups}),
+        "groups": [
+            {"stage": g.stage, "device": g.device, "nodes": len(g.nodes), "strategy": g.strategy.value}
+            for g in schedule.groups
+        ],
+        "steps": {device: counted(map(_step_name, steps)) for device, steps in schedule.steps.items()},
+    }
+
+
+def _step_name(step: Step) -> str:
+    return type(step).__name__.lower()
+
+
+def counted(names: Iterable[str]) -> dict[str, int]:
+    """Number of occurrences of each name, the most frequent first."""
+    return dict(Counter(names).most_common())

@@ -1,0 +1,82 @@
+"""Renderers of plugins: found by format or file ending, with their errors named after their plugins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from djinn_core.errors import ConfigurationError, DjinnError, PluginError
+from djinn_core.hookspecs.renderers import Renderer
+from djinn_core.ir.result import PipelineResult
+from djinn_core.logs import get_logger
+from djinn_core.registry.registry import Registry
+
+_INSTALL = (
+    "Packages with renderers bring others: `pip install ./plugins/renderers/html` in a checkout of Djinn those for .svg and "
+    ".html. `djinn plugins` shows what is installed and what is broken or disabled"
+)
+log = get_logger("djinn.plugins")
+
+
+def renderer_of(name: str, registry: Registry) -> Renderer:
+    """The renderer of a format.
+
+    Raises:
+        ConfigurationError: no plugin has it; the message names a package to install.
+    """
+    for renderer in registry.renderers:
+        if renderer.name == name:
+            return renderer
+    there = ", ".join(("text", "json", *(renderer.name for renderer in registry.renderers)))
+    raise ConfigurationError(f"there is no format {name!r} (there are: {there}). {_INSTALL}")
+
+
+def renderer_for(file: Path, registry: Registry) -> Renderer:
+    """The renderer for a file, by the ending of its name.
+
+    Raises:
+        ConfigurationError: no plugin has one, or there is no such folder.
+    """
+    suffix = file.suffix.lower()
+    found = next((renderer for renderer in registry.renderers if suffix in renderer.suffixes), None)
+    if found is None:
+        there = ", ".join(sorted(s for renderer in registry.renderers for s in renderer.suffixes)) or "none"
+        raise ConfigurationError(
+            f"{file}: no renderer writes files that end in {suffix or 'nothing'} (there are: {there}). {_INSTALL}"
+        )
+    if not file.parent.is_dir():
+        raise ConfigurationError(f"{file}: there is no folder {file.parent}; make it first")
+    return found
+
+
+def render(result: PipelineResult, renderer: Renderer, registry: Registry) -> bytes:
+    """A program in the format of a renderer; text as UTF-8.
+
+    Raises:
+        PluginError: the renderer raised something that is no error of Djinn.
+    """
+    try:
+        made = renderer.render(result)
+    except DjinnError:
+        raise
+    except Exception as error:
+        raise PluginError(_failed(renderer, registry, error)) from error
+    return made.encode() if isinstance(made, str) else made
+
+
+def notebook_view(value: object, media_type: str, registry: Registry) -> str | None:
+    """A value as the first renderer shows it that has a view in this media type; None if none has."""
+    for renderer in registry.renderers:
+        if renderer.media_type == media_type:
+            try:
+                view = renderer.display(value)
+            except Exception as error:
+                log.warning("a notebook shows text instead", error=_failed(renderer, registry, error))
+                continue
+            if view is not None:
+                return view
+    return None
+
+
+def _failed(renderer: Renderer, registry: Registry, error: Exception) -> str:
+    owner = registry.owner("renderers", renderer.name)
+    return f"the renderer {renderer.name!r} of {owner} raised {type(error).__name__}: {error}"

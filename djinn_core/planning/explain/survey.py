@@ -1,0 +1,195 @@
+"""Facts about each part of an outline: cost, phases, resident values, devices, and patterns."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from djinn_core.ir.costs import CostEstimate
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
+from djinn_core.ir.result import PipelineResult
+from djinn_core.planning.explain.outline import Part
+
+_NUMBER = re.compile(r"\d+")
+
+
+@attrs.frozen
+class MatchSummary:
+    """Matches of one pattern for equal reasons, in one part.
+
+    Attributes:
+        reason: of the first. confidence: the least. details: facts that all of them share.
+    """
+
+    pattern: str
+    count: int
+    confidence: float
+    reason: str
+    details: Mapping[str, Any]
+
+
+@attrs.frozen
+class Facts:
+    """Facts about one part; everything that is folded in it counts.
+
+    Attributes:
+        ops: how many. running: how many of them are left after the optimizations.
+        flops, moved, seconds: work, memory traffic in bytes, and predicted time where the part was placed.
+        phases: ops by phase. devices: ops by device. operations: ops by name.
+        dearest: names of the ops that compute, those first that take longest.
+        held: bytes by residency of the memory that its ops read or make, activations left out.
+        patterns: what was recognised in it, and in none of its parts alone.
+    """
+
+    ops: int
+    running: int
+    flops: float
+    moved: int
+    seconds: float
+    phases: Mapping[str, int]
+    devices: Mapping[str, int]
+    operations: Mapping[str, int]
+    dearest: tuple[str, ...]
+    held: Mapping[str, int]
+    patterns: tuple[MatchSummary, ...]
+
+    @property
+    def phase(self) -> str:
+        """The phase of most of its ops; empty if none is known."""
+        return next((p for p in self.phases if p != ExecutionPhase.UNKNOWN.value), "")
+
+
+@attrs.define(slots=False)
+class Survey:
+    """Knows the facts of every part of one outline."""
+
+    result: PipelineResult
+    whole: Part
+
+    def facts(self, part: Part) -> Facts:
+        """Facts about `part`."""
+        estimates = [e for e in map(self._estimates.get, part.nodes) if e is not None]
+        nodes = self.result.graph.nodes
+        return Facts(
+            ops=len(part.nodes),
+            running=sum(n in self._running for n in part.nodes),
+            flops=sum(e.flops for e in estimates),
+            moved=sum(e.bytes_read + e.bytes_written for e in estimates),
+            seconds=sum(e.seconds for e in estimates),
+            phases=_counted(self._phases[n] for n in part.nodes if n < len(self._phases)),
+            devices=_counted(self._devices[n] for n in part.nodes if n in self._devices),
+            operations=_counted(nodes[n].operation for n in part.nodes),
+            dearest=self._dearest(part),
+            held=self._held(part),
+            patterns=tuple(_found(self._matches.get(id(part), ()))),
+        )
+
+    @property
+    def has_costs(self) -> bool:
+        """True if costs were estimated."""
+        return self.result.costs is not None
+
+    @property
+    def is_spread(self) -> bool:
+        """True if the program was placed on more than one device."""
+        return self.result.placement is not None and len(self.result.placement.devices) > 1
+
+    @cached_property
+    def _phases(self) -> list[str]:
+        return [p.value for p in self.result.profile.phases] if self.result.profile is not None else []
+
+    @cached_property
+    def _devices(self) -> dict[int, str]:
+        placement = self.result.placement
+        return {d.node: d.device for d in placement.decisions} if placement is not None else {}
+
+    @cached_property
+    def _running(self) -> frozenset[int]:
+        plan = self.result.plan
+        return frozenset(plan.nodes if plan is not None else range(len(self.result.graph.nodes)))
+
+    @cached_property
+    def _estimates(self) -> dict[int, CostEstimate]:
+        """For each node its cost on the device where it was placed, or else on the first."""
+        costs = self.result.costs
+        if costs is None or not costs.by_device:
+            return {}
+        first = next(iter(costs.by_device))
+        count = len(self.result.graph.nodes)
+        return {n: costs.by_device[self._devices.get(n, first)][n] for n in range(count)}
+
+    @cached_property
+    def _kinds(self) -> dict[int, tuple[str, int]]:
+        """By storage what it is and its size in bytes; activations are left out."""
+        kinds: dict[int, tuple[str, int]] = {}
+        profile = self.result.profile
+        for value, kind in (profile.residency if profile is not None else {}).items():
+            if kind is not DataResidency.EPHEMERAL_ACTIVATION:
+                known = kinds.get(storage_of(value), ("", 0))
+                kinds[storage_of(value)] = kind.value, max(known[1], self._nbytes(value))
+        return kinds
+
+    def _nbytes(self, value: int) -> int:
+        meta = self.result.graph.meta(value)
+        return min(meta.nbytes, meta.extent * meta.dtype.itemsize)  # an expanded dimension takes no memory
+
+    def _dearest(self, part: Part) -> tuple[str, ...]:
+        graph, spent = self.result.graph, dict[str, float]()
+        looks = graph.flow.looks
+        computing = [n for n in part.nodes if not looks[n]] or part.nodes
+        for node in computing:
+            name, estimate = graph.nodes[node].operation, self._estimates.get(node)
+            spent[name] = spent.get(name, 0.0) + (estimate.seconds if estimate is not None else 1.0)
+        return tuple(sorted(spent, key=lambda name: -spent[name]))
+
+    def _held(self, part: Part) -> dict[str, int]:
+        nodes, kinds = self.result.graph.nodes, self._kinds
+        storages = {storage_of(v) for n in part.nodes for v in (*nodes[n].inputs, *nodes[n].outputs)}
+        held: dict[str, int] = {}
+        for storage in sorted(storages & kinds.keys()):
+            kind, nbytes = kinds[storage]
+            held[kind] = held.get(kind, 0) + nbytes
+        return dict(sorted(held.items(), key=lambda item: -item[1]))
+
+    @cached_property
+    def _matches(self) -> dict[int, list[PatternMatch]]:
+        """By part the matches that lie in it, and in none of its parts alone."""
+        matches: dict[int, list[PatternMatch]] = defaultdict(list)
+        for match in self.result.profile.patterns if self.result.profile is not None else ():
+            matches[id(_smallest(self.whole, match.nodes))].append(match)
+        return matches
+
+
+def _smallest(part: Part, nodes: Sequence[int]) -> Part:
+    """The smallest part that has all of the nodes; ops between modules are none."""
+    while True:
+        inner = next((p for p in part.parts if not p.is_own and nodes and nodes[0] in p.members), None)
+        if inner is None or not inner.members.issuperset(nodes):
+            return part
+        part = inner
+
+
+def _found(matches: Sequence[PatternMatch]) -> Iterable[MatchSummary]:
+    alike: dict[tuple[str, str], list[PatternMatch]] = defaultdict(list)
+    for match in matches:
+        alike[match.pattern, _NUMBER.sub("#", match.reason)].append(match)
+    for (pattern, _), same in alike.items():
+        shared = {
+            name: fact for name, fact in same[0].details.items() if all(m.details.get(name) == fact for m in same)
+        }
+        yield MatchSummary(pattern, len(same), min(m.confidence for m in same), same[0].reason, shared)
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(names).most_common())
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first few of some names."""
+    return ", ".join(names[:most]) + (" …" if len(names) > most else "")

@@ -1,0 +1,207 @@
+"""Decisions of each stage with reasons, as text: a heading for each stage, a line for each decision, and the tree of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+from typing import Any, Self
+
+import attrs
+
+from djinn_core.ir.result import PipelineResult
+from djinn_core.planning.explain.described import describe
+from djinn_core.planning.explain.survey import some
+from djinn_core.planning.explain.units import duration, share, size, work
+
+_SHOWN = 12  # lines of one kind before the rest is summed up
+_WIDTH = 120
+_WORDS = {
+    "persistent_weight": "weights",
+    "stateful_kv_cache": "KV cache",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "input": "inputs",
+    "ephemeral_activation": "activations",
+}
+
+
+class Explanation(str):
+    """Text that shows itself as it is, also at the prompt; `described` has the same as values that JSON can hold."""
+
+    __slots__ = ("described",)
+    described: dict[str, Any]
+
+    def __new__(cls, text: str, described: dict[str, Any]) -> Self:  # noqa: D102 - as of any class
+        explanation = super().__new__(cls, text)
+        explanation.described = described
+        return explanation
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def explain(result: PipelineResult, *, unfold: bool = False, depth: int | None = None) -> Explanation:
+    """The decisions of every stage that ran.
+
+    Args:
+        result: what the pipeline said.
+        unfold: whether equal layers are listed one by one.
+        depth: how many levels of modules are listed; None: all.
+    """
+    described = describe(result, unfold=unfold)
+    lines: list[str] = []
+    for stage, tell in _TELLERS.items():
+        if stage in described:
+            seconds = described["seconds"].get(stage)
+            lines.append(f"{stage}{f'  ({duration(seconds)})' if seconds else ''}")
+            lines += [f"  {line}" for line in tell(described[stage])]
+    lines += ["modules", *(f"  {line}" for line in tree(described["modules"], depth))]
+    return Explanation("\n".join(lines), described)
+
+
+@attrs.frozen
+class _TreeRow:
+    label: str
+    cells: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # what was recognised, below the row
+    under: str = ""  # what the lines below begin with
+
+
+def tree(whole: dict[str, Any], depth: int | None = None) -> Iterator[str]:
+    """The tree of modules, a row for each, with what was recognised below it."""
+    titles = ("phase", "ops", "work", "moved", "time", "share") if "seconds" in whole else ("phase", "ops")
+    rows = [_TreeRow("", (*titles, "holds")), *_rows(whole, whole, depth, "", "")]
+    label = max(len(row.label) for row in rows)
+    widths = [max(len(row.cells[c]) for row in rows) for c in range(len(titles))]
+    for row in rows:
+        numbers = [
+            f"{cell:<{w}}" if not c else f"{cell:>{w}}"
+            for c, (cell, w) in enumerate(zip(row.cells, widths, strict=False))
+        ]
+        yield "  ".join([f"{row.label:<{label}}", *numbers, row.cells[-1]]).rstrip()
+        for note in row.notes:
+            yield from wrap(note, _WIDTH, initial_indent=f"{row.under}· ", subsequent_indent=f"{row.under}  ")
+
+
+def _rows(part: dict[str, Any], whole: dict[str, Any], depth: int | None, head: str, under: str) -> Iterator[_TreeRow]:
+    inner = part["parts"] if depth != 0 else []
+    notes = tuple(note for found in part["patterns"] for note in _note(found))
+    yield _TreeRow(head + _label(part), _cells(part, whole), notes, f"{under}{'│  ' if inner else '   '}")
+    below = None if depth is None else depth - 1
+    for child in inner:
+        last = child is inner[-1]
+        yield from _rows(
+            child, whole, below, f"{under}{'└─ ' if last else '├─ '}", f"{under}{'   ' if last else '│  '}"
+        )
+
+
+def _label(part: dict[str, Any]) -> str:
+    if not part["name"]:
+        return f"({some(part['dearest'])})"
+    times = f" x{part['count']}" if part["count"] > 1 else ""
+    kind = f"  {part['class']}" if part["class"] and part["class"] != part["name"] else ""
+    return f"{part['name']}{times}{kind}"
+
+
+def _cells(part: dict[str, Any], whole: dict[str, Any]) -> tuple[str, ...]:
+    cost: tuple[str, ...] = ()
+    if "seconds" in part:
+        spent = share(part["seconds"], whole["seconds"])
+        worked = work(part["flops"]) if part["flops"] else "-"
+        cost = (worked, size(part["bytes_moved"]), duration(part["seconds"]), spent)
+    phase = next((p for p in part["phases"] if p != "unknown"), "")
+    more = "+" if len([p for p in part["phases"] if p != "unknown"]) > 1 else ""
+    held = [f"{size(nbytes)} {_WORDS.get(kind, kind)}" for kind, nbytes in part["bytes_by_residency"].items() if nbytes]
+    where = [f"on {', '.join(part['devices'])}"] if len(whole["devices"]) > 1 else []
+    return (phase + more, f"{part['ops']:,}", *cost, ", ".join([*held, *where]))
+
+
+def _note(found: dict[str, Any]) -> Iterator[str]:
+    times = f" x{found['count']}" if found["count"] > 1 else ""
+    said = {n: f for n, f in found["details"].items() if f is not None and not isinstance(f, dict | list)}
+    facts = ", ".join(f"{name} {fact}" for name, fact in said.items())
+    yield f"{found['pattern']}{times} ({found['confidence']:.2f}): {found['reason']}{f'; {facts}' if facts else ''}"
+
+
+def listed(counts: dict[str, int]) -> str:
+    """Names with their counts, as far as they fit into a line."""
+    shown = [f"{name} {count:,}" for name, count in list(counts.items())[:_SHOWN]]
+    rest = sum(list(counts.values())[_SHOWN:])
+    return ", ".join([*shown, f"others {rest:,}"] if rest else shown) or "none"
+
+
+def _tell_graph(part: dict[str, Any]) -> Iterator[str]:
+    yield f"{part['nodes']:,} nodes, {part['inputs']:,} inputs, {part['outputs']:,} outputs"
+    yield f"topology {part['topology_hash']}, shapes {part['shape_hash']}"
+    yield f"ops: {listed(part['operations'])}"
+
+
+def _tell_profile(part: dict[str, Any]) -> Iterator[str]:
+    yield f"workload {part['workload']}: {'; '.join(part['reasons'])}"
+    yield f"phases: {listed(part['phases'])}"
+    yield f"modalities: {listed(part['modalities'])}"
+    sizes = part["bytes_by_residency"]
+    kinds = [f"{n:,} {_WORDS.get(k, k)} ({size(sizes[k])})" for k, n in part["residency"].items()]
+    yield f"values: {', '.join(kinds) or 'none'}"
+    sure: dict[str, list[float]] = {}
+    for match in part["patterns"]:
+        sure.setdefault(match["pattern"], []).append(match["confidence"])
+    patterns = [f"{name} {len(found)} ({_range(found)})" for name, found in sure.items()]
+    yield f"patterns, and how sure they are: {', '.join(patterns) or 'none'}"
+
+
+def _range(numbers: Sequence[float]) -> str:
+    low, high = f"{min(numbers):.2f}", f"{max(numbers):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _tell_costs(part: dict[str, Any]) -> Iterator[str]:
+    yield f"{work(part['flops'])} of products, convolutions and attention"
+    for device, cost in part["devices"].items():
+        moved = size(cost["bytes_read"] + cost["bytes_written"])
+        by = f"predicted by {listed(cost['models'])}"
+        assumed = "measured speeds" if cost["calibrated"] else "assumed speeds: `djinn calibrate` measures"
+        yield f"{device}: {duration(cost['seconds'])}, {moved} moved, {by} ({assumed})"
+    if part["dearest"]:
+        yield "dearest: " + ", ".join(f"{d['op']} {duration(d['seconds'])}" for d in part["dearest"])
+
+
+def _tell_plan(part: dict[str, Any]) -> Iterator[str]:
+    yield f"{part['nodes']:,} of {part['nodes_before']:,} nodes run"
+    for r in part["optimizations"]:
+        saved = f", {duration(r['seconds_before'])} to {duration(r['seconds_after'])}" if r["applied"] else ""
+        yield f"{r['optimization']} {'applied' if r['applied'] else 'not applied'}: {r['reason']}{saved}"
+    if part["hints"]:
+        yield f"hints: {listed(part['hints'])}"
+
+
+def _tell_placement(part: dict[str, Any]) -> Iterator[str]:
+    yield f"policy {part['policy']}"
+    for refused in part["refused"][:_SHOWN]:
+        yield f"not {refused}"
+    for decision in part["decisions"][:_SHOWN]:
+        yield f"{decision['nodes']:,} nodes on {decision['device']}: {decision['reason']}"
+    if len(part["decisions"]) > _SHOWN:
+        yield f"and {len(part['decisions']) - _SHOWN} more reasons"
+    for replica in part["replicas"][:_SHOWN]:
+        yield f"{replica['nodes']:,} nodes on {replica['device']} as well: {replica['reason']}"
+
+
+def _tell_schedule(part: dict[str, Any]) -> Iterator[str]:
+    yield f"scheduler {part['scheduler']}: {'; '.join(part['reasons'])}"
+    for group in part["groups"][:_SHOWN]:
+        yield f"stage {group['stage']}: {group['nodes']:,} nodes on {group['device']}, {group['strategy']}"
+    if len(part["groups"]) > _SHOWN:
+        yield f"and {len(part['groups']) - _SHOWN} more groups"
+    for device, steps in part["steps"].items():
+        yield f"{device}: {listed(steps)}"
+
+
+_TELLERS = {
+    "graph": _tell_graph,
+    "annotate": _tell_profile,
+    "estimate": _tell_costs,
+    "optimize": _tell_plan,
+    "place": _tell_placement,
+    "schedule": _tell_schedule,
+}

@@ -1,0 +1,118 @@
+"""Layers: products with a weight, however they are written."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn_core.ir.flow import Flow
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.planning.matching.match_result import Found, Ways
+from djinn_core.planning.matching.terms import Term
+
+_PRODUCTS = frozenset({"addmm", "linear", "matmul", "mm"})
+_BIASED = frozenset({"add", "add_"})
+# What fills a new weight: a model may be built in the very program that uses it.
+_FILLED = frozenset({
+    "add_", "clamp_", "empty", "empty_strided", "erfinv_", "fill_", "full", "mul_", "normal_", "ones", "rand", "randn",
+    "uniform_", "zero_", "zeros",
+})  # fmt: skip
+_FILLS = 8
+
+
+def is_given(flow: Flow, source: int) -> bool:
+    """True if `source` is an input, or was filled with constants by the program: a weight, not the result of a computation."""
+    for _ in range(_FILLS):
+        source = flow.beyond(source)
+        if source < 0:
+            return True
+        if flow.graph.nodes[source].operation not in _FILLED:
+            return False
+        sources = flow.sources[source]
+        if not sources:
+            return True
+        source = sources[0]
+    return False
+
+
+@attrs.frozen
+class Layer:
+    """A product with a weight.
+
+    Attributes:
+        node: the op that gives the result, which may be the addition of the bias. product: the product itself.
+        data: source of what is multiplied. weight, bias: sources of the weight and the bias, if there is one.
+    """
+
+    node: Node
+    product: Node
+    data: int
+    weight: int
+    bias: int | None = None
+
+
+def layer_at(graph: Graph, node: Node) -> Layer | None:
+    """The layer that ends in `node`: `linear`, `addmm`, `mm` or `matmul` with a weight, and an addition of a bias."""
+    if node.operation in _PRODUCTS:
+        return _product(graph, node)
+    if node.operation in _BIASED and len(node.inputs) == 2:
+        return _biased(graph, node)
+    return None
+
+
+def _product(graph: Graph, node: Node) -> Layer | None:
+    flow, sources = graph.flow, graph.flow.sources[node.id]
+    if node.operation == "linear":
+        return Layer(node, node, sources[0], sources[1], sources[2] if len(sources) > 2 else None)
+    bias, (left, right) = (sources[0], sources[1:3]) if node.operation == "addmm" else (None, sources[:2])
+    given, ranks = [is_given(flow, s) for s in (left, right)], [len(graph.meta(v).shape) for v in node.inputs[-2:]]
+    if given[1] and ranks[1] == 2:
+        return Layer(node, node, left, right, bias)
+    if given[0] and ranks[0] == 2:
+        return Layer(node, node, right, left, bias)
+    return None
+
+
+def _biased(graph: Graph, node: Node) -> Layer | None:
+    flow = graph.flow
+    first, second = flow.operands(node)
+    for product, bias in ((first, second), (second, first)):
+        maker = flow.node(product)
+        if maker is None or maker.operation not in {"matmul", "mm"} or not is_given(flow, bias):
+            continue
+        layer = _product(graph, maker)
+        if layer is not None and len(graph.meta(flow.value(bias)).shape) == 1:
+            return Layer(node, maker, layer.data, layer.weight, bias)
+    return None
+
+
+@attrs.frozen(eq=False)
+class LayerTerm(Term):
+    """A linear layer; what flows into it is its data, not its weight."""
+
+    feeds: tuple[Term, ...] = ()
+
+    @property
+    def ends(self) -> frozenset[str]:
+        return _PRODUCTS | _BIASED
+
+    def fed_by(self, before: Term) -> LayerTerm:
+        return LayerTerm((*self.feeds, before))
+
+    def ways(self, found: Found, source: int) -> Ways:
+        source = found.graph.flow.beyond(source)
+        layer = layer_at(found.graph, found.graph.nodes[source]) if source >= 0 else None
+        if layer is not None:
+            yield from _fed(found.covering(layer.product.id, layer.node.id), layer.data, self.feeds)
+
+
+def _fed(found: Found, source: int, feeds: tuple[Term, ...]) -> Ways:
+    if not feeds:
+        yield found
+        return
+    for way in feeds[0].ways(found, source):
+        yield from _fed(way, source, feeds[1:])
+
+
+def linear() -> LayerTerm:
+    """A linear layer: a product of data with a weight, as `linear`, `addmm`, `mm` or `matmul`, with or without a bias."""
+    return LayerTerm()

@@ -1,0 +1,111 @@
+"""A term as a pattern that plugins can register."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality, PatternMatch
+from djinn_core.planning.matching.match_result import Found
+from djinn_core.planning.matching.terms import Term, has_conditions
+
+
+@attrs.frozen(eq=False)
+class Matcher:
+    """A pattern that finds a term; made by `matcher`. It fits the Protocol `Pattern`."""
+
+    name: str
+    operations: frozenset[str]
+    term: Term
+    confidence: float | Callable[[Found], float]
+    reason: str | Callable[[Found], str]
+    check: Callable[[Found], bool] | None = None
+    details: Callable[[Found], Mapping[str, Any]] | None = None
+    hints: Callable[[Found], Mapping[str, Any]] | None = None
+    residency: Mapping[str, DataResidency] = attrs.field(factory=dict)
+    phase: ExecutionPhase | None = None
+    modality: Modality | None = None
+    tolerates_growth: bool = False
+
+    def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
+        """At most one match for each of `candidates` that the term can end with: the first way in which it fits."""
+        for node in candidates:
+            found = self.find(graph, node)
+            if found is not None:
+                yield self._match(found)
+
+    def find(self, graph: Graph, node: Node) -> Found | None:
+        """The first way in which the term fits where it ends in `node`, or None."""
+        for found in self.term.ways(Found(graph, {}, {}), node.id):
+            if node.id in found.nodes and (self.check is None or self.check(found)):
+                return found
+        return None
+
+    def _match(self, found: Found) -> PatternMatch:
+        return PatternMatch(
+            pattern=self.name,
+            nodes=tuple(sorted(found.nodes)),
+            confidence=self.confidence(found) if callable(self.confidence) else self.confidence,
+            reason=self.reason(found) if callable(self.reason) else self.reason.format(**found.described()),
+            hints=self.hints(found) if self.hints is not None else {},
+            residency={found.value(name): kind for name, kind in self.residency.items() if name in found},
+            phase=self.phase,
+            modality=self.modality,
+            details=self.details(found) if self.details is not None else {},
+        )
+
+
+def matcher(
+    name: str,
+    term: Term,
+    *,
+    confidence: float | Callable[[Found], float],
+    reason: str | Callable[[Found], str],
+    check: Callable[[Found], bool] | None = None,
+    details: Callable[[Found], Mapping[str, Any]] | None = None,
+    hints: Callable[[Found], Mapping[str, Any]] | None = None,
+    residency: Mapping[str, DataResidency] | None = None,
+    phase: ExecutionPhase | None = None,
+    modality: Modality | None = None,
+    tolerates_growth: bool = False,
+) -> Matcher:
+    """A pattern that finds `term`.
+
+    Args:
+        name: unique among patterns.
+        term: what to look for; the op that it ends with leads to candidates.
+        confidence: of matches given 0.9, nine in ten are right; a number, or a function of what was found.
+        reason: a sentence; `{x}` stands for the op or input that the term names `x`. Or a function.
+        check: what must hold of all that was found together.
+        details: facts about a match.
+        hints: what follows from it for placement and scheduling.
+        residency: how long the values of these names live.
+        phase: what a match reveals of its nodes.
+        modality: the same.
+        tolerates_growth: True if the functions and conditions decide the same for programs that differ in sizes only; see
+            `GrowthTolerant`. Without functions and conditions it is True.
+
+    Raises:
+        ConfigurationError: the term may end with anything.
+    """
+    if not term.ends:
+        raise ConfigurationError(f"the pattern {name!r} may end with any op: end it with op(...) or linear()")
+    asks = any(callable(f) for f in (confidence, reason, check, details, hints)) or has_conditions(term)
+    return Matcher(
+        name,
+        term.ends,
+        term,
+        confidence,
+        reason,
+        check,
+        details,
+        hints,
+        residency or {},
+        phase,
+        modality,
+        tolerates_growth=tolerates_growth or not asks,
+    )

@@ -1,0 +1,355 @@
+"""The pattern language: terms that say which ops flow into which, and the functions that make them (`op`, `through`, ...).
+
+A term is matched backwards from the op that ends it, because an op has few operands and may have many users. Views, casts,
+copies and dropout that is off may stand anywhere between two ops, unless a term names them. A name without a trailing
+underscore means the op in place as well: `op("relu")` finds `relu_`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from djinn_core.ir.arguments import arguments
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.planning.matching.match_result import Found, Place, Ways
+
+Condition = Callable[[Place], bool]
+_COMMUTATIVE = frozenset({
+    "add", "add_", "bitwise_and", "bitwise_or", "eq", "logical_and", "logical_or", "maximum", "minimum", "mul", "mul_", "ne",
+})  # fmt: skip
+
+
+class Term(ABC):
+    """Something that a source may be. `>>` feeds it into another term, `|` gives an alternative, `["x"]` names it."""
+
+    @abstractmethod
+    def ways(self, found: Found, source: int) -> Ways:
+        """The ways in which `source` matches this term: each is `found`, with the nodes and names of that way added."""
+
+    @property
+    @abstractmethod
+    def ends(self) -> frozenset[str] | None:
+        """The ops that it can end with; None if it can be anything."""
+
+    def __rshift__(self, after: Term) -> Term:
+        return after.fed_by(self)
+
+    def __or__(self, other: Term) -> Term:
+        return Either((self, other))
+
+    def __getitem__(self, name: str) -> Term:
+        return Named(self, name)
+
+    __iter__ = None  # else Python would ask for the names 0, 1, 2 and so on for ever
+
+    def where(self, *conditions: Condition) -> Term:
+        """This term, for nodes for which all `conditions` hold."""
+        return Where(self, conditions)
+
+    def fed_by(self, before: Term) -> Term:
+        """This term, with `before` flowing into it.
+
+        Raises:
+            TypeError: nothing can flow into it.
+        """
+        raise TypeError(f"nothing can flow into a {type(self).__name__}, so no {type(before).__name__} can")
+
+
+@attrs.frozen(eq=False)
+class Op(Term):
+    """One op, by names; with what flows into it.
+
+    Attributes:
+        names: ops, as `Node.operation` has them.
+        operands: what its tensor operands are, in order; those beyond the last may be anything. In ops such as `add` and
+            `mul`, either order.
+        keywords: what its arguments are, by the names of its schema.
+        feeds: what flows into it, at any operand.
+    """
+
+    names: frozenset[str]
+    operands: tuple[Term, ...] = ()
+    keywords: tuple[tuple[str, Term], ...] = ()
+    feeds: tuple[Term, ...] = ()
+
+    def __call__(self, /, *operands: Term, **keywords: Term) -> Op:
+        """This op with these operands: in order, or by the names of the op's schema."""
+        return attrs.evolve(self, operands=operands, keywords=tuple(keywords.items()))
+
+    @property
+    def ends(self) -> frozenset[str]:
+        return self.names
+
+    def fed_by(self, before: Term) -> Op:
+        return attrs.evolve(self, feeds=(*self.feeds, before))
+
+    def ways(self, found: Found, source: int) -> Ways:
+        flow = found.graph.flow
+        passed: list[int] = []
+        while source >= 0:
+            node = found.graph.nodes[source]
+            if node.operation in self.names:
+                yield from self._inside(found.covering(*passed, source), node)
+                return
+            if not flow.looks[source]:
+                return
+            passed.append(source)
+            source = next(iter(flow.sources[source]), -1)
+
+    def _inside(self, found: Found, node: Node) -> Ways:
+        for way in self._ordered(found, node):
+            for named in self._by_name(way, node, self.keywords):
+                yield from self._fed(named, node, self.feeds)
+
+    def _ordered(self, found: Found, node: Node) -> Ways:
+        if not self.operands:
+            yield found
+            return
+        sources = found.graph.flow.sources[node.id]
+        if len(sources) < len(self.operands):
+            return
+        yield from _each(found, self.operands, sources)
+        if node.operation in _COMMUTATIVE and len(self.operands) == len(sources) == 2:
+            yield from _each(found, self.operands, sources[::-1])
+
+    def _by_name(self, found: Found, node: Node, keywords: tuple[tuple[str, Term], ...]) -> Ways:
+        if not keywords:
+            yield found
+            return
+        (name, term), rest = keywords[0], keywords[1:]
+        value = arguments(node).get(name)
+        if value not in node.inputs:
+            return
+        source = found.graph.flow.sources[node.id][node.inputs.index(value)]
+        for way in term.ways(found, source):
+            yield from self._by_name(way, node, rest)
+
+    def _fed(self, found: Found, node: Node, feeds: tuple[Term, ...]) -> Ways:
+        if not feeds:
+            yield found
+            return
+        for source in dict.fromkeys(found.graph.flow.sources[node.id]):
+            for way in feeds[0].ways(found, source):
+                yield from self._fed(way, node, feeds[1:])
+
+
+def _each(found: Found, terms: tuple[Term, ...], sources: tuple[int, ...]) -> Ways:
+    if not terms:
+        yield found
+        return
+    for way in terms[0].ways(found, sources[0]):
+        yield from _each(way, terms[1:], sources[1:])
+
+
+@attrs.frozen(eq=False)
+class Either(Term):
+    """One of several terms; the first that fits counts."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        ends = [term.ends for term in self.terms]
+        return None if any(e is None for e in ends) else frozenset(itertools.chain(*filter(None, ends)))
+
+    def __or__(self, other: Term) -> Either:
+        return Either((*self.terms, other))
+
+    def fed_by(self, before: Term) -> Either:
+        return Either(tuple(term.fed_by(before) for term in self.terms))
+
+    def ways(self, found: Found, source: int) -> Ways:
+        for term in self.terms:
+            yield from term.ways(found, source)
+
+
+@attrs.frozen(eq=False)
+class Named(Term):
+    """A term with a name: twice in a pattern, it stands for the same."""
+
+    term: Term
+    name: str
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        return self.term.ends
+
+    def fed_by(self, before: Term) -> Named:
+        return Named(self.term.fed_by(before), self.name)
+
+    def ways(self, found: Found, source: int) -> Ways:
+        reached = _reached(found.graph, self.term, source)
+        for way in self.term.ways(found, source):
+            named = way.named(self.name, reached)
+            if named is not None:
+                yield named
+
+
+@attrs.frozen(eq=False)
+class Where(Term):
+    """A term whose node meets conditions."""
+
+    term: Term
+    conditions: tuple[Condition, ...]
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        return self.term.ends
+
+    def fed_by(self, before: Term) -> Where:
+        return Where(self.term.fed_by(before), self.conditions)
+
+    def ways(self, found: Found, source: int) -> Ways:
+        reached = _reached(found.graph, self.term, source)
+        if reached < 0 or not _may_end(self.term, found.graph.nodes[reached]):
+            return
+        place = Place(found.graph, found.graph.nodes[reached])
+        if all(condition(place) for condition in self.conditions):
+            yield from self.term.ways(found, source)
+
+
+@attrs.frozen(eq=False)
+class Anything(Term):
+    """Any source; with `outside`, only one from outside the graph, with `inside`, only one that the graph computes."""
+
+    outside: bool = False
+    inside: bool = False
+
+    @property
+    def ends(self) -> None:
+        return None
+
+    def ways(self, found: Found, source: int) -> Ways:
+        beyond = found.graph.flow.beyond(source)
+        if (beyond < 0 and not self.inside) or (beyond >= 0 and not self.outside):
+            yield found
+
+
+@attrs.frozen(eq=False)
+class Through(Term):
+    """Any number of ops between two terms, at most `limit`: each takes the last one's result at any operand."""
+
+    names: frozenset[str]
+    limit: int
+    before: Term | None = None
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        last = self.before.ends if self.before is not None else None
+        return None if last is None else last | self.names
+
+    def fed_by(self, before: Term) -> Through:
+        return attrs.evolve(self, before=before if self.before is None else before >> self.before)
+
+    def ways(self, found: Found, source: int) -> Ways:
+        if self.before is None:
+            raise TypeError("through(...) stands between two terms: a >> through(...) >> b")
+        yield from self._back(found, source, self.before, self.limit)
+
+    def _back(self, found: Found, source: int, before: Term, left: int) -> Ways:
+        yield from before.ways(found, source)
+        beyond = found.graph.flow.beyond(source)
+        if not left or beyond < 0 or found.graph.nodes[beyond].operation not in self.names:
+            return
+        for operand in dict.fromkeys(found.graph.flow.sources[beyond]):
+            yield from self._back(found.covering(beyond), operand, before, left - 1)
+
+
+@attrs.frozen(eq=False)
+class Maybe(Term):
+    """A term that may be left out, between two others."""
+
+    term: Term
+    before: Term | None = None
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        return self._either().ends
+
+    def fed_by(self, before: Term) -> Maybe:
+        return attrs.evolve(self, before=before if self.before is None else before >> self.before)
+
+    def ways(self, found: Found, source: int) -> Ways:
+        yield from self._either().ways(found, source)
+
+    def _either(self) -> Term:
+        if self.before is None:
+            raise TypeError("optional(...) stands between two terms: a >> optional(...) >> b")
+        return Either((self.term.fed_by(self.before), self.before))
+
+
+def _may_end(term: Term, node: Node) -> bool:
+    return term.ends is None or node.operation in term.ends
+
+
+def _reached(graph: Graph, term: Term, source: int) -> int:
+    """The source that `term` ends at: the first op on the way back that it names, views included."""
+    flow, ends = graph.flow, term.ends
+    while ends is not None and source >= 0 and flow.looks[source] and graph.nodes[source].operation not in ends:
+        source = next(iter(flow.sources[source]), -1)
+    return flow.beyond(source) if ends is None else source
+
+
+def names_of(operations: Iterable[str]) -> frozenset[str]:
+    """Names of ops, and of the same ops in place."""
+    given = frozenset(operations)
+    return given | {f"{name}_" for name in given if not name.endswith("_")}
+
+
+def has_conditions(part: object) -> bool:
+    """True if a term contains a condition."""
+    if isinstance(part, tuple):
+        return any(has_conditions(p) for p in part)
+    if not isinstance(part, Term):
+        return False
+    return isinstance(part, Where) or any(has_conditions(p) for p in attrs.astuple(part, recurse=False))  # type: ignore[arg-type] # every term is an attrs class
+
+
+# --- the words of the language -------------------------------------------------------------------------------
+
+
+def op(*operations: str | Iterable[str]) -> Op:
+    """One op of these names (or sets of names), such as `op("gelu", "relu")` or `op(MATRIX_PRODUCT)`.
+
+    Raises:
+        TypeError: a term is given in place of a name.
+    """
+    if any(isinstance(given, Term) for given in operations):
+        raise TypeError('op() takes names of ops; what flows into an op is written before it: op("relu") >> op("exp")')
+    names = [name for given in operations for name in ([given] if isinstance(given, str) else given)]
+    return Op(names_of(names))
+
+
+def through(*operations: str | Iterable[str], limit: int = 4) -> Through:
+    """At most `limit` of these ops, one after the other; none, too.
+
+    Example: `op("mm") >> through("mul", "add") >> op("_softmax")`.
+    """
+    return Through(op(*operations).names, limit)
+
+
+def optional(term: Term) -> Maybe:
+    """`term`, or nothing in its place.
+
+    Example: `op("linear") >> optional(op("gelu")) >> op("linear")`.
+    """
+    return Maybe(term)
+
+
+def anything(name: str | None = None) -> Term:
+    """Any source. With a name: the same wherever that name stands."""
+    return Anything() if name is None else Anything()[name]
+
+
+def outside(name: str | None = None) -> Term:
+    """A value from outside the graph, such as a weight or an input."""
+    return Anything(outside=True) if name is None else Anything(outside=True)[name]
+
+
+def computed(name: str | None = None) -> Term:
+    """A value that the graph computes."""
+    return Anything(inside=True) if name is None else Anything(inside=True)[name]

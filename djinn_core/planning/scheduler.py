@@ -1,0 +1,153 @@
+"""`Scheduler`: schedules for graphs, without a session and without a server."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from djinn_core.errors import DoesNotFit
+from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.optimizations import Optimization
+from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.costs import Costs, DeviceCapabilities, NetworkTopology
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
+from djinn_core.logs import get_logger
+from djinn_core.planning.builtins.costs import Roofline
+from djinn_core.planning.builtins.placement import SingleDevice
+from djinn_core.planning.builtins.scheduling import Sequential
+from djinn_core.planning.pipeline import PluginOverrides, Plugins, Request, planned
+from djinn_core.planning.stages.analysis_cache import AnalysisCache
+from djinn_core.planning.stages.annotate import annotate
+from djinn_core.planning.stages.place import place
+from djinn_core.registry.registry import Registry
+
+_log = get_logger("djinn.pipeline")
+_ALONE = NetworkTopology((DeviceCapabilities("remote_accelerator:0", "unknown", "no server is connected"),))
+_CAPACITY = 128
+
+
+class Scheduler:
+    """Makes schedules: with costs and plugins where they work, in program order where they do not. For any number of threads.
+
+    Three ways, each taken when the one before failed, with a warning that names what failed: *cost-aware* (all stages, all
+    plugins), *basic* (the built-in placement and order, no plugins), *minimal* (every node on the first device, in one
+    step).
+    """
+
+    def __init__(
+        self,
+        network_topology: NetworkTopology = _ALONE,
+        plugins: Plugins | None = None,
+        placement_policy: str = "single",
+        scheduler: str = "sequential",
+        cost_estimator: CostModel | None = None,
+    ) -> None:
+        """Schedule for the devices of `network_topology`, with the given plugins or the built-in ones alone.
+
+        `cost_estimator`: a cost model that is asked before those of the plugins.
+        """
+        self.network_topology = network_topology
+        self._plugins: Plugins = plugins or Registry(cost_models=(Roofline(),))
+        if cost_estimator is not None:
+            self._plugins = PluginOverrides(self._plugins, cost_models=(cost_estimator, *self._plugins.cost_models))
+        self._request = Request(network_topology, placement_policy=placement_policy, scheduler=scheduler)
+        self._lock = threading.Lock()
+        self._cache = AnalysisCache(_CAPACITY)
+        self._counts: Counter[str] = Counter()
+
+    def create_schedule(
+        self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None = None
+    ) -> ExecutionSchedule:
+        """The schedule of `graph`; with `optimization_plan`, of what that plan leaves of it.
+
+        Asked again for a graph and a plan with the same content, it analyses nothing.
+
+        Raises:
+            DoesNotFit: no device has room for it, or the dtypes that it needs; the message has the figures.
+        """
+        return self._create(graph, optimization_plan)
+
+    def add_optimization_strategy(self, optimization: Optimization) -> None:
+        """Ask `optimization` after those of the plugins, for schedules that are made from now on."""
+        added = (*self._plugins.optimizations, optimization)
+        self._plugins = PluginOverrides(self._plugins, optimizations=added)
+
+    def clear_cache(self) -> None:
+        """Forget the schedules that were made."""
+        self._cache.clear()
+
+    def get_stats(self) -> Mapping[str, int]:
+        """Hits and misses of the cache, and schedules made by each way."""
+        with self._lock:
+            return {name: self._counts[name] for name in ("hits", "misses", "cost_aware", "basic", "minimal")}
+
+    def _create(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
+        ways: tuple[tuple[str, Callable[[], ExecutionSchedule]], ...] = (
+            ("cost_aware", lambda: self._cost_aware(graph, optimization_plan)),
+            ("basic", lambda: self._basic(graph, optimization_plan)),
+        )
+        failed: tuple[str, ...] = ()
+        for (way, make), instead in zip(ways, ("basic", "minimal"), strict=True):
+            try:
+                schedule = make()
+            except DoesNotFit:  # nor would it if less were known
+                raise
+            except Exception as error:
+                _log.warning(
+                    "a scheduler's result is not used",
+                    way=way,
+                    error=f"{type(error).__name__}: {error}",
+                    instead=instead,
+                )
+                failed += (f"{way} scheduling failed with {type(error).__name__}: {error}",)
+                continue
+            return self._with_reasons(way, schedule, failed)
+        return self._with_reasons("minimal", self._minimal(graph, optimization_plan), failed)
+
+    def _with_reasons(self, way: str, schedule: ExecutionSchedule, failed: tuple[str, ...]) -> ExecutionSchedule:
+        if not failed:
+            return schedule
+        self._count(way)
+        return attrs.evolve(schedule, reasons=(*failed, *schedule.reasons))
+
+    def _count(self, *names: str) -> None:
+        with self._lock:
+            self._counts.update(names)
+
+    def _cost_aware(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
+        result = planned(graph, self._plugins, self._request, self._cache, optimization_plan)
+        if result.schedule is None:  # cannot be: the request goes as far as the schedule
+            raise AssertionError
+        self._count(*(("misses", "cost_aware") if result.seconds else ("hits",)))
+        return result.schedule
+
+    def _basic(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
+        chosen = optimization_plan or _everything(graph)
+        where = PlacementContext(graph, annotate(graph, ()), chosen, Costs({}), self.network_topology, {})
+        single = SingleDevice()
+        placement = place(where, single, single)
+        context = SchedulingContext(graph.program, graph, chosen, placement, Costs({}), self.network_topology)
+        return Sequential().schedule(context)
+
+    def _minimal(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
+        chosen = optimization_plan or _everything(graph)
+        device = next((d.id for d in self.network_topology.devices), _ALONE.devices[0].id)
+        return ExecutionSchedule(
+            program=graph.program,
+            groups=(SchedulingGroup(0, device, chosen.nodes),),
+            steps={device: (Run(chosen.nodes),)},
+            replace=chosen.replace,
+            equal_slots=chosen.equal_slots,
+            scheduler="minimal",
+            reasons=("program order in one step, nothing freed before the end",),
+        )
+
+
+def _everything(graph: ProgramGraph) -> OptimizationPlan:
+    return OptimizationPlan(tuple(node.id for node in graph.nodes))

@@ -1,0 +1,96 @@
+"""Analysis cache of `djinn.plan`, `djinn.explain` and captures: a program that comes again is not analysed again.
+
+The plans of a session are in `runtime/planning/plan_cache.py`.
+
+Two levels. The *profile* of a program is found again by its fingerprint, the names of its modules and the plugins with their
+versions. The whole *plan* is found again by these, where its inputs live, what is fetched, and the devices. Plans of programs
+that run are found by their structure, for sizes that vary (`runtime/planning/plan_cache.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from djinn_core.system.lru import LruCache
+
+if TYPE_CHECKING:
+    from djinn_core.ir.result import PipelineResult
+
+
+class _HitCounts(msgspec.Struct):
+    hits: int = 0
+    misses: int = 0
+
+
+class _Level(LruCache[Hashable, "CachedAnalysis"]):
+    """The most recently used entries, with statistics; not locked."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.count = _HitCounts()
+
+    def find(self, key: Hashable) -> CachedAnalysis | None:
+        found = self.use(key)
+        if found is None:
+            self.count.misses += 1
+        else:
+            self.count.hits += 1
+        return found
+
+
+class CachedAnalysis(msgspec.Struct, frozen=True):
+    """A cached result, and the values of the program that it was made for, in order of first appearance."""
+
+    result: PipelineResult
+    values: tuple[int, ...]
+
+    def names(self, values: tuple[int, ...]) -> dict[int, int]:
+        """For each value of the cached program the value in its place."""
+        return dict(zip(self.values, values, strict=True))
+
+
+class AnalysisCache:
+    """Results of the pipeline, bounded by number, for any number of threads."""
+
+    def __init__(self, capacity: int = 16) -> None:
+        """Remember at most `capacity` plans and as many profiles."""
+        self._lock = threading.Lock()
+        self._profiles = _Level(capacity)
+        self._plans = _Level(capacity)
+
+    def find_plan(self, key: Hashable) -> CachedAnalysis | None:
+        """The plan of that key."""
+        with self._lock:
+            return self._plans.find(key)
+
+    def find_profile(self, key: Hashable) -> CachedAnalysis | None:
+        """A result with the profile of that key."""
+        with self._lock:
+            return self._profiles.find(key)
+
+    def store(self, profile_key: Hashable, plan_key: Hashable, remembered: CachedAnalysis) -> None:
+        """Cache a result; the least recently used are evicted."""
+        with self._lock:
+            self._profiles.store(profile_key, remembered)
+            self._plans.store(plan_key, remembered)
+
+    def clear(self) -> None:
+        """Drop all entries and the statistics."""
+        with self._lock:
+            self._profiles = _Level(self._profiles.capacity)
+            self._plans = _Level(self._plans.capacity)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Hits, misses and entries of both levels."""
+        with self._lock:
+            return {
+                f"{name}_{field}": number
+                for name, level in (("plan", self._plans), ("profile", self._profiles))
+                for field, number in (
+                    ("hits", level.count.hits), ("misses", level.count.misses), ("entries", len(level))
+                )
+            }  # fmt: skip

@@ -1,0 +1,128 @@
+"""Stage 2: annotate the graph with workload type, phases, residency, modality and pattern matches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from djinn_core.hookspecs.patterns import Pattern
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.op_families import role_of
+from djinn_core.ir.profile import DataResidency, Lineage, Modality, PatternMatch, Tier, WorkloadProfile
+from djinn_core.planning.stages.annotating.evidence import Evidence
+from djinn_core.planning.stages.annotating.inputs import Inputs, inputs_of
+from djinn_core.planning.stages.annotating.kinds import modalities_in
+from djinn_core.planning.stages.annotating.lineage import lineage_of, modalities_of
+from djinn_core.planning.stages.annotating.phases import phases_of
+from djinn_core.planning.stages.annotating.residency import (
+    residency_of_counters,
+    residency_of_gradients,
+    residency_of_inputs,
+)
+from djinn_core.planning.stages.annotating.states import NO_STATES, States, states_in
+from djinn_core.planning.stages.annotating.training import TrainingParts, training_in
+from djinn_core.planning.stages.annotating.workload_type import ALL_TIERS, judge
+from djinn_core.planning.stages.attribution import warn_skipped
+from djinn_core.planning.stages.verify import check_match
+
+Known = Mapping[int, DataResidency | Modality]
+NOTHING_KNOWN: Mapping[int, DataResidency | Modality] = {}
+
+
+def annotate(
+    graph: Graph,
+    patterns: Sequence[Pattern],
+    *,
+    known: Known = NOTHING_KNOWN,
+    tiers: frozenset[Tier] = ALL_TIERS,
+) -> WorkloadProfile:
+    """Run every pattern over `graph` and classify it, node by node and as a whole.
+
+    Args:
+        graph: the graph.
+        patterns: the patterns to run. One that raises or returns a match that does not fit the graph is skipped, with a warning
+            that names it.
+        known: how long values from earlier programs live, by value, for inputs that those programs made or took; or the kind of
+            data that an activation comes from.
+        tiers: the tiers that may judge the workload type. Phases and residency are the structure's.
+    """
+    matches, skipped = _all_matches(graph, patterns)
+    known_residency = {value: fact for value, fact in known.items() if isinstance(fact, DataResidency)}
+    earlier = {value: fact for value, fact in known.items() if isinstance(fact, Modality)}
+    inputs = inputs_of(graph)
+    training = training_in(graph, inputs, known_residency)
+    states = NO_STATES if training else states_in(graph, inputs, known_residency)
+    residency = _residency(graph, inputs, training, states, matches, known_residency)
+    if earlier:
+        inputs = attrs.evolve(inputs, earlier=earlier)
+    bits = lineage_of(graph, inputs, residency)
+    modalities = modalities_of(graph, bits) if earlier else modalities_in(graph, bits)
+    evidence = Evidence(graph, matches, inputs, training, states, modalities)
+    judged = judge(evidence, tiers)
+    return WorkloadProfile(
+        workload=judged.workload,
+        phases=phases_of(evidence, judged.workload),
+        modalities=modalities,
+        residency=residency,
+        roles=_roles(graph, matches),
+        patterns=matches,
+        reasons=(judged.reason, *skipped),
+        lineage=tuple(map(_flags, bits)),
+    )
+
+
+def _all_matches(graph: Graph, patterns: Sequence[Pattern]) -> tuple[tuple[PatternMatch, ...], list[str]]:
+    """Matches of all patterns, the surest first, and sentences about the patterns that failed."""
+    found: list[PatternMatch] = []
+    skipped: list[str] = []
+    for pattern in patterns:
+        try:
+            found += _matches(graph, pattern)
+        except Exception as error:
+            skipped.append(warn_skipped("pattern", pattern, error, "its matches are left out for this graph", graph))
+    return tuple(sorted(found, key=lambda m: (-m.confidence, m.nodes, m.pattern))), skipped
+
+
+def _matches(graph: Graph, pattern: Pattern) -> Iterable[PatternMatch]:
+    ids = sorted({i for operation in pattern.operations for i in graph.by_op.get(operation, ())})
+    if not ids:
+        return []
+    matches = list(pattern.match(graph, [graph.nodes[i] for i in ids]))  # a generator raises here
+    for match in matches:
+        check_match(graph, match)
+    return matches
+
+
+def _residency(
+    graph: Graph,
+    inputs: Inputs,
+    training: TrainingParts,
+    states: States,
+    matches: Sequence[PatternMatch],
+    known: Mapping[int, DataResidency],
+) -> dict[int, DataResidency]:
+    residency = residency_of_inputs(graph, inputs, training, known)
+    if training:
+        residency.update(residency_of_gradients(graph, residency, training))
+    residency.update(dict.fromkeys(states.values, DataResidency.STATEFUL_KV_CACHE))
+    for match in reversed(matches):  # the surest last, so that it counts
+        residency.update(match.residency)
+    residency.update(residency_of_counters(graph, residency))
+    return residency
+
+
+def _roles(graph: Graph, matches: Sequence[PatternMatch]) -> dict[int, str]:
+    roles = {node.id: role for node in graph.nodes if (role := role_of(node)) is not None}
+    for match in reversed(matches):
+        roles.update(dict.fromkeys(match.nodes, match.pattern))
+    return roles
+
+
+_known_flags: dict[int, Lineage] = {}
+
+
+def _flags(bits: int) -> Lineage:
+    """The flags of these bits; making them takes longer than looking them up."""
+    found = _known_flags.get(bits)
+    return found if found is not None else _known_flags.setdefault(bits, Lineage(bits))

@@ -1,0 +1,106 @@
+"""Evidence for the workload type: op counts, pattern matches and data flow of one graph, gathered once for all tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import attrs
+
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT
+from djinn_core.ir.profile import ExecutionPhase, Modality, PatternMatch, WorkloadType
+from djinn_core.planning.stages.annotating.inputs import Inputs
+from djinn_core.planning.stages.annotating.states import States
+from djinn_core.planning.stages.annotating.training import TrainingParts
+
+_ATTENTIONS_PER_CACHE = 3
+CACHED = (ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE)
+
+
+@attrs.frozen
+class Judgement:
+    """A workload type, how sure it is, and a sentence that a person can check."""
+
+    workload: WorkloadType
+    confidence: float
+    reason: str
+
+
+@attrs.frozen(slots=False)
+class Evidence:
+    """A graph with the findings that the tiers share."""
+
+    graph: Graph
+    matches: Sequence[PatternMatch]
+    inputs: Inputs
+    training: TrainingParts
+    states: States
+    modalities: Sequence[Modality]
+
+    def count(self, operations: frozenset[str]) -> int:
+        """Number of nodes whose op is one of these."""
+        return sum(len(self.graph.by_op.get(o, ())) for o in operations)
+
+    def nodes(self, operations: frozenset[str]) -> list[Node]:
+        """Nodes whose op is one of these."""
+        return [self.graph.nodes[i] for o in sorted(operations) for i in self.graph.by_op.get(o, ())]
+
+    @property
+    def kinds(self) -> frozenset[Modality]:
+        """Kinds of data that enter."""
+        return self.inputs.entering
+
+    @property
+    def convolutions(self) -> int:
+        """Number of convolutions."""
+        return self.count(CONVOLUTION)
+
+    @property
+    def products(self) -> int:
+        """Number of matrix products."""
+        return self.count(MATRIX_PRODUCT)
+
+    @property
+    def tables(self) -> int:
+        """Number of embedding tables that are looked up."""
+        return len(
+            {n.inputs[0] for o in EMBEDDING for i in self.graph.by_op.get(o, ()) if (n := self.graph.nodes[i]).inputs}
+        )
+
+    def of(self, pattern: str) -> list[PatternMatch]:
+        """The matches of a pattern."""
+        return [m for m in self.matches if m.pattern == pattern]
+
+    @cached_property
+    def cached(self) -> list[ExecutionPhase]:
+        """Phases of the matches that reveal prefill or decode; where there are none, what other states reveal.
+
+        A few caches beside many attentions without one are taken for something else that is kept, and so are those of
+        programs that see or hear and read nothing.
+        """
+        if self.kinds and Modality.TEXT not in self.kinds:
+            return []
+        found = [m.phase for m in self.matches if m.phase in CACHED and self.is_of_text(m)]
+        attentions = sum(self.is_of_text(m) for m in self.of("attention"))
+        if len(found) * _ATTENTIONS_PER_CACHE < attentions:
+            found = []
+        other = self.states.phase(self.inputs.tokens, attention=bool(attentions))
+        decodes = (
+            other is ExecutionPhase.LLM_DECODE and self.inputs.tokens <= 1
+        )  # keys may be made again from what is kept
+        return [other] if other is not None and (decodes or not found) else found
+
+    def is_of_text(self, match: PatternMatch) -> bool:
+        """True if the evidence is of text, or of text among other data. No model caches keys of an image that it sees once."""
+        return self.modalities[match.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
+
+    def reveals(self, match: PatternMatch) -> ExecutionPhase | None:
+        """The phase of a match, where everything else in the program agrees."""
+        believed = match.phase not in CACHED or (match.phase in self.cached and self.is_of_text(match))
+        return match.phase if believed else None
+
+    @property
+    def fused(self) -> int:
+        """Number of ops that work on several kinds of data."""
+        return sum(m is Modality.MULTIMODAL_FUSION for m in self.modalities)

@@ -1,0 +1,88 @@
+"""Lineage of every node, and the kind of data that it works on: one walk forwards, and one back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.profile import DataResidency, Lineage, Modality
+from djinn_core.planning.stages.annotating.inputs import Inputs
+
+OF_KIND = {Modality.TEXT: Lineage.TEXT, Modality.VISION: Lineage.VISION, Modality.AUDIO: Lineage.AUDIO}
+_OF_RESIDENCY = {
+    DataResidency.PERSISTENT_WEIGHT: Lineage.WEIGHT,
+    DataResidency.STATEFUL_KV_CACHE: Lineage.STATE,
+    DataResidency.GRADIENT: Lineage.GRADIENT,
+    DataResidency.OPTIMIZER_STATE: Lineage.OPTIMIZER_STATE,
+}
+_OF_EARLIER = OF_KIND | {Modality.MULTIMODAL_FUSION: Lineage.TEXT | Lineage.VISION}
+_DATA = int(Lineage.TEXT | Lineage.VISION | Lineage.AUDIO)
+_MODALITY = {int(flag): kind for kind, flag in OF_KIND.items()} | {0: Modality.UNKNOWN}
+_RANDOM = int(Lineage.RANDOM)
+
+
+def lineage_of(graph: Graph, inputs: Inputs, residency: Mapping[int, DataResidency]) -> list[int]:
+    """By node the bits of `Lineage` that its results derive from."""
+    outside = [_of_input(value, inputs, residency) for value in graph.inputs]
+    entries = {maker.id: int(Lineage.WEIGHT) for v in inputs.weights if (maker := graph.producer(v)) is not None}
+    entries |= {node: int(OF_KIND[kind]) for node, kind in inputs.entries.items()}
+    entries |= {node.id: entries.get(node.id, 0) | _RANDOM for node in graph.nodes if node.random}
+    return _walked(graph, outside, entries)
+
+
+def data_lineage(graph: Graph, inputs: Inputs) -> tuple[list[int], list[int]]:
+    """The same for nothing but kinds of data; and the bits of the inputs."""
+    outside = [int(OF_KIND[inputs.kinds[v]]) if v in inputs.kinds else 0 for v in graph.inputs]
+    return _walked(graph, outside, {node: int(OF_KIND[kind]) for node, kind in inputs.entries.items()}), outside
+
+
+def _walked(graph: Graph, outside: list[int], entries: Mapping[int, int]) -> list[int]:
+    """Lineage bits that flow into each node, from inputs with the bits in `outside`; `entries` have bits of their own."""
+    bits: list[int] = []
+    for index, sources in enumerate(graph.flow.sources):
+        found = entries.get(index, 0)
+        for source in sources:
+            found |= bits[source] if source >= 0 else outside[~source]
+        bits.append(found)
+    return bits
+
+
+def _of_input(value: int, inputs: Inputs, residency: Mapping[int, DataResidency]) -> int:
+    kind = inputs.kinds.get(value)
+    if kind is not None:
+        return int(OF_KIND[kind])
+    earlier = _OF_EARLIER.get(inputs.earlier.get(value, Modality.UNKNOWN))
+    if earlier is not None:
+        return int(earlier)
+    return int(_OF_RESIDENCY.get(residency.get(value, DataResidency.INPUT), Lineage.OTHER_INPUT))
+
+
+def kind_of(lineage: int) -> Modality:
+    """The kind of data that something derives from; fusion where there are several."""
+    return _MODALITY.get(lineage & _DATA, Modality.MULTIMODAL_FUSION)
+
+
+def modalities_of(graph: Graph, bits: list[int]) -> tuple[Modality, ...]:
+    """By node the kind of data that it works on; what is only computed for nodes of one kind is of that kind.
+
+    A node whose result no other node uses, such as a mask that is only asked whether it hides anything, is of the kind
+    of its operands.
+    """
+    kinds = [b & _DATA for b in bits]
+    sources_of = graph.flow.sources
+    wanted = [0] * len(kinds)
+    for node in range(len(kinds) - 1, -1, -1):
+        mine = kinds[node] or wanted[node]
+        if not kinds[node] and mine in _MODALITY:
+            kinds[node] = mine
+        for source in sources_of[node]:
+            if source >= 0:
+                wanted[source] |= mine
+    for node, kind in enumerate(kinds):
+        if not kind and not wanted[node]:
+            looked_at = 0
+            for source in sources_of[node]:
+                looked_at |= kinds[source] if source >= 0 else 0
+            if looked_at in _MODALITY:
+                kinds[node] = looked_at
+    return tuple([kind_of(k) for k in kinds])

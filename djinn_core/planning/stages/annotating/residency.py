@@ -1,0 +1,109 @@
+"""Residency of values: weights, caches, optimizer state, gradients, inputs. A value that is not listed is an activation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from djinn_core.ir.flow import is_view
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.profile import DataResidency, ExecutionPhase
+from djinn_core.planning.stages.annotating.inputs import Inputs
+from djinn_core.planning.stages.annotating.training import TrainingParts
+
+# What is known from earlier programs of a value that this one takes. An activation that goes on is an input here.
+_CARRIED = frozenset({
+    DataResidency.GRADIENT, DataResidency.OPTIMIZER_STATE, DataResidency.PERSISTENT_WEIGHT, DataResidency.STATEFUL_KV_CACHE,
+})  # fmt: skip
+
+
+def residency_of_inputs(
+    graph: Graph, inputs: Inputs, training: TrainingParts, known: Mapping[int, DataResidency]
+) -> dict[int, DataResidency]:
+    """Residency of the graph's inputs.
+
+    A graph does not say which inputs are parameters. So a value in the place where layers and norms expect their parameters
+    is a weight, and in training, any other input that the optimizer writes in place is its state.
+    """
+    written = _written_by_optimizer(graph, training) if training else set()
+    used = _used_before(graph, training) if training else set()
+    residency: dict[int, DataResidency] = {}
+    if not (known or written or inputs.weights):
+        return dict.fromkeys(graph.inputs, DataResidency.INPUT)
+    for value in graph.inputs:
+        carried, storage = known.get(value), storage_of(value)
+        if carried in _CARRIED:
+            residency[value] = carried
+        elif storage in written and storage not in used:
+            residency[value] = DataResidency.OPTIMIZER_STATE
+        elif value in inputs.weights or storage in written:
+            residency[value] = DataResidency.PERSISTENT_WEIGHT
+        else:
+            residency[value] = DataResidency.INPUT
+    made = [v for v in inputs.weights if v not in residency]  # by a model that is made in this very program
+    return residency | dict.fromkeys(made, DataResidency.PERSISTENT_WEIGHT)
+
+
+def _used_before(graph: Graph, training: TrainingParts) -> set[int]:
+    """Storages that forward and backward passes look into."""
+    return {
+        storage_of(v)
+        for i, phase in training.phases.items()
+        if phase is not ExecutionPhase.TRAINING_OPTIMIZER
+        for v in graph.nodes[i].inputs
+    }
+
+
+def _written_by_optimizer(graph: Graph, training: TrainingParts) -> set[int]:
+    return {
+        storage_of(v)
+        for i, phase in training.phases.items()
+        if phase is ExecutionPhase.TRAINING_OPTIMIZER
+        for v in graph.nodes[i].writes
+    }
+
+
+def residency_of_gradients(
+    graph: Graph, residency: Mapping[int, DataResidency], training: TrainingParts
+) -> dict[int, DataResidency]:
+    """Gradients that the backward pass leaves in the shape of a weight, and the first state that the optimizer keeps.
+
+    Values that share memory with these are included. Optimizer state is what the optimizer makes: copies of gradients, or
+    buffers that it fills.
+    """
+    outside = {storage_of(v) for v in graph.inputs}
+    shapes = {graph.meta(v).shape for v, kind in residency.items() if kind is DataResidency.PERSISTENT_WEIGHT}
+    filled = _written_by_optimizer(graph, training)
+    kinds: dict[int, DataResidency] = {}  # by storage
+    for value in graph.outputs:
+        storage, maker = storage_of(value), graph.producer(value)
+        if storage in outside or maker is None:
+            continue
+        derived = training.gradients[maker.id] and graph.meta(value).shape in shapes
+        if training.phases.get(_first_maker(graph, maker)) is ExecutionPhase.TRAINING_OPTIMIZER:
+            if derived or storage in filled:
+                kinds[storage] = DataResidency.OPTIMIZER_STATE
+        elif derived:
+            kinds[storage] = DataResidency.GRADIENT
+    if not kinds:
+        return {}
+    return {v: kinds[storage_of(v)] for node in graph.nodes for v in node.outputs if storage_of(v) in kinds}
+
+
+def _first_maker(graph: Graph, maker: Node) -> int:
+    """The node that allocated the memory that the result of `maker` may be a view of."""
+    while is_view(maker) and (earlier := graph.producer(maker.inputs[0])) is not None:
+        maker = earlier
+    return maker.id
+
+
+def residency_of_counters(graph: Graph, residency: Mapping[int, DataResidency]) -> dict[int, DataResidency]:
+    """Single integers that the program counts up: how full a cache is, or how often a norm was trained."""
+    cached = DataResidency.STATEFUL_KV_CACHE in residency.values()
+    kind = DataResidency.STATEFUL_KV_CACHE if cached else DataResidency.PERSISTENT_WEIGHT
+    written = {storage_of(v) for i in graph.by_op.get("add_", ()) for v in graph.nodes[i].writes}
+    return {
+        v: kind
+        for v in graph.inputs
+        if storage_of(v) in written and not (meta := graph.meta(v)).shape and not meta.dtype.is_floating_point
+    }

@@ -1,0 +1,160 @@
+"""Detection of training steps: where the backward pass begins and ends, and where the optimizer is done.
+
+Autograd runs a backward pass to its end before anything else is recorded, so the parts of a step are stretches of the
+program. A backward pass begins with the gradient of the loss itself, a tensor of ones in the loss's shape, and ends with the
+last op of a kind that differentiates a layer. Ops after it that write into weights, and ops that lead to those, are the
+optimizer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.op_families import OPTIMIZER, is_backward
+from djinn_core.ir.profile import DataResidency, ExecutionPhase
+from djinn_core.planning.stages.annotating.inputs import LAYERS, Inputs
+
+_ONES = frozenset({"full_like", "ones_like"})
+_NEW = frozenset({"new_empty", "new_empty_strided"})
+# In a backward pass these make the gradients of layers, which no optimizer does.
+_OF_LAYERS = frozenset({
+    "addmm", "baddbmm", "bmm", "embedding_dense_backward", "index_add", "index_add_", "linear", "matmul", "mm",
+    "scatter_add", "sum",
+})  # fmt: skip
+
+
+@attrs.frozen
+class TrainingParts:
+    """The parts of a program that belong to training steps.
+
+    Attributes:
+        phases: by node, for nodes that belong to training steps; none where nothing is trained.
+        backward, updates: numbers of ops that differentiate and that write into weights.
+        gradients: nodes whose results derive from the gradient of a loss.
+    """
+
+    phases: Mapping[int, ExecutionPhase]
+    backward: int
+    updates: int
+    gradients: bytearray
+
+    def __bool__(self) -> bool:
+        return bool(self.phases)
+
+
+def training_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> TrainingParts:
+    """Find the training steps of a program.
+
+    Args:
+        graph: the program.
+        inputs: what it takes from outside.
+        known: values from earlier programs, among them gradients that are waiting for the optimizer.
+    """
+    walk = _BackwardWalk(graph, inputs, known)
+    if not (walk.layers or walk.updates):
+        return TrainingParts({}, 0, 0, walk.derived)
+    return TrainingParts(_phases(graph, walk), len(walk.layers), len(walk.updates), walk.derived)
+
+
+class _BackwardWalk:
+    """One walk over the program.
+
+    Attributes:
+        derived: which nodes derive from the gradient of a loss.
+        seeds: where backward passes begin. layers: nodes that make gradients of layers. updates: nodes that write weights.
+    """
+
+    def __init__(self, graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> None:
+        self.derived = bytearray(len(graph.nodes))
+        self.seeds: list[int] = []
+        self.layers: list[int] = []
+        self.updates: list[int] = []
+        self._graph, self._stops = graph, bytearray(len(graph.nodes))
+        self._differentiates = any("_backward" in operation for operation in graph.by_op)
+        weights = (v for v, kind in known.items() if kind is DataResidency.PERSISTENT_WEIGHT)
+        self._weights = {storage_of(v) for v in (*inputs.weights, *weights)}
+        waiting = [known.get(v) is DataResidency.GRADIENT for v in graph.inputs]
+        for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
+            self._take(node, any(waiting[~s] if s < 0 else self._derives(s) for s in sources))
+
+    def _derives(self, source: int) -> bool:
+        return bool(self.derived[source]) and not self._stops[source]
+
+    def _take(self, node: Node, derived: bool) -> None:
+        backward = is_backward(node)
+        seed = node.operation in _ONES and self._is_seed(node)
+        if derived or backward or seed:
+            self.derived[node.id] = True
+            if seed:
+                self.seeds.append(node.id)
+            elif backward or node.operation in _OF_LAYERS:
+                self.layers.append(node.id)
+        fused = node.operation in OPTIMIZER
+        if fused or (node.writes and derived and any(storage_of(v) in self._weights for v in node.writes)):
+            self.updates.append(node.id)
+            self._stops[node.id] = True  # what comes out is a weight again
+
+    def _is_seed(self, node: Node) -> bool:
+        """True if `node` makes the initial gradient of a computed loss, a tensor of ones."""
+        shape = self._graph.meta(node.outputs[0]).shape if node.outputs else (0,)
+        source = self._graph.flow.operands(node)[0]
+        return shape in {(), (1,)} and bool(self._graph.flow.users(node.id)) and (source >= 0 or self._differentiates)
+
+
+def _phases(graph: Graph, walk: _BackwardWalk) -> dict[int, ExecutionPhase]:
+    """Cut the program at the beginnings of backward passes, at their ends and at the last writes into weights."""
+    count = len(graph.nodes)
+    starts = walk.seeds or walk.layers[:1] or [0]
+    phases = dict.fromkeys(range(starts[0]), ExecutionPhase.TRAINING_FORWARD)
+    layers, updates = _MonotoneCursor(walk.layers), _MonotoneCursor(walk.updates)
+    for start, end in zip(starts, [*starts[1:], count], strict=True):
+        last = layers.last_before(end, at_least=start)
+        done = updates.last_before(end, at_least=last)
+        begun = start < last or bool(walk.seeds)
+        after = _gathered(graph, walk.derived, last, end) if begun else last
+        phases.update(dict.fromkeys(range(start, after + 1), ExecutionPhase.TRAINING_BACKWARD))
+        first = after + 1 if begun else start
+        optimizing = range(first, done + 1)
+        phases.update(dict.fromkeys(optimizing, ExecutionPhase.TRAINING_OPTIMIZER))
+        rest = max(first, done + 1)
+        phases.update(dict.fromkeys(range(rest, end), _phase_of_rest(graph, range(rest, end), done > last)))
+    return phases
+
+
+def _phase_of_rest(graph: Graph, rest: range, optimized: bool) -> ExecutionPhase:
+    """The phase of what follows a step: the next forward pass, where there are layers in it."""
+    if any(graph.nodes[n].operation in LAYERS for n in rest):
+        return ExecutionPhase.TRAINING_FORWARD
+    return ExecutionPhase.TRAINING_OPTIMIZER if optimized else ExecutionPhase.TRAINING_BACKWARD
+
+
+def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
+    """The last of the nodes right after `last` that look at gradients or add them up: a weight may be used twice."""
+    flow, kept = graph.flow, set(graph.outputs)
+    while last + 1 < end:
+        node = graph.nodes[last + 1]
+        if node.operation == "clone" and kept.issuperset((*node.inputs, *node.outputs)):
+            break  # beside the gradient: the first momentum
+        added = node.operation == "add" and len(flow.sources[node.id]) == 2
+        looks = flow.looks[node.id] or node.operation in _NEW  # a copy in the layout of the weight
+        if not looks and not (added and all(s >= 0 and derived[s] for s in flow.operands(node))):
+            break
+        last += 1
+    return last
+
+
+class _MonotoneCursor:
+    """Ascending positions, queried for the last one before an end; the ends of successive queries only grow."""
+
+    def __init__(self, positions: list[int]) -> None:
+        self._positions, self._at = positions, 0
+
+    def last_before(self, end: int, at_least: int) -> int:
+        """The last position before `end`, or `at_least` where none is later than that."""
+        while self._at < len(self._positions) and self._positions[self._at] < end:
+            self._at += 1
+        return max(at_least, self._positions[self._at - 1]) if self._at else at_least

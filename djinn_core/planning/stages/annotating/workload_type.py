@@ -1,0 +1,320 @@
+"""The workload type of a program, judged by three tiers: data flow, names of modules, and counts of ops.
+
+The surest judgement of the tiers that may be asked decides. The tier of the data flow sees no name of a module or class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, NORMALISATION, OPTIMIZER, weights_of
+from djinn_core.ir.profile import Modality, Tier, WorkloadType
+from djinn_core.planning.matching.layers import linear
+from djinn_core.planning.matching.match_result import Found
+from djinn_core.planning.matching.terms import op, through
+from djinn_core.planning.stages.annotating.evidence import Evidence, Judgement
+from djinn_core.planning.stages.annotating.inputs import LAYERS, Inputs, hears
+from djinn_core.planning.stages.annotating.states import vocabulary_head
+
+_NEAR = 64  # sources of a layer's data that are looked at
+_FLAT = 3  # dimensions of a kernel that moves in one direction
+
+
+def measured_in_patches(graph: Graph, inputs: Inputs) -> int | None:
+    """A linear layer whose data are numbers from outside, stacked or cut into patches; None if there is none.
+
+    Hidden states of an earlier program come with as many dimensions as the layer reads, and measurements with fewer.
+    """
+    for operation in ("linear", "addmm"):
+        for i in graph.by_op.get(operation, ()):
+            if _is_of_patches(graph, inputs, graph.nodes[i]):
+                return i
+    return None
+
+
+def _is_of_patches(graph: Graph, inputs: Inputs, node: Node) -> bool:
+    weights = set(weights_of(graph, node))
+    data = next((v for v in node.inputs if v not in weights), None)
+    if data is None:
+        return False
+    outside = _read_raw(graph, inputs, graph.flow.operand(node, data), LAYERS | NORMALISATION)
+    rank = len(graph.meta(data).shape)
+    return bool(outside) and all(len(graph.meta(v).shape) < rank for v in outside)
+
+
+def measured_in_channels(graph: Graph, inputs: Inputs) -> int | None:
+    """A convolution over time whose data are numbers from outside in a few channels, which are no sound; None if there is none."""
+    for operation in sorted(CONVOLUTION):
+        for i in graph.by_op.get(operation, ()):
+            node = graph.nodes[i]
+            kernel, data = graph.meta(node.inputs[1]).shape, graph.meta(node.inputs[0]).shape
+            if len(kernel) != _FLAT or hears(data, kernel):
+                continue
+            if _read_raw(graph, inputs, graph.flow.operand(node, node.inputs[0]), LAYERS):
+                return i
+    return None
+
+
+def _read_raw(graph: Graph, inputs: Inputs, source: int, stop: frozenset[str]) -> list[int]:
+    """The numbers from outside that a layer reads; none if one of these ops stands before it, or an earlier program."""
+    found: list[int] = []
+    for ancestor in graph.flow.ancestors(source, limit=_NEAR):
+        if ancestor >= 0:
+            if graph.nodes[ancestor].operation in stop:
+                return []
+            continue
+        value = graph.inputs[~ancestor]
+        if value in inputs.kinds or value in inputs.earlier:
+            return []
+        if value not in inputs.weights and graph.meta(value).dtype.is_floating_point:
+            found.append(value)
+    return found
+
+
+ALL_TIERS = frozenset(Tier)
+
+
+def judge(evidence: Evidence, tiers: frozenset[Tier] = ALL_TIERS) -> Judgement:
+    """The surest judgement of the tiers that are asked."""
+    judged: list[Judgement] = []
+    if Tier.STRUCTURE in tiers:
+        judged += judge_structure(evidence)
+    if Tier.MODULES in tiers and (named := _named(evidence)) is not None:
+        judged.append(named)
+    if Tier.OPERATIONS in tiers or not judged:
+        judged.append(judge_operations(evidence.graph.by_op))
+    return max(judged, key=lambda j: j.confidence)
+
+
+_SEEN_OR_HEARD = frozenset({
+    WorkloadType.AUDIO, WorkloadType.DIFFUSION, WorkloadType.MULTIMODAL, WorkloadType.VISION,
+})  # fmt: skip
+
+
+def _named(evidence: Evidence) -> Judgement | None:
+    """Judgement by names, unless nothing but text enters what they say sees or hears: a text tower is called CLIP as well."""
+    named = judge_modules(classes_in(evidence.graph))
+    reads = evidence.kinds == {Modality.TEXT}
+    return None if named is None or (reads and named.workload in _SEEN_OR_HEARD) else named
+
+
+def classes_in(graph: Graph) -> tuple[str, ...]:
+    """Names of the classes of the modules that issued the ops, outermost first, where the graph knows them."""
+    found: tuple[str, ...] = getattr(graph, "module_classes", ())
+    return found
+
+
+# Operations: how often each op occurs, and nothing else.
+_CONVOLUTION_1D = frozenset({"conv1d", "conv_transpose1d"})
+_BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
+_GROUPS = frozenset({"group_norm", "native_group_norm"})
+
+
+def judge_operations(by_op: Mapping[str, Sequence[int]]) -> Judgement:
+    """Judge the workload type by the first rule that the counts fit."""
+
+    def count(operations: frozenset[str]) -> int:
+        return sum(len(by_op.get(o, ())) for o in operations)
+
+    convolutions, products, tables = count(CONVOLUTION), count(MATRIX_PRODUCT), count(EMBEDDING)
+    attention = count(FUSED_ATTENTION | SOFTMAX)
+    how = f"{convolutions} convolutions, {products} products, {tables} look-ups, {attention} attentions"
+    rules = (
+        (any("_backward" in o for o in by_op) or count(OPTIMIZER), WorkloadType.TRAINING, 0.9),
+        (count(_BAGS) and products, WorkloadType.RECOMMENDER, 0.8),
+        (
+            {"sin", "cos"} <= by_op.keys() and count(_GROUPS) and convolutions and not tables,
+            WorkloadType.DIFFUSION,
+            0.6,
+        ),
+        (count(_CONVOLUTION_1D) and not tables, WorkloadType.AUDIO, 0.5),
+        (convolutions and tables and attention, WorkloadType.MULTIMODAL, 0.4),
+        (convolutions, WorkloadType.VISION, 0.5),
+        (tables and attention, WorkloadType.LLM, 0.4),
+        (tables >= 3 and products, WorkloadType.RECOMMENDER, 0.4),
+    )
+    for fits, workload, confidence in rules:
+        if fits:
+            return Judgement(workload, confidence, how)
+    return Judgement(WorkloadType.GENERIC, 0.3, how)
+
+
+# The first that fits a class of the model, outermost first, decides; names are those that libraries use.
+_NAMES = (
+    (re.compile(r"CLIP|Siglip|Blip|Llava|VLForC|VisionText|Vision2Seq|ImageTextToText|Multimodal|Flava|Align|Owl"), WorkloadType.MULTIMODAL),
+    (re.compile(r"UNet\dD|Transformer2D|DiT|Diffusion|Denois|MMDiT|Flux"), WorkloadType.DIFFUSION),
+    (re.compile(r"CausalLM|LMHead|ForSeq2SeqLM|ForConditionalGeneration|GPT|Llama|Mistral"), WorkloadType.LLM),
+    (re.compile(r"Wav2Vec|Hubert|Whisper|Speech|Audio|Encodec|ForCTC|Vocoder|HifiGan"), WorkloadType.AUDIO),
+    (re.compile(r"ImageClassif|ObjectDetection|Segmentation|DepthEst|ViT|ResNet|Swin|ConvNext|Image|Vision"), WorkloadType.VISION),
+    (re.compile(r"Recommend|DLRM|DeepFM|EmbeddingBag|FactorizationMachine|DeepCross"), WorkloadType.RECOMMENDER),
+)  # fmt: skip
+
+
+def judge_modules(classes: Iterable[str]) -> Judgement | None:
+    """Judge the workload type by class names; None if no name matches a rule."""
+    for name in dict.fromkeys(classes):
+        for pattern, workload in _NAMES:
+            if pattern.search(name):
+                return Judgement(workload, 0.7, f"a module is a {name}")
+    return None
+
+
+_TABLES_OF_A_RECOMMENDER = 3
+_WAVES = op("sin", "cos")
+_TIME = _WAVES >> op("cat") >> through("cat", "mul") >> linear()["first"] >> op("silu", "gelu", "mish") >> linear()
+
+
+def judge_structure(evidence: Evidence) -> list[Judgement]:
+    """Judgements by each rule that the data flow fits, the surest first."""
+    found = [judgement for rule in _STRUCTURES for judgement in rule(evidence)]
+    return sorted(found, key=lambda j: -j.confidence)
+
+
+def _training(evidence: Evidence) -> Iterator[Judgement]:
+    if evidence.training:
+        backward, updates = evidence.training.backward, evidence.training.updates
+        yield Judgement(WorkloadType.TRAINING, 1.0, f"{backward} backward ops and {updates} updates of weights")
+
+
+def _diffusion(evidence: Evidence) -> Iterator[Judgement]:
+    step = time_embedding(evidence.graph)
+    if step is not None and Modality.TEXT not in evidence.kinds:
+        yield Judgement(
+            WorkloadType.DIFFUSION, 0.97, f"waves of one number for each sample go through layers, from node {step} on"
+        )
+
+
+def time_embedding(graph: Graph) -> int | None:
+    """Find the node where a diffusion timestep becomes sinusoids and then a vector: one row for each sample."""
+    for operation in ("sin", "cos"):
+        for i in graph.by_op.get(operation, ()):
+            if (
+                graph.nodes[i].outputs
+                and len(graph.meta(graph.nodes[i].outputs[0]).shape) == 2
+                and _becomes_vector(graph, i)
+            ):
+                return i
+    return None
+
+
+def _becomes_vector(graph: Graph, wave: int) -> bool:
+    layers = [
+        n for n in graph.flow.descendants(wave, frozenset({"add", "linear", "mm"}), limit=24)
+        if graph.nodes[n].operation in {"linear", "addmm"}
+    ]  # fmt: skip
+    after = (u for n in layers for u in graph.flow.users(n))
+    second = [u for u in after if graph.nodes[u].operation in {"silu", "gelu", "mish", "silu_"}]
+    return any(next(_ends_time(graph, user), None) for activation in second for user in graph.flow.users(activation))
+
+
+def _ends_time(graph: Graph, node: int) -> Iterator[Found]:
+    return _TIME.ways(Found(graph, {}, {}), node)
+
+
+def _several_kinds(evidence: Evidence) -> Iterator[Judgement]:
+    kinds = evidence.kinds
+    if len(kinds) > 1 and evidence.fused:
+        names = " and ".join(sorted(k.value for k in kinds))
+        if kinds == {Modality.AUDIO, Modality.TEXT} and any(
+            m.details.get("causal") is True for m in evidence.of("attention")
+        ):
+            yield Judgement(
+                WorkloadType.AUDIO, 0.95, f"text is written, one token after the other, from audio; {names} meet"
+            )
+            return
+        yield Judgement(WorkloadType.MULTIMODAL, 0.95, f"{names} meet in {evidence.fused} ops")
+
+
+def _recommender(evidence: Evidence) -> Iterator[Judgement]:
+    bags, attention, met = evidence.count(_BAGS), evidence.of("attention"), evidence.of("interaction")
+    if met:
+        where = ", ".join(str(match.nodes[-1]) for match in met[:3])
+        yield Judgement(
+            WorkloadType.RECOMMENDER, 0.94, f"features from tables of ids meet in products, as in node {where}"
+        )
+    pooled = len(evidence.of("embedding_bag")) if not attention else 0
+    if (bags or pooled) and evidence.products:
+        bags = bags or pooled
+        yield Judgement(
+            WorkloadType.RECOMMENDER, 0.96, f"{bags} bags of embeddings before {evidence.products} products"
+        )
+    # Tables alone say nothing: a program that ends early, at a sync point, may be the beginning of any encoder.
+    elif (
+        (tables := evidence.tables - _added(evidence.graph)) >= _TABLES_OF_A_RECOMMENDER
+        and evidence.products
+        and not attention
+        and not evidence.cached
+    ):
+        reason = f"{tables} embedding tables, {evidence.products} matrix products and no attention"
+        yield Judgement(WorkloadType.RECOMMENDER, 0.8, reason)
+
+
+def _added(graph: Graph) -> int:
+    """Sums of look-ups: a word, its place and its segment are one feature from three tables."""
+    rows = {i for operation in EMBEDDING for i in graph.by_op.get(operation, ())}
+    sums = 0
+    for i in sorted(i for operation in ("add", "add_") for i in graph.by_op.get(operation, ())):
+        operands = graph.flow.operands(graph.nodes[i])
+        if len(operands) > 1 and all(source in rows for source in operands):
+            rows.add(i)
+            sums += 1
+    return sums
+
+
+def _language(evidence: Evidence) -> Iterator[Judgement]:
+    attention, caches = evidence.of("attention"), len(evidence.cached)
+    causal = sum(m.details.get("causal") is True for m in attention)
+    if caches:
+        how = f"{caches} KV caches beside {len(attention)} attentions" if attention else "text goes through states"
+        yield Judgement(WorkloadType.LLM, 0.93, how)
+    elif (
+        causal
+        and evidence.kinds <= {Modality.TEXT}
+        and not _picks_by_tokens(evidence.graph)
+        and (evidence.kinds or measured_in_patches(evidence.graph, evidence.inputs) is None)
+    ):  # the embedding may have been part of an earlier program
+        yield Judgement(WorkloadType.LLM, 0.92, f"{causal} causal attentions, and nothing but text in sight")
+    elif evidence.kinds == {Modality.TEXT} and (head := vocabulary_head(evidence.graph, evidence.inputs)) is not None:
+        yield Judgement(WorkloadType.LLM, 0.85, f"node {head} has a score for each row of the table of tokens")
+
+
+def _picks_by_tokens(graph: Graph) -> bool:
+    """True if the tokens themselves say which place of each text is the result: a text tower, which writes nothing."""
+    for i in graph.by_op.get("argmax", ()):
+        sources = list(graph.flow.ancestors(graph.flow.operands(graph.nodes[i])[0], limit=_TOKENS))
+        makers = [graph.nodes[s] for s in sources if s >= 0]
+        if len(sources) < _TOKENS and all(node.operation in _TOLD_BY_TOKENS for node in makers):
+            return True
+    return False
+
+
+def _one_kind(evidence: Evidence) -> Iterator[Judgement]:
+    how = f"{evidence.convolutions} convolutions and {evidence.products} matrix products"
+    for modality, workload in ((Modality.VISION, WorkloadType.VISION), (Modality.AUDIO, WorkloadType.AUDIO)):
+        if evidence.kinds == {modality}:
+            yield Judgement(workload, 0.9, f"{modality.value} input through {how}")
+
+
+def _convolutional(evidence: Evidence) -> Iterator[Judgement]:
+    if evidence.convolutions > evidence.products:
+        if not evidence.kinds and (entry := measured_in_channels(evidence.graph, evidence.inputs)) is not None:
+            yield Judgement(WorkloadType.GENERIC, 0.6, f"measurements in a few channels enter in node {entry}")
+            return
+        flat = sum(len(evidence.graph.meta(n.inputs[1]).shape) == 3 for n in evidence.nodes(CONVOLUTION))
+        reason = f"{evidence.convolutions} convolutions, {flat} of them in one dimension, outnumber {evidence.products} products"
+        yield Judgement(WorkloadType.AUDIO if 2 * flat > evidence.convolutions else WorkloadType.VISION, 0.6, reason)
+
+
+def _nothing_more(evidence: Evidence) -> Iterator[Judgement]:
+    how = f"{evidence.products} matrix products, {evidence.convolutions} convolutions, no rule for more"
+    yield Judgement(WorkloadType.GENERIC, 0.5, how)
+
+
+_TOKENS = 12  # sources between tokens and the place that they name
+_TOLD_BY_TOKENS = frozenset({"arange", "eq", "full", "mul", "ne", "scalar_tensor", "where"})
+_STRUCTURES: tuple[Callable[[Evidence], Iterator[Judgement]], ...] = (
+    _training, _several_kinds, _diffusion, _recommender, _language, _one_kind, _convolutional, _nothing_more,
+)  # fmt: skip

@@ -1,0 +1,69 @@
+"""Stage 3: estimate the cost of every node on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from djinn_core.hookspecs.costs import CostModel
+from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, NetworkTopology
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.planning.stages.attribution import refused_nodes, warn_skipped
+from djinn_core.planning.stages.verify import check_estimate
+
+_UNKNOWN = CostEstimate(0.0, 0, 0, 0.0)
+
+
+def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopology) -> Costs:
+    """Ask the models for every node on every device: those that name its op first, then the general ones, in order.
+
+    A model that raises or returns an invalid estimate is not asked again for this graph, with a warning that names it; at an
+    op that PyTorch refuses, it may raise. A node that no model knows costs nothing. Models are asked once for devices that
+    differ only in name, memory, group, queue and the ops that they lack.
+    """
+    panel = _Panel(tuple(models))
+    rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}
+    by_device: dict[str, tuple[CostEstimate, ...]] = {}
+    for device in topology.devices:
+        make = attrs.evolve(device, id="", memory=0, memory_free=None, group="", queue=0.0, unsupported=frozenset())
+        if make not in rows:
+            rows[make] = tuple(panel.ask(graph, node, device) for node in graph.nodes)
+        by_device[device.id] = rows[make]
+    return Costs(by_device)
+
+
+@attrs.define
+class _Panel:
+    """The cost models that are still asked, and their order for each op."""
+
+    models: tuple[CostModel, ...]
+    orders: dict[str, tuple[CostModel, ...]] = attrs.field(factory=dict)
+    checked: dict[int, CostEstimate] = attrs.field(factory=dict)
+
+    def ask(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate:
+        for model in self._order(node.operation):
+            try:
+                answer = model.estimate(graph, node, device)
+                if answer is not None and id(answer) not in self.checked:
+                    check_estimate(answer, node)
+                    self.checked[id(answer)] = answer  # kept, so that no other gets its identity
+            except Exception as error:
+                if node.id in refused_nodes(graph):
+                    continue
+                self._dismiss(model, error, graph)
+                return self.ask(graph, node, device)
+            if answer is not None:
+                return answer if answer.model else attrs.evolve(answer, model=model.name)
+        return _UNKNOWN
+
+    def _order(self, operation: str) -> tuple[CostModel, ...]:
+        if operation not in self.orders:
+            special = tuple(m for m in self.models if operation in m.operations)
+            self.orders[operation] = special + tuple(m for m in self.models if not m.operations)
+        return self.orders[operation]
+
+    def _dismiss(self, model: CostModel, error: Exception, graph: Graph) -> None:
+        warn_skipped("cost model", model, error, "the next model answers for this graph", graph)
+        self.models = tuple(m for m in self.models if m is not model)
+        self.orders.clear()

@@ -1,0 +1,105 @@
+"""Stage 4: apply the rewrites of optimizations that preserve results."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from djinn_core.errors import InvalidStage
+from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
+from djinn_core.ir.costs import Costs
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite, resolved
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.planning.stages.attribution import title, warn_skipped
+from djinn_core.planning.stages.verify_rewrite import check_rewrite
+from djinn_core.planning.stages.verify_substitution import check_substitutions
+
+_NO_HINTS: Mapping[str, tuple[Any, ...]] = {}
+
+
+def starting_plan(
+    graph: Graph, profile: WorkloadProfile, hints: Mapping[str, tuple[Any, ...]] = _NO_HINTS
+) -> OptimizationPlan:
+    """The plan before any optimization: every node, `hints`, and what the patterns hint at."""
+    plan = OptimizationPlan(tuple(node.id for node in graph.nodes), hints=hints)
+    for match in profile.patterns:
+        plan = attrs.evolve(plan, hints=_add_hints(plan.hints, match.hints))
+    return plan
+
+
+def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]) -> OptimizationPlan:
+    """Run the optimizations one after the other over `context.plan`, in the order that they demand.
+
+    Each rewrite is verified before it is applied. An optimization that raises, returns something else or breaks an
+    invariant leaves the plan as it was, with a warning that names it.
+    """
+    plan = context.plan
+    for optimization in in_order(optimizations):
+        try:
+            result = optimization.optimize(attrs.evolve(context, plan=plan))
+            author = title("optimization", optimization)
+            if not isinstance(result, OptimizationResult):
+                raise InvalidStage(f"{author} returned a {type(result).__name__}; return an OptimizationResult")
+            check_rewrite(context.graph, plan, result.rewrite, context.kept, author)
+            check_substitutions(context.graph, plan, result.rewrite.substitutions, context.kept, author)
+            if any(s.nodes & plan.substituted for s in result.rewrite.substitutions):
+                reason = "another optimization does some of its nodes in another way"
+                result = OptimizationResult(optimization.name, applied=False, reason=reason)
+        except Exception as error:
+            reason = warn_skipped("optimization", optimization, error, "the plan stays as it was", context.graph)
+            result = OptimizationResult(optimization.name, applied=False, reason=reason)
+        plan = _apply(plan, result, context.costs)
+    return plan
+
+
+def in_order(optimizations: Sequence[Optimization]) -> tuple[Optimization, ...]:
+    """Optimizations sorted so that every `before` and `after` holds, ties by name; a cycle is broken at its first name."""
+    by_name = {o.name: o for o in sorted(optimizations, key=lambda o: o.name)}
+    waits: dict[str, set[str]] = {n: {a for a in o.after if a in by_name and a != n} for n, o in by_name.items()}
+    for name, optimization in by_name.items():
+        for later in optimization.before & by_name.keys() - {name}:
+            waits[later].add(name)
+    ready = [n for n in by_name if not waits[n]]
+    heapq.heapify(ready)
+    ordered: list[str] = []
+    while len(ordered) < len(by_name):
+        name = heapq.heappop(ready) if ready else min(n for n in by_name if n not in ordered)
+        ordered.append(name)
+        for other, pending in waits.items():
+            if name in pending:
+                pending.discard(name)
+                if not pending and other not in ordered:
+                    heapq.heappush(ready, other)
+    return tuple(by_name[n] for n in ordered)
+
+
+def _apply(plan: OptimizationPlan, result: OptimizationResult, costs: Costs) -> OptimizationPlan:
+    """The plan with the rewrite in it, and the result with the time before and after."""
+    before = _seconds(costs, plan.nodes)
+    rewrite = result.rewrite if result.applied else Rewrite()
+    nodes = tuple(n for n in plan.nodes if n not in rewrite.drop)
+    costed = attrs.evolve(result, rewrite=rewrite, seconds_before=before, seconds_after=_seconds(costs, nodes))
+    return OptimizationPlan(
+        nodes=nodes,
+        replace=resolved({**plan.replace, **rewrite.replace}),
+        results=(*plan.results, costed),
+        hints=_add_hints(plan.hints, rewrite.hints),
+        equal_slots=tuple(dict.fromkeys((*plan.equal_slots, *rewrite.equal_slots))),
+        replicas=(*plan.replicas, *rewrite.replicas),
+    )
+
+
+def _seconds(costs: Costs, nodes: Sequence[int]) -> float:
+    """Time of these nodes one after the other, on the device that is fastest at them."""
+    return min((sum(estimates[n].seconds for n in nodes) for estimates in costs.by_device.values()), default=0.0)
+
+
+def _add_hints(hints: Mapping[str, tuple[Any, ...]], more: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    merged = dict(hints)
+    for name, facts in more.items():
+        merged[name] = merged.get(name, ()) + (tuple(facts) if isinstance(facts, list | tuple) else (facts,))
+    return merged

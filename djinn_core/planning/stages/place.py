@@ -1,0 +1,219 @@
+"""Stage 5: place nodes and values on devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import attrs
+
+from djinn_core.errors import DoesNotFit, InvalidStage
+from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.ir.indexes import bind, bound_nodes, only_bound
+from djinn_core.ir.placement import Placement
+from djinn_core.ir.replicas import with_replicas
+from djinn_core.logs import get_logger
+from djinn_core.planning.stages.attribution import title, warn_skipped
+from djinn_core.planning.stages.placement_fit import shortages, told
+from djinn_core.planning.stages.placement_search import NAME, search
+from djinn_core.planning.stages.verify import check_placement
+
+ROUNDS = 4  # how often a policy is asked again for the devices on which it did not exceed anything
+_log = get_logger("djinn.stages")
+
+
+def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: PlacementPolicy) -> Placement:
+    """Take the first placement that is valid and fits.
+
+    Placements are tried in this order: the policy's with all devices; the policy's without the devices whose memory it
+    exceeded; each fallback's; what a search finds; one that fits with the memory that executors can spill to; and one that may
+    fit if a scheduler finds another order of the ops. If the user named devices for some nodes, only the others are moved.
+
+    A policy that fails or breaks a rule is named in a warning; what does not fit is in `Placement.refused`, with figures.
+
+    Raises:
+        DoesNotFit: nothing fits; the message says on which devices what is short, by how much and for what.
+        InvalidStage: the fallbacks break a rule as well.
+    """
+    tried = _Attempts(context)
+    for candidate in (policy, *(f for f in fallbacks if f is not policy)):
+        own = any(candidate is f for f in fallbacks)
+        placement = tried.of(candidate, "" if own else f"{fallbacks[0].name!r} places this graph")
+        if placement is not None:
+            return placement
+    for spill in (False, True):
+        if (placement := tried.elsewhere(fallbacks[0], spill=spill)) is not None:
+            return placement
+    if tried.hopeful is not None:
+        return tried.taken(tried.hopeful, spills=tried.alone)
+    raise tried.verdict()
+
+
+@attrs.define
+class _Attempts:
+    """Placements that were tried, and the reasons why they were not taken."""
+
+    context: PlacementContext
+    refused: list[str] = attrs.field(factory=list)
+    first: InvalidStage | None = None
+    short: bool = False  # whether anything was refused for want of memory, dtypes or ops
+    measured: bool = False  # whether the figures of each device are in `refused`
+    hopeful: Placement | None = None  # that may fit, if a scheduler takes the ops in another order
+
+    @property
+    def alone(self) -> bool:
+        """True if there is only one device, so that the memory it can spill to counts from the beginning."""
+        return len(self.context.topology.devices) == 1
+
+    def of(self, policy: PlacementPolicy, instead: str) -> Placement | None:
+        """Ask a policy with all devices, then without those whose memory it exceeded; None if nothing fits.
+
+        `instead`: what happens where it fails; empty for those that Djinn brings along.
+
+        Raises:
+            DoesNotFit: nothing fits with the nodes where the user put them.
+        """
+        devices = self.context.topology.devices
+        bound = bound_nodes(self.context.graph, self.context.plan.nodes)
+        for _ in range(1 if bound else ROUNDS):
+            placement = self._made(_on(self.context, devices), policy, instead)
+            if placement is None:
+                return None
+            short = shortages(self.context, placement, spill=self.alone)
+            if not short:
+                return self.taken(placement, spills=self.alone)
+            self._note(policy.name, devices, told(short))
+            self.short = self.measured = True
+            if placement.pinned:
+                return self._around_pins(placement, policy)
+            if self.hopeful is None and not shortages(self.context, placement, spill=self.alone, any_order=True):
+                self.hopeful = placement
+            over = {s.device for s in short}
+            devices = tuple(d for d in devices if d.id not in over)
+            if not devices:
+                break
+        return None
+
+    def elsewhere(self, policy: PlacementPolicy, *, spill: bool) -> Placement | None:
+        """A placement that a search finds, or with `spill` the policy's; None if none fits.
+
+        With `spill`, what executors can keep elsewhere counts.
+        """
+        devices = self.context.topology.devices
+        if len(devices) < 2 or (spill and not any(d.spill for d in devices)):
+            return None
+        if spill:
+            placement = self._made(self.context, policy, "")
+            if placement is not None and not shortages(self.context, placement, spill=True):
+                return self.taken(placement, spills=True)
+        if bound_nodes(self.context.graph, self.context.plan.nodes):
+            return None  # most of it is where its indexes say
+        try:
+            return self.taken(search(self.context, spill=spill), spills=spill)
+        except DoesNotFit as error:
+            self.short = True
+            self._note(NAME, devices, str(error))
+        return None
+
+    def _around_pins(self, placement: Placement, policy: PlacementPolicy) -> Placement:
+        """The placement that a search finds with nodes where the user put them.
+
+        Raises:
+            DoesNotFit: there is none.
+        """
+        devices = self.context.topology.devices
+        pinned = {d.node: d.device for d in placement.decisions if d.node in placement.pinned}
+        for spill in dict.fromkeys((self.alone, any(d.spill for d in devices))):
+            try:
+                return self.taken(search(self.context, spill=spill, pinned=pinned), spills=spill)
+            except DoesNotFit as error:
+                self._note(NAME, devices, str(error))
+        counts = ", ".join(f"{n:,} on {d}" for d, n in Counter(pinned.values()).items())
+        refusal = DoesNotFit(
+            f"the devices that were asked for do not suffice ({policy.name}: {counts} ops). Tried: "
+            f"{'; '.join(dict.fromkeys(self.refused))}. Name other devices, or fewer modules"
+        )
+        refusal.pinned = True
+        raise refusal
+
+    def verdict(self) -> InvalidStage:
+        """Error that says why no placement was taken."""
+        if self.first is not None and not self.short:
+            return self.first
+        said = str(self.first) if self.first is not None else "no device can run this program"
+        rest = "; ".join(r for r in dict.fromkeys(self.refused) if said not in r)
+        tried = f". Tried: {rest}" if rest else ""
+        return DoesNotFit(f"{said}{tried}. Use more devices or larger ones, or hold less at once")
+
+    def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
+        """Placement of a policy, if it is valid; None otherwise."""
+        try:
+            placement = _decided(context, self.context, policy)
+            check_placement(self.context, placement, title("placement policy", policy))
+        except Exception as error:
+            refusal = error
+        else:
+            return placement
+        # A policy may refuse fewer devices: the devices that it needs may be missing.
+        refuses = isinstance(refusal, InvalidStage if context is not self.context else DoesNotFit)
+        if instead and not refuses:
+            warn_skipped("placement policy", policy, refusal, instead, context.graph)
+        if isinstance(refusal, InvalidStage):
+            self.first = self.first or refusal
+            self.short = self.short or isinstance(refusal, DoesNotFit)
+            self._note(policy.name, context.topology.devices, str(refusal))
+            self.measured = self.measured or (not instead and self.short)
+        elif not instead:
+            raise refusal
+        return None
+
+    def _note(self, author: str, devices: Sequence[DeviceCapabilities], why: str) -> None:
+        if self.alone and self.measured:
+            return  # the same figures, once more
+        where = devices[0].id if len(devices) == 1 else f"{len(devices)} devices"
+        self.refused.append(f"{author} on {where}: {why}")
+
+    def taken(self, placement: Placement, *, spills: bool) -> Placement:
+        """Complete a placement with the refusals before it, and with those replicas that fit as well."""
+        if self.refused:
+            _log.info("placement_refused", refused=self.refused, instead=placement.policy)
+        placement = attrs.evolve(placement, refused=tuple(self.refused), spills=spills)
+        return _with_replicas(self.context, placement) if self.context.plan.replicas else placement
+
+
+def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> PlacementContext:
+    """The context restricted to some of its devices: values that live on others have no home yet."""
+    if len(devices) == len(context.topology.devices):
+        return context
+    ids = {d.id for d in devices}
+    return attrs.evolve(
+        context,
+        topology=attrs.evolve(context.topology, devices=devices),
+        resident={v: home for v, home in context.resident.items() if home in ids},
+        copies={v: kept for v, holders in context.copies.items() if (kept := tuple(d for d in holders if d in ids))},
+    )
+
+
+def _decided(context: PlacementContext, whole: PlacementContext, policy: PlacementPolicy) -> Placement:
+    """Placement by the policy for tensors of index 0; tensors of another index are placed on that index's device."""
+    graph, nodes, devices = context.graph, context.plan.nodes, whole.topology.by_index
+    bound = bound_nodes(graph, nodes)
+    if not bound:
+        return policy.place(context)
+    if len(bound) == len(nodes):
+        return only_bound(graph, nodes, bound, devices)
+    return bind(graph, policy.place(context), bound, devices)
+
+
+def _with_replicas(context: PlacementContext, placement: Placement) -> Placement:
+    """The placement with what the optimizations want to run on further devices; without it where that is illegal here."""
+    more = with_replicas(context.graph, placement, context.plan, context.profile)
+    try:
+        check_placement(context, more, "optimizations with replicas")
+        if short := shortages(context, more, spill=placement.spills):
+            raise DoesNotFit(told(short))
+    except InvalidStage as error:
+        _log.warning("replicas are left out", error=str(error), instead="what is wanted elsewhere is sent")
+        return placement
+    return more

@@ -1,0 +1,410 @@
+"""The check of a placement: memory of each device over the steps of a program, and the dtypes and ops that it has.
+
+Counted from the beginning are the inputs and copies that live on a device, and every input that will arrive. Results and temporaries
+count from when they are made until they are freed, copies of values that live elsewhere from when they arrive, and values that move
+away until they are sent. Both ends of a transfer count the copy through which it goes. Work space of ops counts as far as cost models
+report it.
+
+An executor takes transfers into host memory as they come. On a device that computes in host memory they therefore count from the
+moment at which the sender may have sent them. A sender that is ahead may do so long before the step that receives them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.colocation import storage_sizes
+from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.placement import Placement
+from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.schedule import Free, Receive, Run, Send, Step, Upload
+from djinn_core.ir.values import TensorMeta
+from djinn_core.planning.stages.simulate import Memory, copy_bytes
+from djinn_core.planning.stages.steps import write_steps
+
+HOST_KINDS: Final = frozenset({"cpu"})  # kinds of devices that compute in host memory
+
+Steps = Mapping[str, Sequence[Step]]
+
+
+def hosts(context: SchedulingContext, steps: Steps) -> frozenset[str]:
+    """The devices among those that run steps whose transfers wait in their own memory."""
+    if len(steps) < 2:
+        return frozenset()
+    return frozenset([d.id for d in context.topology.devices if d.kind in HOST_KINDS and d.id in steps])
+
+
+def in_flight(context: SchedulingContext, steps: Steps, computing: frozenset[str]) -> dict[str, list[int]]:
+    """By device of `computing` the bytes before each of its steps that may have come and that no step has received.
+
+    A device can be ahead of another one as far as it needs nothing of what that one has yet to do.
+    """
+    found: dict[str, list[int]] = {device: [0] * (len(steps[device]) + 1) for device in computing}
+    for device, since, until, value in _waiting(steps, computing):
+        if context.placement.values.get(value) == device:
+            continue  # an input that comes to stay is counted from the beginning
+        size = copy_bytes(context.graph.meta(value))
+        found[device][since] += size
+        found[device][until] -= size
+    for changes in found.values():
+        now = 0
+        for at, change in enumerate(changes):
+            now += change
+            changes[at] = now
+    return found
+
+
+def _waiting(steps: Steps, computing: frozenset[str]) -> Iterator[tuple[str, int, int, int]]:
+    """Transfers to devices of `computing`: the device, the step before which one may be there, the step that receives it, and the value.
+
+    Each device has a vector clock: how many steps of each receiver must be done before it can be where it is.
+    """
+    clocks: dict[str, dict[str, int]] = {device: {} for device in steps}
+    mail: dict[tuple[str, str, int], deque[dict[str, int]]] = defaultdict(deque)
+    at = dict.fromkeys(steps, 0)
+    ready = deque(steps)
+    waiting: dict[tuple[str, str, int], str] = {}
+    while ready:
+        device = ready.popleft()
+        clock, its = clocks[device], steps[device]
+        while at[device] < len(its):
+            number, step = at[device], its[at[device]]
+            if isinstance(step, Send):
+                key = (device, step.target, step.value)
+                mail[key].append(dict(clock))
+                if key in waiting:
+                    ready.append(waiting.pop(key))
+            elif isinstance(step, Receive):
+                key = (step.source, device, step.value)
+                if not mail[key]:
+                    waiting[key] = device
+                    break
+                sent = mail[key].popleft()
+                if device in computing:
+                    yield device, sent.get(device, 0), number, step.value
+                for other, done in sent.items():
+                    clock[other] = max(clock.get(other, 0), done)
+            at[device] += 1
+            if device in computing:
+                clock[device] = at[device]
+
+
+Context = PlacementContext | SchedulingContext
+SHOWN: Final = 8  # devices that a message lists
+GAPS: Final = 1.25  # a transfer copies what has more memory than this for its elements without the gaps between them
+
+
+@attrs.frozen
+class MemoryNeed:
+    """Memory that a program needs on one device.
+
+    Attributes:
+        bytes: the most that is there at once.
+        before: of these, what was there before the program began.
+        inputs: of these, inputs and copies of inputs.
+        least: the most that is there at the beginning or at the end: no order of the ops makes do with less.
+        node: the op after which it is fullest; None if that is before the first.
+    """
+
+    bytes: int
+    before: int
+    inputs: int
+    least: int
+    node: int | None = None
+
+
+@attrs.frozen
+class Shortage:
+    """Reason why a placement does not fit a device: `excess` bytes too many (0: a dtype is missing), and the words for it."""
+
+    device: str
+    excess: int
+    reason: str
+
+
+def needs(context: PlacementContext, placement: Placement) -> dict[str, MemoryNeed]:
+    """Memory needed by device when nodes run in the order of the program."""
+    order = scheduling(context, placement)
+    return needs_of_steps(order, write_steps(order, context.plan.nodes)) if order is not None else {}
+
+
+def scheduling(context: PlacementContext, placement: Placement) -> SchedulingContext | None:
+    """Scheduling context of a placement; None if the graph is not a program's, so that it is not known what is freed."""
+    graph = context.graph
+    if not isinstance(graph, ProgramGraph):
+        return None
+    known = (graph.program, graph, context.plan, placement, context.costs, context.topology)
+    return SchedulingContext(*known, context.resident, context.fetch, context.copies, context.memory_limits)
+
+
+def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> dict[str, MemoryNeed]:
+    """Memory needed by device for these steps."""
+    memory, homes = Memory(context), context.placement.values
+    before = Counter(memory.now)
+    for value in context.graph.inputs:
+        if value in homes:
+            memory.hold(homes[value], value, 0.0)
+    inputs = Counter(memory.now)
+    computing = hosts(context, steps)
+    coming = in_flight(context, steps, computing) if computing else {}
+    spaces = _workspaces(context, steps)
+    fullest = {
+        device: node
+        for device, its_steps in steps.items()
+        if (node := _fill(context, memory, device, its_steps, spaces[device], coming.get(device))) is not None
+    }
+    return {
+        d: MemoryNeed(peak, before[d], inputs[d], max(inputs[d], memory.now[d]), fullest.get(d))
+        for d, peak in memory.peak.items()
+    }
+
+
+def _fill(
+    context: SchedulingContext,
+    memory: Memory,
+    device: str,
+    steps: Sequence[Step],
+    spaces: Mapping[int, int],
+    coming: Sequence[int] | None,
+) -> int | None:
+    """Follow the steps of one device in `memory`; return the node at which it is fullest, if that is when one runs.
+
+    Args:
+        context: of the whole program.
+        memory: of all devices.
+        device: whose steps they are.
+        steps: its steps, in order.
+        spaces: by node the bytes that it takes while it runs.
+        coming: for a device that computes in host memory the bytes of transfers that wait there, before each step.
+    """
+    nodes, homes, meta = context.graph.nodes, context.placement.values, context.graph.meta
+    fullest: int | None = None
+    for number, step in enumerate(steps):
+        waiting = coming[number] if coming is not None else 0
+        known = memory.peak[device]
+        match step:
+            case Run(ran):
+                for node in ran:
+                    known = memory.peak[device]
+                    for value in nodes[node].outputs:
+                        memory.hold(device, value, 0.0)
+                    if waiting or node in spaces:
+                        memory.take(device, waiting + spaces.get(node, 0))
+                    if memory.peak[device] > known:
+                        fullest = node
+                continue
+            case Upload(value) | Receive(value, _):
+                memory.hold(device, value, 0.0)
+                if isinstance(step, Receive) and coming is None:
+                    waiting = _gaps(meta(value))
+            case Send(value, target):
+                memory.take(device, waiting + (_gaps(meta(value)) if coming is None else copy_bytes(meta(value))))
+                if homes.get(value) == target and context.resident.get(value) == device:
+                    memory.move(device, value)
+            case Free(values):
+                for value in values:
+                    memory.free(device, value)
+            case _:
+                pass
+        if waiting:
+            memory.take(device, waiting)
+        if memory.peak[device] > known:
+            fullest = None
+    return fullest
+
+
+def _workspaces(context: Context, devices: Iterable[str]) -> dict[str, dict[int, int]]:
+    """By device and node the bytes that it takes while it runs, for the nodes of which a cost model says so."""
+    rows: dict[int, dict[int, int]] = {}  # devices of one make share a row
+    found: dict[str, dict[int, int]] = {}
+    for device in devices:
+        row = context.costs.by_device.get(device, ())
+        if id(row) not in rows:
+            rows[id(row)] = {number: estimate.workspace for number, estimate in enumerate(row) if estimate.workspace}
+        found[device] = rows[id(row)]
+    return found
+
+
+def _gaps(meta: TensorMeta) -> int:
+    """Bytes of the copy without gaps through which a value goes that leaves most of its memory out."""
+    return meta.nbytes if meta.extent - meta.offset > GAPS * meta.numel else 0
+
+
+def bytes_held(
+    result: PipelineResult, resident: Mapping[int, str], copies: Mapping[int, tuple[str, ...]]
+) -> dict[str, int]:
+    """By device the most bytes that the schedule in `result` holds at once, as placements and schedules are checked.
+
+    Raises:
+        ValueError: not all stages ran.
+    """
+    plan, placement, costs, schedule = result.plan, result.placement, result.costs, result.schedule
+    if plan is None or placement is None or costs is None or schedule is None:
+        raise ValueError("only what was scheduled can be measured: plan until='schedule'")
+    known = (schedule.program, result.graph, plan, placement, costs, result.topology)
+    taken = needs_of_steps(SchedulingContext(*known, resident, (), copies), schedule.steps)
+    return {device: need.bytes for device, need in taken.items()}
+
+
+def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = False) -> int | None:
+    """Bytes that a program may have on a device of which `before` are there already; None if that is not known.
+
+    Args:
+        device: what it has, and what of that is free.
+        before: bytes of the program that it holds already, which are not among those that are free.
+        limit: of memory, as configured; 0 if there is none.
+        spill: whether what its executor can keep elsewhere counts.
+    """
+    more = device.spill if spill else 0
+    bounds = [limit] if limit else []
+    if device.memory_free is not None:
+        bounds.append(before + device.memory_free + more)
+    if device.memory:
+        bounds.append(device.memory + more)
+    return min(bounds, default=None)
+
+
+def shortages(
+    context: PlacementContext, placement: Placement, *, spill: bool = False, any_order: bool = False
+) -> tuple[Shortage, ...]:
+    """Shortages of a placement, in the order of the devices; empty if it fits.
+
+    `spill`: as in `room`. `any_order`: leave out what another order of the ops may still mend.
+    """
+    lacking = _lacking(context, placement)
+    short: dict[str, Shortage] = {}
+    if not _fits_at_a_glance(context, placement):
+        short = _short(context, needs(context, placement), spill, any_order)
+    return (*lacking.values(), *(s for d, s in short.items() if d not in lacking))
+
+
+def shortages_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> tuple[Shortage, ...]:
+    """Shortages of devices whose steps hold more at once than there is room for."""
+    if _fits_at_a_glance(context, context.placement):
+        return ()
+    return tuple(_short(context, needs_of_steps(context, steps), context.placement.spills).values())
+
+
+def told(found: Sequence[Shortage]) -> str:
+    """Shortages in words."""
+    more = f"; and {len(found) - SHOWN} more devices" if len(found) > SHOWN else ""
+    return "; ".join(f"{s.device}: {s.reason}" for s in found[:SHOWN]) + more
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
+    """True if one device is used and everything fits on it, even if nothing were freed; a full check is not needed then."""
+    rooms = {d.id: room(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
+    if all(there is None for there in rooms.values()):
+        return True
+    graph, used = context.graph, {*placement.devices, *placement.values.values()}
+    if len(used) > 1 or placement.copies or placement.replicas or context.copies:
+        return False
+    if not used.issuperset(context.resident.values()):
+        return False
+    if isinstance(graph, ProgramGraph) and len(context.plan.nodes) == len(graph.nodes):
+        whole = graph.bytes_of_storages  # found once, however often this is asked
+    else:
+        made = [v for n in context.plan.nodes for v in graph.nodes[n].outputs]
+        whole = sum(storage_sizes(graph, (*graph.inputs, *made)).values())
+    beside = max((space for spaces in _workspaces(context, used).values() for space in spaces.values()), default=0)
+    return all((there := rooms.get(device)) is None or whole + beside <= there for device in used)
+
+
+def _short(
+    context: Context, taken: Mapping[str, MemoryNeed], spill: bool, any_order: bool = False
+) -> dict[str, Shortage]:
+    found: dict[str, Shortage] = {}
+    for device in context.topology.devices:
+        need = taken.get(device.id)
+        if need is None:
+            continue
+        there = room(device, need.before, context.memory_limits.get(device.id, 0), spill=spill)
+        wanted = need.least if any_order else need.bytes
+        if there is not None and wanted > max(there, need.before):  # what is there already is not of this program
+            limit = context.memory_limits.get(device.id, 0)
+            found[device.id] = Shortage(device.id, wanted - there, _said(context.graph, device, need, there, limit))
+    return found
+
+
+def _said(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, there: int, limit: int) -> str:
+    already = f", {need.before:,} of them there already" if need.before else ""
+    when = f", fullest at {at(graph, need.node)}" if need.node is not None else ""
+    beside = f" and can spill {device.spill:,}" if device.spill else ""
+    if limit and there == limit:
+        beside = f"{beside} (the setting memory_limits, less what other programs hold there)"
+    return (
+        f"it would hold {need.bytes:,} bytes ({need.inputs:,} of inputs{already}{when}), and has room for "
+        f"{max(0, there):,}{beside}: {need.bytes - there:,} bytes are short"
+    )
+
+
+def at(graph: Graph, node: int) -> str:
+    """Name of a node in messages: op, number and module."""
+    found = graph.nodes[node]
+    return f"{found.op} (node {node}{f' of {found.module}' if found.module else ''})"
+
+
+# --- dtypes and ops ---------------------------------------------------------------------------------------------
+
+
+def dtype_of(graph: Graph, value: int) -> str:
+    """Name of a value's dtype, as devices name theirs."""
+    return str(graph.meta(value).dtype).removeprefix("torch.")
+
+
+def used_by(context: Context, node: int) -> Iterator[int]:
+    """The values that a node reads and makes."""
+    found, replace = context.graph.nodes[node], context.plan.replace
+    yield from [replace.get(v, v) for v in found.inputs] if replace else found.inputs
+    yield from found.outputs
+
+
+def is_particular(device: DeviceCapabilities) -> bool:
+    """True if there are dtypes or ops that a device lacks."""
+    return bool(device.dtypes or device.unsupported)
+
+
+def lacking(context: Context, node: int, device: DeviceCapabilities) -> str:
+    """Reason why a device cannot run a node, however much memory it has; an empty string if it can."""
+    if not device.runs(context.graph.nodes[node].op):
+        return f"it does not run {at(context.graph, node)}"
+    if device.dtypes:
+        lacks = sorted({dtype_of(context.graph, v) for v in used_by(context, node)} - device.dtypes)
+        if lacks:
+            return f"it lacks {', '.join(lacks)}, which {at(context.graph, node)} needs"
+    return ""
+
+
+def _lacking(context: PlacementContext, placement: Placement) -> dict[str, Shortage]:
+    """Shortages of devices that lack an op or a dtype of what runs there, or are sent such a dtype.
+
+    Values that live there already may stay.
+    """
+    particular = {d.id: d for d in context.topology.devices if is_particular(d)}
+    if not particular:
+        return {}
+    graph, missing = context.graph, {}
+    for decision in (*placement.decisions, *placement.replicas):
+        device = particular.get(decision.device)
+        if device is None or decision.device in missing:
+            continue
+        if reason := lacking(context, decision.node, device):
+            missing[decision.device] = reason
+    settled = {storage_of(v): home for v, home in context.resident.items()}
+    for value in graph.inputs:
+        home, dtype = placement.values.get(value, ""), dtype_of(graph, value)
+        comes = home in particular and home not in missing and settled.get(storage_of(value)) != home
+        if comes and particular[home].dtypes and dtype not in particular[home].dtypes:
+            missing[home] = f"it lacks {dtype}, and an input of that would come to live there"
+    return {device: Shortage(device, 0, reason) for device, reason in missing.items()}

@@ -1,0 +1,424 @@
+"""Search for a placement that fits, when what policies said does not.
+
+Small programs are searched completely, by backtracking: blocks of values get devices in the order of the program, and a beginning
+that does not fit ends its branch. For larger programs, devices are filled one after the other, in several orders and with more and
+more room left. Then blocks are moved away from devices that are too full, as long as the shortage shrinks. The number of placements
+that are looked at is bounded, so that planning ends soon if nothing fits. Only room, dtypes and ops count; speed is for policies to
+judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import DoesNotFit
+from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
+from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import RANDOM_STATE, storage_of
+from djinn_core.ir.placement import Placement, PlacementDecision
+from djinn_core.planning.stages.placement_fit import (
+    SHOWN,
+    Shortage,
+    at,
+    dtype_of,
+    lacking,
+    needs,
+    room,
+    shortages,
+    told,
+    used_by,
+)
+from djinn_core.planning.stages.simulate import copy_bytes
+
+NAME: Final = "search"
+SMALL: Final = 40  # blocks that are searched completely, as far as the work allows
+WORK: Final = 20_000  # nodes that a complete search looks at; a check counts as `EACH` more
+EACH: Final = 10
+CHECKS: Final = 64  # placements of larger programs that are looked at
+FILLINGS: Final = 8  # how often devices are filled in one order, with more room left for temporaries and copies
+_INFINITE: Final = float("inf")
+
+Where = Mapping[int, str]
+NOWHERE: Mapping[int, str] = {}
+
+
+def search(context: PlacementContext, *, spill: bool = False, pinned: Where = NOWHERE) -> Placement:
+    """A placement that fits.
+
+    Args:
+        context: of the program.
+        spill: whether what executors can keep elsewhere counts.
+        pinned: by node the device on which it has to be.
+
+    Raises:
+        DoesNotFit: none was found; the message says what prevents one, or what the best attempt lacks.
+    """
+    known = _Search.of(context, spill, pinned)
+    known.check_hope()
+    if len(known.blocks) <= SMALL and isinstance(context.graph, ProgramGraph):
+        placement = known.extended(0, {})
+        if placement is not None:
+            return placement
+    return known.by_filling()
+
+
+@attrs.frozen(eq=False)
+class _Block:
+    """Unit that has to be on one device: storages, and the nodes that make or write them; or a node that does neither.
+
+    Attributes:
+        number: of the block, as `Colocation` has it; ~node for a node without one.
+        nodes: those that run there.
+        operands: blocks that these read, in descending order of their persistent bytes.
+        fresh: bytes of inputs in it that live nowhere yet.
+        persistent: bytes of inputs and of what is kept.
+        able: the devices that it may be on, in the order of the topology.
+        home: the device where it lives already.
+        first: position of the first node that uses it; after all of them if none does.
+    """
+
+    number: int
+    nodes: tuple[int, ...]
+    operands: tuple[int, ...]
+    fresh: int
+    persistent: int
+    able: Mapping[str, None]
+    home: str | None
+    first: int
+
+
+@attrs.define(eq=False)
+class _Search:
+    """The blocks of one program in the order of first use, the devices that they may be on, and the work that is left.
+
+    Attributes:
+        rooms: by device the bytes that may be there, at least those that are there before; None if that is not known.
+        unlike: devices that are not interchangeable with any other, because something is there already, or is to be.
+    """
+
+    context: PlacementContext
+    spill: bool
+    together: Colocation
+    blocks: list[_Block]
+    pinned: Where
+    devices: dict[str, DeviceCapabilities]
+    before: dict[str, int]
+    rooms: dict[str, int | None]
+    unlike: frozenset[str]
+    work: int = WORK
+    checks: int = CHECKS
+
+    @classmethod
+    def of(cls, context: PlacementContext, spill: bool, pinned: Where) -> _Search:
+        graph, nodes = context.graph, context.plan.nodes
+        joined = together(graph, nodes, context.plan.replace)
+        devices = {d.id: d for d in context.topology.devices}
+        before, limits = _before(context), context.memory_limits
+        rooms: dict[str, int | None] = {}
+        for name, device in devices.items():
+            there = room(device, before.get(name, 0), limits.get(name, 0), spill=spill)
+            rooms[name] = None if there is None else max(there, before.get(name, 0))
+        blocks = sorted(_blocks(context, joined, pinned, rooms), key=lambda block: block.first)
+        copied = (d for kept in context.copies.values() for d in kept)
+        unlike = frozenset((*context.resident.values(), *limits, *pinned.values(), *copied))
+        return cls(context, spill, joined, blocks, pinned, devices, before, rooms, unlike)
+
+    def check_hope(self) -> None:
+        """Raise an error where no placement can fit.
+
+        Raises:
+            DoesNotFit: no device runs a node, or what lasts is more than all devices together have room for.
+        """
+        graph = self.context.graph
+        for block in (b for b in self.blocks if not b.able):
+            reasons = [f"{name}: {why}" for name in self.devices if (why := self._why_not(name, block))]
+            named = sorted({self.pinned[n] for n in block.nodes if n in self.pinned})
+            what = at(graph, block.nodes[0]) if block.nodes else f"an input of {block.persistent:,} bytes"
+            where = f", pinned to {', '.join(named)}," if named else ""
+            why = "; ".join(reasons[:SHOWN]) or "what it works with has to be in several places at once"
+            raise DoesNotFit(f"{what}{where} has no device that it can be on: {why}")
+        rooms = [there for there in self.rooms.values() if there is not None]
+        persistent, free = sum(b.persistent for b in self.blocks), sum(rooms)
+        if len(rooms) == len(self.rooms) and persistent > free:
+            raise DoesNotFit(
+                f"inputs and what is kept are {persistent:,} bytes, and all devices together have room for {free:,}: "
+                f"{persistent - free:,} bytes are short"
+            )
+
+    def _why_not(self, name: str, block: _Block) -> str:
+        """Reason why a block cannot be on a device; empty if it is no fault of the device alone."""
+        there = _bytes(self.rooms[name])
+        for node in block.nodes:
+            if reason := lacking(self.context, node, self.devices[name]):
+                return reason
+            if (needed := _footprint(self.context, node)) > there:
+                what = f"{at(self.context.graph, node)} alone takes {needed:,} bytes with its operands"
+                return f"{what}, and there is room for {there:,.0f}: {needed - there:,.0f} bytes are short"
+        if block.fresh > there:
+            return f"inputs of {block.fresh:,} bytes, and there is room for {there:,.0f}: {block.fresh - there:,.0f} bytes are short"
+        return ""
+
+    # --- complete -----------------------------------------------------------------------------------------------
+
+    def extended(self, turn: int, homes: dict[int, str]) -> Placement | None:
+        """The first placement that fits and begins like this; None if there is none, or the limit of work is reached.
+
+        `turn`: position of the block that is next. `homes`: the devices of those before it.
+        """
+        if turn == len(self.blocks):
+            placement = self._placement(homes)
+            return None if shortages(self.context, placement, spill=self.spill) else placement
+        block, rest = self.blocks[turn], self.blocks[turn + 1 :]
+        is_last = not rest or rest[0].first > block.first
+        left = sum(b.fresh for b in rest)
+        for device in self._candidates(block, homes):
+            if self.work <= 0:
+                return None
+            homes[block.number] = device
+            if not is_last or self._begins_well(homes, min(block.first + 1, len(self.context.plan.nodes)), left):
+                found = self.extended(turn + 1, homes)
+                if found is not None:
+                    return found
+            del homes[block.number]
+        return None
+
+    def _candidates(self, block: _Block, homes: Where) -> Iterator[str]:
+        """Devices in the order in which they are tried: near ones, then the roomiest; of devices that are alike only one."""
+        touched = self.unlike.union(homes.values())
+        near = {homes[b]: None for b in block.operands if b in homes}
+        seen: set[DeviceCapabilities] = set()
+        for device in sorted(block.able, key=lambda d: (d != block.home, d not in near, -_bytes(self.rooms[d]))):
+            if device not in touched:
+                make = attrs.evolve(self.devices[device], id="", name="", group="", queue=0.0)
+                if make in seen:
+                    continue
+                seen.add(make)
+            yield device
+
+    def _begins_well(self, homes: Where, count: int, left: int) -> bool:
+        """True if the first `count` nodes fit, and the inputs that are `left` fit beside what is there from the beginning.
+
+        What later nodes use does not count yet.
+        """
+        context, joined = self.context, self.together
+        nodes = context.plan.nodes[:count]
+        self.work -= count + EACH
+        used = {context.plan.replace.get(v, v) for n in nodes for v in context.graph.nodes[n].inputs}
+        made = [v for n in nodes for v in context.graph.nodes[n].outputs]
+        values = {v: homes[b] for v in (*context.graph.inputs, *made) if (b := joined.block(v)) in homes}
+        there = {v: d for v, d in context.resident.items() if v in values and (v in used or values[v] == d)}
+        copies = {v: kept for v, kept in context.copies.items() if v in there}
+        begun = attrs.evolve(context, plan=attrs.evolve(context.plan, nodes=nodes), resident=there, copies=copies)
+        decisions = tuple(PlacementDecision(n, self._of_node(n, homes), "tried") for n in nodes)
+        taken, free = needs(begun, Placement(decisions, values)), 0.0
+        for device, bound in self.rooms.items():
+            need = taken.get(device)
+            if bound is None:
+                free = _INFINITE
+            elif need is None:
+                free += bound
+            elif need.bytes > bound:
+                return False
+            else:
+                free += max(0, bound - need.inputs)
+        return left <= free
+
+    # --- filling ------------------------------------------------------------------------------------------------
+
+    def by_filling(self) -> Placement:
+        """Fill devices in several orders; then improve the best attempt.
+
+        Raises:
+            DoesNotFit: nothing that was tried fits.
+        """
+        missed: list[tuple[tuple[int, int], dict[int, str], tuple[Shortage, ...]]] = []
+        for order in self._orders():
+            left = {d: _bytes(self.rooms[d]) - self.before.get(d, 0) for d in order}
+            for _ in range(FILLINGS):
+                if not self.checks:
+                    break
+                homes = self._filled(order, dict(left))
+                placement = self._placement(homes)
+                short = self._short(placement)
+                if not short:
+                    return placement
+                missed.append((_excess(short), homes, short))
+                if not any(one.excess for one in short):
+                    break
+                for one in short:
+                    left[one.device] -= one.excess
+        _, homes, short = min(missed, key=lambda m: m[0])
+        return self._mended(homes, short)
+
+    def _orders(self) -> list[list[str]]:
+        """Orders of devices: of the topology, the roomiest first, the fullest first, and those that lack most first."""
+        plain = list(self.devices)
+        roomiest = sorted(plain, key=lambda d: -_bytes(self.rooms[d]))
+        able = {d: sum(d in b.able for b in self.blocks) for d in plain} if len(plain) <= SMALL else {}
+        orders = [plain, roomiest, roomiest[::-1], sorted(roomiest, key=lambda d: able.get(d, 0))]
+        return [order for n, order in enumerate(orders) if order not in orders[:n]]
+
+    def _filled(self, order: Sequence[str], left: dict[str, float]) -> dict[int, str]:
+        """Each block near its operands or what came before it, as long as there is room; else on the next of `order`."""
+        homes: dict[int, str] = {}
+        current = order[0]
+        for block in self.blocks:
+            needed = block.persistent if block.home is None else 0
+            near = dict.fromkeys(homes[b] for b in block.operands if b in homes)
+            own = () if block.home is None else (block.home,)
+            ranked = (d for d in (*own, *near, current, *order) if d in block.able)
+            device = next((d for d in ranked if left[d] >= needed), None) or max(block.able, key=left.__getitem__)
+            homes[block.number] = current = device
+            left[device] -= needed
+        return homes
+
+    def _mended(self, homes: dict[int, str], short: tuple[Shortage, ...]) -> Placement:
+        """The placement after blocks were moved, one after the other, away from devices that are too full, while the shortage shrinks.
+
+        Raises:
+            DoesNotFit: something remains short.
+        """
+        while short:
+            better = next(self._improved(homes, short), None)
+            if better is None:
+                raise DoesNotFit(f"all devices together cannot run this program ({told(short)})")
+            homes, short = better
+        return self._placement(homes)
+
+    def _improved(
+        self, homes: dict[int, str], short: tuple[Shortage, ...]
+    ) -> Iterator[tuple[dict[int, str], tuple[Shortage, ...]]]:
+        """The placement with one block elsewhere, if that reduces the shortage."""
+        needed = needs(self.context, self._placement(homes))
+        slack = {d: _bytes(r) - (needed[d].bytes if d in needed else 0) for d, r in self.rooms.items()}
+        for one in short:
+            here = [b for b in self.blocks if homes[b.number] == one.device and len(b.able) > 1]
+            for block in sorted(here, key=lambda b: abs(b.persistent - one.excess)):
+                elsewhere = (d for d in block.able if d != one.device)
+                for target in sorted(elsewhere, key=lambda d: -slack[d])[:SHOWN]:
+                    if not self.checks:
+                        return
+                    moved = {**homes, block.number: target}
+                    after = self._short(self._placement(moved))
+                    if _excess(after) < _excess(short):
+                        yield moved, after
+
+    # --- placements ---------------------------------------------------------------------------------------------
+
+    def _short(self, placement: Placement) -> tuple[Shortage, ...]:
+        self.checks -= 1
+        return shortages(self.context, placement, spill=self.spill)
+
+    def _placement(self, homes: Where) -> Placement:
+        graph, nodes = self.context.graph, self.context.plan.nodes
+        decisions = tuple([PlacementDecision(n, self._of_node(n, homes), self._why(n)) for n in nodes])
+        values = homes_of_values(graph, nodes, self.together, homes)
+        return Placement(decisions, values, NAME, pinned=frozenset(self.pinned))
+
+    def _of_node(self, node: int, homes: Where) -> str:
+        block = self.together.node(node)
+        return homes[~node if block is None else block]
+
+    def _why(self, node: int) -> str:
+        return "the user asked for it" if node in self.pinned else "found by a search for what fits"
+
+
+def _bytes(there: int | None) -> float:
+    return _INFINITE if there is None else there
+
+
+def _excess(short: Sequence[Shortage]) -> tuple[int, int]:
+    """Distance of a placement from one that fits: devices that lack an op or a dtype, then bytes."""
+    return sum(not s.excess for s in short), sum(s.excess for s in short)
+
+
+def _before(context: PlacementContext) -> dict[str, int]:
+    """By device the bytes of the program that are there already."""
+    inputs = frozenset(context.graph.inputs)
+    nothing = attrs.evolve(context, plan=attrs.evolve(context.plan, nodes=()))
+    found = needs(nothing, Placement((), {v: d for v, d in context.resident.items() if v in inputs}))
+    return {device: need.before for device, need in found.items()}
+
+
+def _footprint(context: PlacementContext, node: int) -> int:
+    """Bytes that have to be on a device while a node runs: its operands, or copies of them, its results and its work space."""
+    graph, sizes = context.graph, dict[int, int]()
+    for value in used_by(context, node):
+        storage = storage_of(value)
+        sizes[storage] = max(sizes.get(storage, 0), copy_bytes(graph.meta(value)))
+    rows = context.costs.by_device.values()
+    return sum(sizes.values()) + min((row[node].workspace for row in rows if row), default=0)
+
+
+def _blocks(
+    context: PlacementContext, joined: Colocation, pinned: Where, rooms: Mapping[str, int | None]
+) -> Iterator[_Block]:
+    """The blocks of a program with the devices that each may be on."""
+    graph, replace, nodes = context.graph, context.plan.replace, context.plan.nodes
+    first: dict[int, int] = {}
+    members: dict[int, list[int]] = {}
+    operands: dict[int, dict[int, None]] = {}
+    for position, number in enumerate(nodes):
+        own = joined.node(number)
+        block = ~number if own is None else own
+        members.setdefault(block, []).append(number)
+        for value in graph.nodes[number].inputs:
+            read = joined.block(replace.get(value, value))
+            first.setdefault(read, position)
+            operands.setdefault(block, {})[read] = None
+        first.setdefault(block, position)
+    inputs: dict[int, list[int]] = {}
+    for value in graph.inputs:
+        inputs.setdefault(joined.block(value), []).append(value)
+    sizes, kept = storage_sizes(graph, graph.inputs), storage_sizes(graph, (*graph.inputs, *graph.outputs))
+    persistent: dict[int, int] = {}
+    for storage, size in kept.items():
+        persistent[joined.leader(storage)] = persistent.get(joined.leader(storage), 0) + size
+    settled = {storage_of(v): d for v, d in context.resident.items() if v != RANDOM_STATE}
+    homes = resident_blocks(joined, graph.inputs, context.resident)
+    drawing = context.resident.get(RANDOM_STATE)
+    makes = _Makes(context, settled)
+    for block in dict.fromkeys((*first, *inputs)):
+        its, held = members.get(block, []), inputs.get(block, [])
+        fresh = sum(sizes[s] for s in {storage_of(v) for v in held} if s not in settled)
+        named = {pinned[n] for n in its if n in pinned}
+        if drawing is not None and any(graph.nodes[n].random for n in its):
+            named.add(drawing)
+        able = makes.able(its, held)
+        least = max((fresh, *(_footprint(context, n) for n in its)))
+        if any(there is not None and there < least for there in rooms.values()):
+            able = {d: None for d in able if _bytes(rooms[d]) >= least}
+        if named:
+            able = {d: None for d in able if named == {d}}
+        reads = sorted((b for b in operands.get(block, ()) if b != block), key=lambda b: -persistent.get(b, 0))
+        known = (block, tuple(its), tuple(reads), fresh, persistent.get(block, 0), able, homes.get(block))
+        yield _Block(*known, first.get(block, len(nodes)))
+
+
+class _Makes:
+    """Devices that have what blocks need, asked once for those that lack the same."""
+
+    def __init__(self, context: PlacementContext, settled: Mapping[int, str]) -> None:
+        self._context, self._settled = context, settled
+        self._alike: dict[tuple[frozenset[str], frozenset[str]], list[DeviceCapabilities]] = {}
+        for device in context.topology.devices:
+            self._alike.setdefault((device.dtypes, device.unsupported), []).append(device)
+        self._order = dict.fromkeys(d.id for d in context.topology.devices)
+
+    def able(self, nodes: Sequence[int], inputs: Sequence[int]) -> Mapping[str, None]:
+        """The devices that have the ops and the dtypes of these nodes, and of inputs that would come to them."""
+        if len(self._alike) == 1 and (frozenset(), frozenset()) in self._alike:
+            return self._order
+        found: set[str] = set()
+        for (dtypes, _), devices in self._alike.items():
+            if any(lacking(self._context, node, devices[0]) for node in nodes):
+                continue
+            foreign = [v for v in inputs if dtypes and dtype_of(self._context.graph, v) not in dtypes]
+            homes = {self._settled.get(storage_of(v), "") for v in foreign}
+            found.update(d.id for d in devices if not homes or homes == {d.id})
+        return {d: None for d in self._order if d in found}

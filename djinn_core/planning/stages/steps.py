@@ -1,0 +1,187 @@
+"""From an order of nodes to the steps of every device: what is moved, when, and what is freed.
+
+A value is sent directly after it was made or written, received right before it is first used, and freed after its last
+use. As all devices take their part of one order in which everything comes after what it needs, none waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.graph import Node
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.replicas import by_node
+from djinn_core.ir.schedule import (
+    ExecutionSchedule,
+    Fetch,
+    Free,
+    Receive,
+    Run,
+    SchedulingStrategy,
+    Send,
+    Step,
+    Upload,
+)
+from djinn_core.planning.stages.ordering import Dependences, groups_of
+
+_START = -1  # before the first node
+
+
+def write_steps(context: SchedulingContext, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
+    """The steps by device for the running nodes in `order`, which respects all dependences."""
+    moves = _Moves(context)
+    nodes = context.graph.nodes
+    for turn, node_id in enumerate(order):
+        moves.take(turn, nodes[node_id])
+    return _write(context, moves, order)
+
+
+def made_in_order(
+    context: SchedulingContext,
+    order: Sequence[int],
+    found: Dependences,
+    strategy: SchedulingStrategy,
+    scheduler: str,
+    reason: str,
+    priority: Callable[[Sequence[int]], int] = lambda _: 0,
+) -> ExecutionSchedule:
+    """The schedule in which nodes run in `order`, with groups in stages; `priority` is told the nodes of each group."""
+    groups = groups_of(order, found, strategy, priority)
+    stages = len({group.stage for group in groups})
+    return ExecutionSchedule(
+        program=context.program,
+        groups=groups,
+        steps=write_steps(context, order),
+        replace=context.plan.replace,
+        equal_slots=context.plan.equal_slots,
+        scheduler=scheduler,
+        reasons=(f"{reason}; {len(groups)} groups in {stages} stages on {len(context.placement.devices)} devices",),
+    )
+
+
+class _Moves:
+    """One walk over the order: transfers of each value, and its last use. Moments are positions in the order."""
+
+    def __init__(self, context: SchedulingContext) -> None:
+        self.context = context
+        self.replace, self.home = context.plan.replace, context.placement.values
+        self.device_of = {d.node: d.device for d in context.placement.decisions}
+        self.replicas = by_node(context.placement.replicas)
+        self.unsettled = set(context.graph.inputs)
+        self.made: dict[int, int] = {}  # by value, and by storage that is written (as ~storage): when last
+        self.versions: Counter[int] = Counter()
+        self.copies = {(device, value): 0 for value, devices in context.copies.items() for device in devices}
+        self.settled: dict[int, int] = {}  # by input: before which moment it comes to its home
+        self.before: dict[int, list[tuple[str, Step]]] = defaultdict(list)
+        self.after: dict[int, list[tuple[str, Step]]] = defaultdict(list)
+        self.last: dict[str, dict[int, int]] = defaultdict(dict)  # by device and value
+
+    def take(self, turn: int, node: Node) -> None:
+        device, home, replace, unsettled = self.device_of[node.id], self.home, self.replace, self.unsettled
+        last = self.last[device]
+        for value in node.inputs:
+            used = replace.get(value, value) if replace else value
+            if used in unsettled:
+                self._settle(turn, used)
+            if home[used] != device:
+                self._bring(turn, used, device)
+            last[used] = turn
+        for value in node.outputs:
+            last[value] = self.made[value] = turn
+        for other in self.replicas.get(node.id, ()) if self.replicas else ():
+            self._repeat(turn, node, other)
+        for value in node.writes:
+            storage = storage_of(replace.get(value, value))
+            self.versions[storage] += 1
+            self.made[~storage] = turn
+
+    def _repeat(self, turn: int, node: Node, device: str) -> None:
+        """Run a node on a further device as well: its operands are sent there, and its results are copies there."""
+        for value in node.inputs:
+            used = self.replace.get(value, value)
+            if self.home[used] != device:
+                self._bring(turn, used, device)
+            self.last[device][used] = turn
+        for value in node.outputs:
+            self.copies[device, value] = self.versions[storage_of(value)]
+            self.last[device][value] = turn
+
+    def _settle(self, turn: int, value: int) -> None:
+        """Bring an input to its home, from the client or from where it lived."""
+        home, source = self.home[value], self.context.resident.get(value)
+        self.unsettled.remove(value)
+        self.settled[value] = turn if source != home else _START
+        if source is None:
+            self.before[turn].append((home, Upload(value)))
+        elif source != home:
+            self.after[_START].append((source, Send(value, home)))
+            self.before[turn].append((home, Receive(value, source)))
+
+    def _bring(self, turn: int, value: int, device: str) -> None:
+        """Send a value, or its newer version, to the device that uses it."""
+        storage = storage_of(value)
+        version = self.versions[storage]
+        if self.copies.get((device, value)) == version:
+            return
+        self.copies[device, value] = version
+        home = self.home[value]
+        made = max(self.made.get(value, _START), self.made.get(~storage, _START))
+        settled = self.settled.get(value, _START)
+        (self.before[settled] if settled > made else self.after[made]).append((home, Send(value, device)))
+        self.before[turn].append((device, Receive(value, home)))
+        self.last[home][value] = max(self.last[home].get(value, _START), settled, made)
+
+    def endings(self) -> dict[int, dict[str, list[int]]]:
+        """By moment and device the values that no step needs after it: dead ones at home, copies that are not to be kept."""
+        context, home = self.context, self.home
+        over = context.program.dead - frozenset(context.fetch)
+        ends: dict[int, dict[str, list[int]]] = defaultdict(dict)
+        for device, last in self.last.items():
+            for value, turn in last.items():
+                if home[value] == device:
+                    if value not in over:
+                        continue
+                elif device in (*context.copies.get(value, ()), *context.placement.copies.get(value, ())):
+                    continue
+                there = ends[turn].get(device)
+                if there is None:
+                    ends[turn][device] = [value]
+                else:
+                    there.append(value)
+        return ends
+
+
+def _write(context: SchedulingContext, moves: _Moves, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
+    """Write the steps of each device, moment by moment: steps before the node, the node, its sends, and frees."""
+    steps: dict[str, list[Step]] = defaultdict(list, {device: [] for device in context.placement.devices})
+    pending: dict[str, list[int]] = defaultdict(list)
+    before, after, ends, device_of = moves.before, moves.after, moves.endings(), moves.device_of
+
+    def add(device: str, step: Step) -> None:
+        nodes, there = pending[device], steps[device]
+        if nodes:
+            there.append(Run(tuple(nodes)))
+            nodes.clear()
+        there.append(step)
+
+    for turn in range(_START, len(order)):
+        for device, step in before.get(turn, ()):
+            add(device, step)
+        if turn >= 0:
+            node = order[turn]
+            pending[device_of[node]].append(node)
+            for device in moves.replicas.get(node, ()) if moves.replicas else ():
+                pending[device].append(node)
+        for device, step in after.get(turn, ()):
+            add(device, step)
+        for device, values in ends[turn].items() if turn in ends else ():
+            add(device, Free(tuple(values)))
+    for value in context.fetch:
+        real = moves.replace.get(value, value)
+        add(moves.home[real], Fetch(real))
+    for device, nodes in pending.items():
+        if nodes:
+            steps[device].append(Run(tuple(nodes)))
+    return {device: tuple(done) for device, done in steps.items()}

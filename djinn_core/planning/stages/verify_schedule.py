@@ -1,0 +1,250 @@
+"""Validation of schedules by running their steps without data.
+
+Every device takes its steps in order; a `Receive` waits for its `Send`. Each storage has a version, the number of writes
+to it so far. A node must find every input present and at the version that it has in program order. As a storage lives on
+one device, and copies carry the version that they were sent with, one interleaving of the devices stands for all. No device
+may hold more at any time than it has room for, nor more than a limit that is given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from djinn_core.errors import DoesNotFit, InvalidStage
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.graph import Node, storages_written
+from djinn_core.ir.handles import storage_of, storages_of
+from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
+from djinn_core.planning.stages.ordering import orderings
+from djinn_core.planning.stages.placement_fit import shortages_of_steps, told
+
+
+def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, author: str) -> None:
+    """Refuse a schedule that loses a node, a value, an edge or the order of mutations.
+
+    Raises:
+        DoesNotFit: a device would hold more than it may.
+        InvalidStage: the schedule is not legal; the message names `author` and the first problem.
+    """
+    if not isinstance(schedule, ExecutionSchedule):
+        raise InvalidStage(f"{author} returned a {type(schedule).__name__}; return an ExecutionSchedule")
+    try:
+        _check_plan(context, schedule)
+        _check_groups(context, schedule)
+        _Rehearsal(context, schedule).run()
+        _check_memory(context, schedule)
+    except _Short as problem:
+        raise DoesNotFit(f"{author} made a schedule that does not fit: {problem}") from None
+    except _Broken as problem:
+        raise InvalidStage(f"{author} made an invalid schedule: {problem}") from None
+
+
+class _Broken(Exception):  # noqa: N818 - a signal within this file
+    """The first problem found."""
+
+
+class _Short(_Broken):
+    """A device lacks memory."""
+
+
+def _check_plan(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
+    if schedule.program is not context.program or schedule.rewritten is not None:
+        raise _Broken("its `program` is another program, or `rewritten` is set")
+    if dict(schedule.replace) != dict(context.plan.replace) or schedule.equal_slots != context.plan.equal_slots:
+        raise _Broken("its `replace` or `equal_slots` differs from the plan")
+
+
+def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
+    devices = {d.node: d.device for d in context.placement.decisions}
+    group_of: dict[int, tuple[int, int, int]] = {}  # node -> stage, number of the group, position in it
+    for number, group in enumerate(schedule.groups):
+        for position, node in enumerate(group.nodes):
+            if node in group_of or devices.get(node) != group.device:
+                raise _Broken(f"node {node} is in two groups, or in a group of a device that it is not placed on")
+            group_of[node] = (group.stage, number, position)
+    if missing := sorted(devices.keys() - group_of.keys()):
+        raise _Broken(f"nodes {missing[:8]} are in no group")
+    for source, target in orderings(context):
+        first, second = group_of[source], group_of[target]
+        in_order = first < second if first[1] == second[1] else first[0] < second[0]
+        if not in_order:
+            raise _Broken(f"node {target} needs node {source}, but their groups do not run in that order")
+
+
+def _check_memory(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
+    if short := shortages_of_steps(context, schedule.steps):
+        tried = "".join(f"; not {refused}" for refused in context.placement.refused)
+        raise _Short(f"{told(short)}{tried}")
+
+
+@attrs.define
+class _Machine:
+    """One device: what it has yet to do, and the copies that it received."""
+
+    steps: Sequence[Step]
+    at: int = 0
+    copies: dict[int, int] = attrs.field(factory=dict)
+
+
+class _Rehearsal:
+    """Runs the steps of all devices without data and checks the storage versions that each would see."""
+
+    def __init__(self, context: SchedulingContext, schedule: ExecutionSchedule) -> None:
+        self.graph, self.replace = context.graph, context.plan.replace
+        self.dead = schedule.program.dead
+        self.home = context.placement.values
+        self.placed = {d.node: d.device for d in context.placement.decisions}
+        self.replicas = {(r.node, r.device) for r in context.placement.replicas}
+        self.machines = {device: _Machine(steps) for device, steps in schedule.steps.items()}
+        uploads = {s.value for steps in schedule.steps.values() for s in steps if isinstance(s, Upload)}
+        elsewhere = {v: d for v, d in context.resident.items() if self.home.get(v, d) != d}
+        for value, device in elsewhere.items():
+            self.machines.setdefault(device, _Machine(())).copies[value] = 0
+        for value, devices in context.copies.items():
+            for device in devices:
+                self.machines.setdefault(device, _Machine(())).copies[value] = 0
+        self.present = {v for v in context.graph.inputs if v not in uploads and v not in elsewhere}
+        self.freed: set[int] = set()
+        self.versions: Counter[int] = Counter()
+        self.mail: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+        running = [context.graph.nodes[i] for i in context.plan.nodes]
+        self.written = frozenset([storage for node in running for storage in storages_written(node)])
+        self.expected = _expected_versions(running, self.replace, self.written)
+        self.drawing = _in_turn(running, self.placed)
+        self.done: set[int] = set()
+        self.actions: dict[type, Callable[[str, Any], None]] = {
+            Upload: self._upload, Run: self._run, Send: self._send, Receive: self._receive, Free: self._free,
+            Fetch: self._fetch,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        while sum(self._advance(device) for device in self.machines):
+            pass
+        for device, machine in self.machines.items():
+            if machine.at < len(machine.steps):
+                raise _Broken(f"{device} waits for ever in step {machine.at}, {machine.steps[machine.at]}")
+        if missing := sorted(self.placed.keys() - self.done):
+            raise _Broken(f"nodes {missing[:8]} never run")
+        if self.replicas:
+            raise _Broken(f"replicas never run: {sorted(self.replicas)[:8]}")
+
+    def _advance(self, device: str) -> bool:
+        machine, start = self.machines[device], self.machines[device].at
+        while machine.at < len(machine.steps):
+            step = machine.steps[machine.at]
+            if isinstance(step, Receive) and not self.mail[step.source, device, step.value]:
+                break
+            self.actions[type(step)](device, step)
+            machine.at += 1
+        return machine.at > start
+
+    def _version(self, device: str, value: int) -> int:
+        """The version at which `device` sees `value`."""
+        if self.home.get(value) != device:
+            if value not in self.machines[device].copies:
+                raise _Broken(f"{device} uses value {value}, which it never received")
+            return self.machines[device].copies[value]
+        if value not in self.present:
+            raise _Broken(f"{device} uses value {value} {'after it was freed' if value in self.freed else 'too early'}")
+        return self.versions[storage_of(value)]
+
+    def _run(self, device: str, step: Run) -> None:
+        nodes, placed, done, present, home = self.graph.nodes, self.placed, self.done, self.present, self.home
+        replace, written = self.replace, self.written
+        for node_id in step.nodes:
+            if (node_id, device) in self.replicas:
+                self._repeat(device, nodes[node_id])
+                continue
+            if node_id in done or placed.get(node_id) != device:
+                raise _Broken(f"{device} runs node {node_id} twice, or although it is placed elsewhere")
+            node = nodes[node_id]
+            for value in node.inputs:
+                used = replace.get(value, value) if replace else value
+                if used in present and storage_of(used) not in written and home.get(used) == device:
+                    continue  # it is there, and nothing ever writes it
+                self._check_version(device, node, used)
+            if node.writes or node.random:
+                self._write(device, node)
+            present.update(node.outputs)
+            done.add(node_id)
+
+    def _check_version(self, device: str, node: Node, used: int) -> None:
+        seen, wanted = self._version(device, used), self.expected.get((node.id, storage_of(used)), 0)
+        if seen != wanted:
+            raise _Broken(f"{node.op} (node {node.id}) sees value {used} after {seen} writes, not after {wanted}")
+
+    def _repeat(self, device: str, node: Node) -> None:
+        """A node runs on a further device, where what it makes is a copy: of its operand's version, where it is a view."""
+        self.replicas.discard((node.id, device))
+        versions: dict[int, int] = {}
+        for value in node.inputs:
+            used = self.replace.get(value, value)
+            self._check_version(device, node, used)
+            versions[storage_of(used)] = self._version(device, used)
+        for value in node.outputs:
+            self.machines[device].copies[value] = versions.get(storage_of(value), 0)
+
+    def _write(self, device: str, node: Node) -> None:
+        if node.random and self.drawing[device].pop(0) != node.id:
+            raise _Broken(f"{node.op} (node {node.id}) takes its random numbers out of order")
+        for storage in storages_written(node):  # a value that was replaced is never written
+            self.versions[storage] += 1
+
+    def _upload(self, device: str, step: Upload) -> None:
+        if self.home.get(step.value) != device or step.value not in self.graph.inputs or step.value in self.present:
+            raise _Broken(
+                f"{device} uploads value {step.value}, which is no input, is there already or lives elsewhere"
+            )
+        self.present.add(step.value)
+
+    def _send(self, device: str, step: Send) -> None:
+        self.mail[device, step.target, step.value].append(self._version(device, step.value))
+
+    def _receive(self, device: str, step: Receive) -> None:
+        version = self.mail[step.source, device, step.value].pop(0)
+        if self.home.get(step.value) == device:  # an input that lived elsewhere has come to stay
+            self.present.add(step.value)
+        else:
+            self.machines[device].copies[step.value] = version
+
+    def _free(self, device: str, step: Free) -> None:
+        for value in step.values:
+            if self.home.get(value) != device:
+                self.machines[device].copies.pop(value, None)
+                continue
+            if value not in self.dead or value not in self.present:
+                raise _Broken(f"{device} frees value {value}, which is still held, not there, or free already")
+            self.present.remove(value)
+            self.freed.add(value)
+
+    def _fetch(self, device: str, step: Fetch) -> None:
+        self._version(device, step.value)
+
+
+def _expected_versions(
+    running: Sequence[Node], replace: Mapping[int, int], written: frozenset[int]
+) -> dict[tuple[int, int], int]:
+    """Number of writes to each storage before each node that reads it, in program order; only for storages that are written."""
+    versions = dict.fromkeys(written, 0)
+    expected: dict[tuple[int, int], int] = {}
+    for node in running if written else ():
+        for value in node.inputs:
+            for storage in storages_of((value, replace.get(value, value))):
+                if storage in written:
+                    expected[node.id, storage] = versions[storage]
+        for storage in storages_written(node) if node.writes or node.random else ():
+            versions[storage] += 1
+    return expected
+
+
+def _in_turn(running: Sequence[Node], placed: Mapping[int, str]) -> dict[str, list[int]]:
+    """Nodes that draw random numbers, by device, in program order: each device has a random state of its own."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for node in running:
+        if node.random and node.id in placed:
+            found[placed[node.id]].append(node.id)
+    return found

@@ -1,0 +1,39 @@
+"""From substitutions that optimizations want to the program that comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from djinn_client.interception.recording.substitute import rewrite
+from djinn_core.errors import InvalidStage
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.plan import OptimizationResult
+from djinn_core.ir.profile import DataResidency, WorkloadProfile
+from djinn_core.ir.substitution import RewrittenProgram
+from djinn_core.logs import get_logger
+
+_log = get_logger("djinn.pipeline")
+
+
+def persistent_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozenset[int]:
+    """Inputs that stay as they are for many programs: what depends on them alone is computed once."""
+    written = {storage_of(v) for node in graph.nodes for v in node.writes}
+    kinds = profile.residency
+    return frozenset(
+        v for v in graph.inputs if kinds.get(v) is DataResidency.PERSISTENT_WEIGHT and storage_of(v) not in written
+    )
+
+
+def substitute(
+    graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult]
+) -> RewrittenProgram | str:
+    """The program with all substitutions in it; where that does not work, a warning, and why not."""
+    substitutions = [s for result in results for s in result.rewrite.substitutions]
+    try:
+        return rewrite(graph.program, substitutions, persistent_weights(graph, profile))
+    except Exception as error:  # code of plugins runs in there
+        names = ", ".join(result.optimization for result in results)
+        why = str(error) if isinstance(error, InvalidStage) else f"its code raised {type(error).__name__}: {error}"
+        _log.warning("substitutions cannot be recorded; the program stays as it was", by=names, error=why)
+        return f"{names}: {why}" if len(results) > 1 else why

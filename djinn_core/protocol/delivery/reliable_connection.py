@@ -1,0 +1,477 @@
+"""Reliable connection: frames that were not acknowledged are sent again over the next connection after a break."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import Final, Protocol
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
+from djinn_core.logs import get_logger
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.wire import limits
+from djinn_core.wire.frame_order import (
+    COUNT_MASK,
+    PREFIX_BYTES,
+    AckFlags,
+    FrameOrder,
+    Inbox,
+    Outbox,
+    Prefix,
+    pack_prefix,
+    split,
+    unpack_prefix,
+)
+from djinn_core.wire.frames import FrameQueue
+
+_NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
+_NOTE_BYTES: Final = 1 << 20
+_ACK_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the peer keeps it in memory until then
+_MUCH_BYTES: Final = 128 << 10  # fewer bytes fit into the buffers of a socket
+_LARGEST_WINDOW: Final = 32 << 20
+_SMALLEST_WINDOW: Final = 4 << 20
+_GARBLED_CONNECTIONS: Final = 3  # in a row without a frame in between, after which the other end is not a peer
+_TURN_SECONDS: Final = 0.05
+_FIRST_PROBE_SECONDS: Final = 0.05
+_LONGEST_PROBE_SECONDS: Final = 2.0
+_log = get_logger("djinn.delivery")
+
+
+class NotReconnected(TimeoutError):  # noqa: N818 - a signal within this file and those above it
+    """Raised while there is no new connection yet and an interrupt is pending; the next operation tries again."""
+
+
+def no_greeting(_: int) -> None:
+    """Send no greeting to the peer of a new connection."""
+
+
+class ReconnectingConnection(abc.ABC):
+    """Base of session channels that use one transport connection after the other, and borrow the buffers that they send."""
+
+    def __init__(self, inner: Connection) -> None:
+        self._inner = inner
+        self._limits = inner.limits
+        self._past_sent = self._past_received = 0  # bytes of connections before this one
+
+    @property
+    def limits(self) -> Limits:
+        """As `Connection.limits`."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = self._inner.limits = limits
+
+    @property
+    def bytes_sent(self) -> int:
+        """As `Connection.bytes_sent`, over all connections so far."""
+        return self._past_sent + self._inner.bytes_sent
+
+    @property
+    def link(self) -> LinkFacts:
+        """As `LinkMeasured.link`, of the connection that there is now."""
+        return link_of(self._inner)
+
+    @property
+    def bytes_received(self) -> int:
+        """As `Connection.bytes_received`, over all connections so far."""
+        return self._past_received + self._inner.bytes_received
+
+    def _follow(self, inner: Connection) -> None:
+        """Switch to the connection `inner`."""
+        before, self._inner = self._inner, inner
+        inner.limits = self._limits
+        self._past_sent += before.bytes_sent
+        self._past_received += before.bytes_received
+
+    @abc.abstractmethod
+    def own(self) -> None:
+        """Copy the bodies of unacknowledged frames: the caller is about to change their memory."""
+
+    @abc.abstractmethod
+    def expire(self) -> None:
+        """Allow no further connection; the present one continues."""
+
+
+class Replay(Protocol):
+    """Frames that an earlier process has received, which come before those of the connection."""
+
+    @property
+    def over(self) -> bool:
+        """True if all of them have come."""
+
+    def next_frame(self) -> Frame:
+        """The next one."""
+
+
+class ReliableConnection(ReconnectingConnection):
+    """Implements `SessionChannel` over one connection after the other. Frames arrive exactly once, in order.
+
+    `send` may be called from several threads, `receive` from one at a time.
+    """
+
+    _probes = False  # whether this end probes for the other end's acknowledgement while it waits
+    _journaled = False  # whether `_accept` is asked about each frame
+
+    def __init__(self, inner: Connection) -> None:
+        super().__init__(inner)
+        self._outbox = Outbox()
+        self._inbox = Inbox()
+        # Locks, acquired in this order; the last one is never held during a wait.
+        self._reading = threading.RLock()  # held by the reading thread
+        self._sending = threading.RLock()  # around numbering frames and sending them
+        self._taking = threading.Lock()  # around counting received frames
+        self._keeping = threading.Lock()  # around the outbox
+        self._early = FrameQueue()  # read ahead by a sender that looked for notes
+        self._frames = self._bytes = 0  # received since the last acknowledgement
+        self._missing_requested = False
+        self._garbled = 0  # connections in a row that broke on bytes that are no frame
+        self._unrepeated: Connection | None = None  # over which nothing was retransmitted yet
+        self._closed = ""  # why nothing can be sent any more
+        self._replay: Replay | None = None
+        self._expired = False
+        self._probe = _FIRST_PROBE_SECONDS
+        self._probe_at: float | None = None  # time of the next probe, during a wait
+        self._window = _LARGEST_WINDOW  # unacknowledged bytes at most
+
+    # --- out --------------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`; but its buffers are borrowed until they are acknowledged or `own` is called.
+
+        Raises:
+            TransportError: there will be no further connection.
+        """
+        if self._closed:
+            raise TransportError(self._closed)
+        if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
+            with interrupt_mask:  # a numbered frame is sent, now or after an interrupt
+                self.send(frame)
+            return
+        outbox = self._outbox
+        try:
+            with self._sending:
+                inner = self._inner
+                with self._keeping:
+                    number = outbox.put(frame)
+                if outbox.ahead is not None:
+                    return
+                if self._unrepeated is not inner:  # otherwise the retransmission sends it, after those before it
+                    self._frames = self._bytes = 0
+                    inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
+        except TransportError as error:  # outside of the lock, which is not held while waiting for a connection
+            with contextlib.suppress(NotReconnected):
+                self._restore(inner, error)
+            return
+        if outbox.borrows and frame.body:
+            with contextlib.suppress(NotReconnected):
+                self._read_acknowledgements()
+                self._await_window()
+
+    def own(self) -> None:
+        """Copy the bodies of unacknowledged frames: the caller is about to change their memory."""
+        if self._outbox.borrows:
+            self._read_acknowledgements()
+            self._copy_borrowed()
+
+    def _copy_borrowed(self) -> None:
+        with self._sending, self._keeping:  # no other thread is retransmitting
+            self._outbox.own()
+
+    def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
+        """Send a frame with its number."""
+        self._frames = self._bytes = 0
+        inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
+
+    def _note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
+        """Send an acknowledgement, unless another thread is just sending: its frame carries one."""
+        if self._sending.acquire(blocking=False):
+            try:
+                self._frames = self._bytes = 0
+                self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.received, wish, asked).encode()))
+            except TransportError as error:
+                _log.debug("a note was not sent", reason=str(error))  # the next reader finds out
+            finally:
+                self._sending.release()
+
+    def _retransmit(self, inner: Connection) -> None:
+        """Send all unacknowledged frames again."""
+        with self._sending:
+            self._unrepeated = None
+            with self._keeping:
+                kept = self._outbox.kept()
+            with contextlib.suppress(TransportError):  # the next reader or sender finds out
+                for number, frame in kept:
+                    if inner is not self._inner:
+                        return
+                    self._put_on_wire(inner, number, frame)
+
+    # --- in ---------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`.
+
+        Raises:
+            TimeoutError: no frame arrived in time.
+            ProtocolError: the other end does not follow the protocol, on several connections in a row.
+            TransportError: there will be no further connection.
+        """
+        if self._replay is not None and not self._replay.over:
+            return self._replay.next_frame()
+        if not self._reading.acquire(blocking=False):
+            begun = time.monotonic()
+            if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
+                raise TimeoutError(f"another thread is receiving, for {timeout} s and longer")
+            timeout = None if timeout is None else max(0.0, begun + timeout - time.monotonic())
+        try:
+            if self._early:
+                return self._early.popleft()
+            if self._probe_at is None and (timeout is None or timeout > _FIRST_PROBE_SECONDS):
+                # Mostly it comes before the clock has to be looked at.
+                quiet = timeout is None and not self._probes
+                try:
+                    frame = self._take(None if quiet else _FIRST_PROBE_SECONDS)
+                    if frame is not None:
+                        self._probe = _FIRST_PROBE_SECONDS
+                        return frame
+                except TimeoutError:
+                    timeout = None if timeout is None else timeout - _FIRST_PROBE_SECONDS
+                    self._probe_at = time.monotonic() if self._probes else None
+                    self._probe_if_due()
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while True:
+                if self._early:
+                    return self._early.popleft()
+                try:
+                    quiet = deadline is None and not self._probes
+                    frame = self._take(None if quiet else self._poll_seconds(deadline))
+                except TimeoutError:
+                    self._probe_if_due()
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise
+                    continue
+                if frame is not None:
+                    self._probe, self._probe_at = _FIRST_PROBE_SECONDS, None
+                    return frame
+        finally:
+            self._reading.release()
+
+    def _poll_seconds(self, deadline: float | None) -> float | None:
+        """Seconds until `deadline` or the next probe, whichever comes first."""
+        now = time.monotonic()
+        until = deadline
+        if self._probes:
+            probe_at = self._probe_at
+            if probe_at is None:
+                self._probe_at = probe_at = now + self._probe
+            if until is None or until > probe_at:
+                until = probe_at
+        if until is None:
+            return None
+        return until - now if until > now else 0.0
+
+    def _probe_if_due(self) -> None:
+        now = time.monotonic()
+        if self._probe_at is not None and now >= self._probe_at:
+            self._note(AckFlags.ACK_REQUEST)
+            self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
+            self._probe_at = now + self._probe
+
+    def read_ahead(self, frames: int, nbytes: int) -> None:
+        """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Do nothing if another thread is reading.
+
+        Raises:
+            ProtocolError: the other end does not follow the protocol.
+            TransportError: the connection is broken. The next `send` or `receive` handles that.
+        """
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._early.fill(lambda: self._read(self._inner, 0.0), frames, nbytes)
+        finally:
+            self._reading.release()
+
+    def queued(self) -> list[Frame]:
+        """Return the frames in the queue of `receive`, oldest first. Thread-safe."""
+        return list(self._early)
+
+    def _take(self, timeout: float | None) -> Frame | None:
+        """The next frame; None for a note or a repeated frame, or if the connection was replaced."""
+        inner = self._inner
+        if self._closed:
+            raise TransportError(self._closed)
+        try:
+            return self._read(inner, timeout)
+        except TransportError as error:
+            self._restore(inner, error)
+            return None
+
+    def _read(self, inner: Connection, timeout: float | None) -> Frame | None:
+        """The next frame of `inner`; None for a note, or for a frame out of order."""
+        try:
+            frame = inner.receive(timeout)
+            head = frame.head[PREFIX_BYTES:]
+            number, received, wish = unpack_prefix(frame.head) if head else (0, 0, 1)
+            note = None
+            if wish:
+                note, head = split(frame)
+                number, received = note.number, note.received
+        except ProtocolError as error:  # bytes that are no frame: the connection is broken, and not the session
+            inner.close()
+            self._garbled += 1
+            if self._garbled > _GARBLED_CONNECTIONS:
+                raise
+            raise TransportError(str(error)) from error
+        with self._taking:
+            if inner is not self._inner:
+                return None  # not counted, so the peer retransmits it over the new connection
+            with self._keeping:
+                self._outbox.acknowledge(received)
+            inbox, judged = self._inbox, None
+            if head:
+                if number == (inbox.received + 1) & COUNT_MASK:  # as mostly
+                    judged = FrameOrder.NEXT
+                    news = Frame(head, frame.body)
+                    if self._journaled:
+                        news = self._accept(news)
+                    inbox.received = number
+                else:
+                    judged = inbox.judge(number)
+        if judged is None:
+            assert note is not None
+            self._handle_note(note, inner)
+        elif judged is FrameOrder.AHEAD:
+            self._request_missing()
+        elif judged is FrameOrder.NEXT:
+            self._missing_requested = False
+            self._garbled = 0
+            self._frames += 1
+            if frame.body or self._frames >= _NOTE_FRAMES:
+                self._bytes += (nbytes := _bytes_of(frame))
+                if nbytes >= _ACK_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
+                    self._note()
+            return news
+        return None
+
+    def _accept(self, frame: Frame) -> Frame:
+        """Process a frame before it is acknowledged, where they are `_journaled`; the frame for the reader."""
+        return frame
+
+    def _handle_note(self, note: Prefix, inner: Connection) -> None:
+        """Handle a note: do what it requests, and detect lost frames from it."""
+        answer = AckFlags.ACK_REPLY if note.wish & AckFlags.ACK_REQUEST else AckFlags.NOTHING
+        if self._inbox.misses(note.number):
+            answer |= AckFlags.RETRANSMIT  # also if it was requested before: that request may be lost
+        if answer:
+            self._note(answer, note.number)
+        lost = note.wish & AckFlags.ACK_REPLY and self._outbox.sent_after(note.received, note.asked)
+        if lost or note.wish & AckFlags.RETRANSMIT:
+            self._retransmit(inner)
+
+    def _request_missing(self) -> None:
+        """Request missing frames, once. If the request is lost, the next probe finds that."""
+        if not self._missing_requested:
+            self._missing_requested = True
+            self._note(AckFlags.RETRANSMIT)
+
+    def _read_acknowledgements(self) -> None:
+        """Read acknowledgements that have arrived, unless another thread reads."""
+        if self._reading.acquire(blocking=False):
+            try:
+                while not self._early.full(limits.AHEAD_FRAMES, limits.AHEAD_BYTES):
+                    frame = self._take(0.0)
+                    if frame is not None:
+                        self._early.append(frame)
+                    elif not self._outbox.borrows:
+                        return
+            except TimeoutError:
+                return
+            finally:
+                self._reading.release()
+
+    def _await_window(self) -> None:
+        """Wait while more bytes are unacknowledged than the window allows, unless an interrupt is pending."""
+        while self._outbox.nbytes > self._window and not self._closed and not interrupt_mask.pending:
+            if not self._reading.acquire(timeout=_TURN_SECONDS):
+                continue  # the reading thread receives acknowledgements
+            try:
+                frame = self._take(_TURN_SECONDS)
+                if frame is not None:
+                    self._early.append(frame)
+                    self._check_ahead()
+            except TimeoutError:
+                self._note(AckFlags.ACK_REQUEST)
+            finally:
+                self._reading.release()
+
+    def _check_ahead(self) -> None:
+        """Check how many frames were read ahead. Here there is no limit: all were requested.
+
+        Raises:
+            ProtocolError: more came.
+        """
+
+    # --- from one connection to the next -----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _restore(self, broken: Connection, error: TransportError) -> None:
+        """Wait until `broken` is replaced.
+
+        Raises:
+            TransportError: there will be none.
+            NotReconnected: there is none yet.
+        """
+
+    def _retire(self) -> int:
+        """Close the present connection; the number of frames that were received over it and those before."""
+        with self._taking:
+            self._inner.close()
+            return self._inbox.received
+
+    def _adopt(self, inner: Connection, received: int, greet: Callable[[int], None] = no_greeting) -> None:
+        """Continue over `inner`, whose peer has received `received` frames.
+
+        `greet` is called with the number of frames that this end has received, before anything is sent.
+
+        Raises:
+            ProtocolError: the peer cannot have received that many.
+            TransportError: `greet` could not send.
+        """
+        self._inner.close()  # ends a `send` of another thread
+        with self._sending:
+            with self._taking:
+                self._follow(inner)
+                self._missing_requested = False
+                self._window = max(_SMALLEST_WINDOW, self._window // 4)  # a broken network loses unacknowledged frames
+                mine = self._inbox.received
+            with self._keeping:
+                self._outbox.acknowledge(received)
+                much = self._outbox.nbytes > _MUCH_BYTES
+            greet(mine)
+            self._unrepeated = inner
+            if not much:
+                self._retransmit(inner)
+        if much:  # in a thread: the peer may retransmit as much, which this end must be able to read meanwhile
+            threading.Thread(target=self._retransmit, args=(inner,), name="djinn-again", daemon=True).start()
+
+    def expire(self) -> None:
+        """Allow no further connection; the present one continues."""
+        self._expired = True
+
+    def close(self) -> None:
+        """As `Connection.close`; no further connection follows."""
+        self._expired = True
+        self._closed = self._closed or "the connection was closed"
+        self._inner.close()
+
+
+def _bytes_of(frame: Frame) -> int:
+    nbytes = 0
+    for buffer in frame.body:  # mostly one: no generator for it
+        nbytes += memoryview(buffer).nbytes
+    return nbytes

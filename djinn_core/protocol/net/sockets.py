@@ -1,0 +1,488 @@
+"""Frames over connected stream sockets, for every transport that has one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from djinn_core.errors import DjinnError, TransportError
+from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
+from djinn_core.logs import get_logger
+from djinn_core.protocol.net.striping import StripingConnection
+from djinn_core.protocol.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
+from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
+from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask
+from djinn_core.system.tcp import (
+    DONTWAIT,
+    PARTS,
+    READABLE,
+    PeerSilence,
+    Poll,
+    gathering,
+    hung_up,
+    link_figures,
+    poller,
+    send_now,
+    unacknowledged,
+    wait_in_kernel,
+    wait_writable,
+)
+from djinn_core.wire.frames import Buffer, Limits
+
+_LISTEN_BACKLOG: Final = 128
+# How long, and for how many bytes, a server goes on reading after its last frame.
+_LINGER_SECONDS: Final = 1.0
+_LINGER_BYTES: Final = 64 << 20
+# How long a close waits for the other machine to have what was sent before.
+_DELIVER_SECONDS: Final = 1.0
+_DISCARD_BYTES: Final = 64 << 10
+# How long a read waits inside the kernel for bytes that are probably about to come, which spares a call of `poll`.
+# Less than the shortest wait of those who wait for a reply, so that they do so in one system call.
+_READ_SECONDS: Final = 0.04
+# How long a write waits inside the kernel at a time, where the other end takes in nothing.
+_WRITE_SECONDS: Final = LOOK_SECONDS
+# How long the rest of a frame may take after an exception that a signal handler of the program raised.
+_FINISH_SECONDS: Final = 5.0
+
+log = get_logger("djinn.transport")
+
+
+def send_buffers(
+    sock: socket.socket,
+    buffers: Sequence[Buffer],
+    count_sent: Callable[[int], None],
+    parts: list[int] | None = None,
+    deadline: float | None = None,
+) -> list[Buffer]:
+    """Write all of `buffers` to a blocking socket without joining them; `count_sent` is told of each part sent.
+
+    Returns what is left: nothing, unless an interrupt is pending while the other end takes in nothing.
+
+    `parts` takes in the size of each part in the step in which it is sent. After an exception that a signal handler raised, a
+    call with the same list sends the rest. `deadline`, on the monotonic clock, is for sockets that return from a write after a while.
+
+    Raises:
+        OSError: the socket's; `TimeoutError` where the deadline has passed.
+    """
+    parts = [] if parts is None else parts
+    pending, send = list(buffers), gathering(sock)
+    first, sent = 0, sum(parts)
+    while True:
+        while first < len(pending) and sent >= len(pending[first]):
+            sent -= len(pending[first])
+            first += 1
+        if first == len(pending):
+            return []
+        if sent:
+            pending[first] = memoryview(pending[first])[sent:]
+            sent = 0
+        try:
+            parts.extend(map(send, (pending[first : first + PARTS],)))
+        except BlockingIOError:
+            if interrupt_mask.pending:
+                return pending[first:]
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError("the other end takes in nothing") from None
+            wait_writable(sock)
+            continue
+        sent = parts[-1]
+        count_sent(sent)
+
+
+def wait_readable(poll: Poll, deadline: float | None) -> bool:
+    """Wait until the polled socket has something to read or was shut down; False when `deadline` passed first.
+
+    `deadline` is a `time.monotonic()` value; None waits for ever.
+    """
+    if deadline is None:
+        poll.poll()
+        return True
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+class SocketConnection(StripingConnection):
+    """A `Connection` over any connected stream socket, which it owns from now on.
+
+    Frames are written straight from their buffers and read straight into new ones.
+
+    Attributes:
+        bytes_sent, bytes_received: as in `Connection`.
+    """
+
+    _undated_seconds = _READ_SECONDS
+    _counts = True  # whether the bytes that pass the socket are those to be counted
+
+    def __init__(self, sock: socket.socket, limits: Limits, peer: str) -> None:
+        super().__init__(limits, peer)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wait_in_kernel(sock, _READ_SECONDS, _WRITE_SECONDS)
+        self.bytes_sent = self._sent_before = 0
+        self.bytes_received = 0
+        self._socket = sock
+        self._poll = poller()
+        self._poll.register(sock.fileno(), READABLE)
+        self._read: list[
+            int
+        ] = []  # bytes that were read into the decoder's buffer and not taken in yet: at most one number
+        self._taking = False
+        self._silence = PeerSilence()
+        self._fastest = 0.0  # bytes a second
+        self._deliver_until = (
+            0.0  # on the monotonic clock: from the end on, so that connections that end together wait together
+        )
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            peer_monitor.watch(self)
+
+    def notice_silence(self) -> None:
+        """As `WatchedConnection.notice_silence`."""
+        if self._ended or self._process != os.getpid():
+            return
+        try:
+            seconds = self._silence.seconds(self._socket)
+        except OSError:
+            return  # another thread has just closed it
+        if seconds > SILENT_SECONDS:
+            log.warning("the machine at the other end is gone", peer=self.peer, seconds=seconds)
+            self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")
+
+    @property
+    def link(self) -> LinkFacts:
+        """As `LinkMeasured.link`."""
+        if self._ended:
+            return NO_LINK
+        try:
+            latency, rate = link_figures(self._socket)
+        except OSError:
+            return NO_LINK  # another thread has just closed it
+        parallel = self._parallel.bandwidth if self._parallel is not None else 0.0
+        self._fastest = max(self._fastest, rate, parallel)
+        return LinkFacts(latency, self._fastest)
+
+    @property
+    def local(self) -> bool:
+        """True if the other end is on this machine."""
+        if self._socket.family not in (socket.AF_INET, socket.AF_INET6):
+            return True
+        try:
+            return bool(self._socket.getpeername()[0] == self._socket.getsockname()[0])
+        except OSError:  # it has ended
+            return True
+
+    def fileno(self) -> int:
+        """As `StripingConnection.fileno`."""
+        return self._socket.fileno()
+
+    @property
+    def hung_up(self) -> bool:
+        """True if the connection has ended, or the other end sends nothing more. Bytes that came before may be unread; any thread may ask."""
+        return bool(self._ended) or hung_up(self._socket)
+
+    @property
+    def _torn(self) -> bool:
+        return self._taking or super()._torn
+
+    def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        parts = self._sent
+        if not parts:
+            self._sent_before = self.bytes_sent
+            if len(buffers) == 1:  # what most messages are
+                try:
+                    parts.extend(map(self._socket.send, buffers))
+                except BlockingIOError:
+                    pass
+                else:
+                    if self._counts:
+                        self.bytes_sent += parts[0]
+                    else:
+                        self._count_sent(parts[0])
+                    if parts[0] == len(buffers[0]):
+                        return ()
+        return send_buffers(self._socket, buffers, self._count_sent, self._sent)
+
+    def _finish(self, buffers: Sequence[Buffer]) -> bool:
+        self.bytes_sent = self._sent_before + sum(self._sent) if self._sent else self.bytes_sent
+        try:
+            deadline = time.monotonic() + _FINISH_SECONDS
+            return not send_buffers(self._socket, buffers, self._count_sent, self._sent, deadline)
+        except OSError as error:
+            log.info("an interrupted frame could not be sent to its end", peer=self.peer, error=str(error))
+            return False
+
+    def _count_sent(self, count: int) -> None:
+        self.bytes_sent += count
+
+    def _receive_undated(self) -> bool:
+        if self._decoder.waiting:
+            return self._receive_large(time.monotonic() + _READ_SECONDS)
+        buffer, read = self._decoder.buffer(), self._read
+        if not read:
+            try:
+                # In one step for the interpreter: an interrupt comes before the bytes are read, or after their count is kept.
+                read.extend(map(self._socket.recv_into, (buffer,)))
+            except BlockingIOError:
+                return False
+        self._taking = True
+        count = read[0]
+        del read[:]
+        if count and self._counts:
+            self.bytes_received += count
+            self._decoder.received(count)
+        else:
+            self._take(count)
+        self._taking = False
+        return True
+
+    def _receive_some(self, deadline: float | None) -> bool:
+        if self._decoder.waiting:
+            return self._receive_large(deadline)
+        buffer = self._decoder.buffer()
+        if not self._read:
+            left = _READ_SECONDS if deadline is None else deadline - time.monotonic()
+            soon = left < _READ_SECONDS
+            if left > 0 and soon and not self._wait_readable(self._poll, deadline):
+                return False
+            try:
+                # In one step for the interpreter: an interrupt comes before the bytes are read, or after their count is kept.
+                self._read.extend(map(self._socket.recv_into, (buffer,), (0,), (DONTWAIT if soon else 0,)))
+            except BlockingIOError:
+                return left > 0 and wait_readable(self._poll, deadline)
+        self._taking = True
+        self._take(self._read.pop())
+        self._taking = False
+        return True
+
+    def _wait_readable(self, poll: Poll, deadline: float | None) -> bool:
+        return wait_readable(poll, deadline)
+
+    def _count_received(self, count: int) -> None:
+        self.bytes_received += count
+
+    def _take(self, count: int) -> None:
+        self._count_received(count)
+        if count:
+            self._decoder.received(count)
+            return
+        where = "in the middle of a frame" if self._decoder.mid_frame else "between frames"
+        raise TransportError(f"the other end closed the connection {where}")
+
+    def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """As `StripingConnection.push`."""
+        with self._sending:
+            if self._mute or self._ended:
+                raise TransportError(self._ended or self._mute)
+            try:
+                count = send_now(self._socket, buffers)
+            except BlockingIOError:
+                return buffers
+            self._count_sent(count)
+        left = list(buffers)
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left and count:
+            left[0] = memoryview(left[0])[count:]
+        return left
+
+    unsent = False
+
+    def _count_parallel(self, sent: int, received: int) -> None:
+        self.bytes_sent += sent
+        self.bytes_received += received
+
+    def _hang_up(self) -> None:
+        super()._hang_up()
+        self._shut(socket.SHUT_WR)
+
+    def _shut_down(self) -> None:
+        super()._shut_down()
+        self._deliver_until = time.monotonic() + _DELIVER_SECONDS
+        self._shut(socket.SHUT_RDWR)
+
+    def _shut(self, how: int) -> None:
+        try:
+            self._socket.shutdown(how)
+        except OSError as error:
+            log.debug("the socket was shut down already", peer=self.peer, error=str(error))
+
+    def _drop(self) -> None:
+        super()._drop()
+        with suppress(OSError):  # closed already
+            self._deliver(self._deliver_until or time.monotonic() + _DELIVER_SECONDS)
+        self._socket.close()
+
+    def _deliver(self, deadline: float) -> None:
+        """Wait until the other machine has acknowledged what was sent.
+
+        The kernel resets a connection that is closed while there is something unread, and forgets what it has not sent yet.
+        """
+        pause = 0.0005
+        while self._process == os.getpid() and unacknowledged(self._socket) and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+
+class AcceptedConnection(SocketConnection):
+    """A server's end: what it sent before it closes is not lost."""
+
+    def close(self) -> None:
+        """As `Connection.close`, after at most a second in which what still comes is discarded.
+
+        The kernel resets a connection that is closed while bytes come in. The other end would then lose what is still on its way,
+        above all the reason why the connection ends.
+        """
+        if not self._ended and self._process == os.getpid():
+            self.stop_sending("the connection was closed at this end")
+            self._discard(time.monotonic() + _LINGER_SECONDS)
+        super().close()
+
+    def _discard(self, deadline: float) -> None:
+        """Take in what comes until the other end closes too, within bounds. A thread that receives does so as well."""
+        room = _LINGER_BYTES
+        scratch = bytearray(_DISCARD_BYTES)
+        if not self._receiving.acquire(timeout=_LINGER_SECONDS):
+            return
+        try:
+            while room > 0 and not self._ended and self._wait_readable(self._poll, deadline):
+                try:
+                    count = self._socket.recv_into(scratch, 0, DONTWAIT)
+                except BlockingIOError:  # half a record under TLS
+                    if wait_readable(self._poll, deadline):
+                        continue
+                    return
+                if not count:
+                    return
+                room -= count
+                self._count_received(count)
+        except OSError as error:
+            log.debug("the other end broke the connection", peer=self.peer, error=str(error))
+        finally:
+            self._receiving.release()
+
+
+Welcoming = Callable[[socket.socket, Limits, str], SocketConnection]
+
+
+class SocketListener:
+    """A `Listener` on a bound stream socket, which it owns from now on: a thread that accepts, and one a connection.
+
+    Attributes:
+        url: what a client passes to `connect`.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        url: str,
+        limits: Limits,
+        accept: Callable[[Connection], None],
+        release: Callable[[], None] = lambda: None,
+        welcome: Welcoming = AcceptedConnection,
+    ) -> None:
+        """`release` is called once, when the address is free again.
+
+        `welcome` makes a connection of an accepted socket, in the thread that serves it, and closes the socket if it raises.
+        """
+        self.url = url
+        self._socket = sock
+        self._limits = limits
+        self._accept = accept
+        self._release = release
+        self._welcome = welcome
+        self._unwelcomed = UnauthenticatedLimit()
+        self._wake, self._woken = socket.socketpair()
+        self._closing = threading.Lock()
+        self._closed = False
+        sock.setblocking(False)
+        sock.listen(_LISTEN_BACKLOG)
+        self._thread = threading.Thread(target=self._run, name=f"djinn-listen {url}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """As `Listener.close`. Closing twice is fine."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._wake.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._socket.close()
+        self._release()
+
+    def _run(self) -> None:
+        poll = poller()
+        poll.register(self._socket.fileno(), READABLE)
+        poll.register(self._woken.fileno(), READABLE)
+        with self._woken:
+            while not self._closed:
+                poll.poll()
+                if not self._closed:
+                    self._accept_one()
+
+    def _accept_one(self) -> None:
+        try:
+            sock, address = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return
+        except OSError as error:
+            # Out of file descriptors, say: the one that waits stays readable, so do not spin.
+            log.warning("cannot accept a connection", url=self.url, error=str(error))
+            time.sleep(0.1)
+            return
+        peer = _describe(address) or self.url
+        try:
+            threading.Thread(target=self._serve, args=(sock, peer), name=f"djinn-serve {peer}", daemon=True).start()
+        except (OSError, RuntimeError) as error:
+            log.warning("cannot serve a connection", url=self.url, peer=peer, error=str(error))
+            sock.close()
+
+    def _serve(self, sock: socket.socket, peer: str) -> None:
+        try:
+            with self._unwelcomed.entered(SocketShutdown(sock)):
+                connection = self._welcome(sock, self._limits, f"client {peer}")
+        except OSError as error:
+            log.info("a connection did not come about", url=self.url, peer=peer, error=str(error))
+            return
+        serve_connection(connection, connection.peer, self._accept)
+
+
+class SocketShutdown(msgspec.Struct, frozen=True):
+    """Ends a connection from another thread than the one that uses it: that one sees its end, and closes it."""
+
+    sock: socket.socket
+
+    def close(self) -> None:
+        """Let nothing through any more."""
+        try:
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+        except OSError as error:
+            log.debug("a connection has ended already", error=str(error))
+
+
+def serve_connection(connection: Connection, peer: str, accept: Callable[[Connection], None]) -> None:
+    """Call `accept`, close the connection afterwards, and log what it raised: one client's trouble stays its own."""
+    try:
+        accept(connection)
+    except TransportError as error:
+        log.info("connection ended", peer=peer, reason=str(error))
+    except DjinnError as error:
+        log.warning("connection ended", peer=peer, error=str(error), kind=type(error).__name__)
+    except Exception:
+        log.exception("connection ended by an unexpected error", peer=peer)
+    finally:
+        connection.close()
+
+
+def _describe(address: object) -> str:
+    match address:
+        case (str(host), int(port), *_):
+            return f"{host}:{port}"
+        case _:
+            return ""

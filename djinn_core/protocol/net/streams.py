@@ -1,0 +1,247 @@
+"""Base of connections over byte streams: locking of callers, and shutdown."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from threading import get_ident
+from typing import Final
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.wire.frames import Buffer, Frame, FrameDecoder, Limits, encode_frame
+
+LEAVE_SECONDS: Final = 1.0
+
+
+class StreamConnection(ABC):
+    """A `Connection` whose frames travel as one stream of bytes each way; a subclass moves the bytes.
+
+    Several threads may send, frames do not mix; one may receive meanwhile. A `send` that fails ends the sending direction
+    only: what the other end said before it hung up can still be received. In a forked child, `close` only drops the
+    child's copy of the connection.
+
+    Attributes:
+        limits: as in `Connection`.
+        peer: who is at the other end, for messages.
+    """
+
+    _undated_seconds = 0.0  # for which a read waits by itself; 0: it has to be told a deadline
+
+    def __init__(self, limits: Limits, peer: str) -> None:
+        self.peer = peer
+        self._decoder = FrameDecoder(limits)
+        self._process = os.getpid()
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._sent: list[int] = []  # sizes of the parts of what is sent now that were sent
+        self._rest: list[bytes] = []  # of a frame that was interrupted: it goes before the next one
+        self._mute = ""  # why nothing can be sent any more
+        self._ended = ""  # why nothing goes either way any more
+
+    # --- what a subclass does -------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _torn(self) -> bool:
+        """True if part of a frame was received and the rest was not, because of an interrupt for instance."""
+
+    @abstractmethod
+    def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Write all of `buffers`, but for what this returns: `OSError` and `ProtocolError` end the sending direction.
+
+        Where the other end takes in nothing and an interrupt is pending (`interrupt_mask.pending`), what is left is returned. It is sent
+        with the next frame.
+        """
+
+    def _stripe(self, buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], Sequence[memoryview]]:
+        """Divide a frame into what is written and the large buffers that `_send_large` sends."""
+        return buffers, ()
+
+    def _send_large(self, large: Sequence[memoryview], left: Sequence[Buffer]) -> None:
+        """Send them, after `_write` has left this of the frame. Raises as `_write`."""
+        raise NotImplementedError
+
+    def _finish(self, buffers: Sequence[Buffer]) -> bool:
+        """Send the rest of a frame at which `_write` was interrupted; False if it is not known how much was sent.
+
+        Half a frame would end the connection, and with it the session, although the user only interrupted a loop.
+        """
+        del buffers
+        return False
+
+    @abstractmethod
+    def _receive_some(self, deadline: float | None) -> bool:
+        """Feed the decoder once, waiting until `deadline` of `time.monotonic()`; False when nothing came.
+
+        `OSError` and `ProtocolError` end the connection.
+        """
+
+    def _receive_undated(self) -> bool:
+        """As `_receive_some`, for `_undated_seconds`."""
+        return False
+
+    @abstractmethod
+    def _hang_up(self) -> None:
+        """Tell the other end that nothing more is sent. Called once, where sending failed."""
+
+    @abstractmethod
+    def _shut_down(self) -> None:
+        """Wake the threads inside a call; nothing goes either way any more. Called once, in the owner's process."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Close the sockets. No thread is inside a call."""
+
+    # --- Connection -----------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """Maximum size of a frame, in both directions."""
+        return self._decoder.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._decoder.limits = limits
+
+    @property
+    def held(self) -> int:
+        """As `Holding.held`."""
+        return self._decoder.held
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`. A frame beyond `limits` raises `ProtocolError` and leaves the connection as it was.
+
+        Ctrl-C does not lose a frame: one that the other end does not take in is copied, and sent before the next one.
+        """
+        if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
+            with interrupt_mask:
+                self.send(frame)
+            return
+        buffers: Sequence[Buffer] = encode_frame(frame, self._decoder.limits)
+        large: Sequence[memoryview] = ()
+        if len(buffers) > 1:
+            buffers, large = self._stripe(buffers)
+        try:
+            with self._sending:
+                if self._mute or self._ended:
+                    raise TransportError(self._ended or self._mute)
+                if self._rest:
+                    buffers = [*self._rest, *buffers]
+                self._sent = []
+                try:
+                    left = self._write(buffers)
+                    if large:
+                        self._send_large(large, left)
+                    else:
+                        self._rest = [bytes(buffer) for buffer in left] if left else []
+                except (OSError, ProtocolError) as error:
+                    raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
+                except BaseException:
+                    self._finish_or_end(() if large else buffers)
+                    raise
+        finally:
+            if self._ended:
+                self._release()
+
+    def _finish_or_end(self, buffers: Sequence[Buffer]) -> None:
+        """Send the rest of a frame that was interrupted; end the connection where that fails, or there are no `buffers`."""
+        finished, self._rest = False, []
+        try:
+            finished = bool(buffers) and self._finish(buffers)
+        finally:
+            if not finished:
+                self._end("the connection was interrupted while it sent a frame")
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        if not self._receiving.acquire(blocking=False):
+            begun = time.monotonic()
+            if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
+                raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
+            timeout = None if timeout is None else max(0.0, begun + timeout - time.monotonic())
+        try:
+            if self._ended:
+                raise TransportError(self._ended)
+            frames = self._decoder.frames
+            first = timeout is None or timeout > self._undated_seconds > 0.0  # mostly no clock has to be looked at
+            deadline = None if first or timeout is None else time.monotonic() + timeout
+            while not frames:
+                try:
+                    came = self._receive_undated() if first else self._receive_some(deadline)
+                except TransportError as error:
+                    raise TransportError(self._end(str(error))) from error
+                except ProtocolError as error:
+                    if not frames:  # what came before the first wrong byte is delivered first
+                        raise ProtocolError(self._end(str(error))) from error
+                except OSError as error:
+                    raise TransportError(self._end(f"cannot receive: {error}")) from error
+                else:
+                    if first:
+                        first = False
+                        if timeout is not None and not frames:
+                            deadline = time.monotonic() + timeout - (0.0 if came else self._undated_seconds)
+                    elif not came:
+                        raise TimeoutError(f"{self.peer}: nothing came in time")
+            return frames.popleft()
+        except BaseException:
+            # An interrupt between reading bytes and taking them in would leave the stream torn.
+            if self._torn:
+                self._end("the connection was interrupted while it took in bytes")
+            raise
+        finally:
+            self._receiving.release()
+            if self._ended:
+                self._release()
+
+    def take_in(self) -> None:
+        """Read what has come, up to the next frame, if no other thread receives. Never blocks; the next call raises what went wrong."""
+        if self._process != os.getpid() or not self._receiving.acquire(blocking=False):
+            return
+        try:
+            now = time.monotonic()
+            while not self._ended and not self._decoder.frames and self._receive_some(now):
+                pass
+        except (OSError, ProtocolError) as error:
+            self._end(str(error))
+        finally:
+            self._receiving.release()
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        self._end("the connection was closed at this end")
+        self._release()
+
+    # --- how it ends ----------------------------------------------------------------------------------------
+
+    def stop_sending(self, reason: str) -> str:
+        """End the sending direction alone, and return why nothing can be sent: what the other end sends can still be received."""
+        if not self._mute:
+            self._mute = f"{self.peer}: {reason}"
+            if not self._ended and self._process == os.getpid():
+                self._hang_up()
+        return self._ended or self._mute
+
+    def _end(self, reason: str) -> str:
+        """End both directions, wake the threads that wait, and return the reason."""
+        if not self._ended:
+            self._ended = f"{self.peer}: {reason}"
+            # Shutting down would end the connection for the parent of a forked child too.
+            if self._process == os.getpid():
+                self._shut_down()
+        return self._ended
+
+    def _release(self) -> None:
+        """Give the sockets back once no thread is inside a call on them, for their numbers may be given out again at once.
+
+        A thread inside a call wakes and leaves, unless it is the interrupted caller itself, which releases them afterwards.
+        """
+        if not self._sending.acquire(timeout=LEAVE_SECONDS):
+            return
+        if self._receiving.acquire(timeout=LEAVE_SECONDS):
+            self._drop()
+            self._receiving.release()
+        self._sending.release()

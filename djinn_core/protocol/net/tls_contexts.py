@@ -1,0 +1,200 @@
+"""TLS contexts of both ends: which certificates a client accepts, and how a server renews its own.
+
+A certificate is renewed while the server runs: new connections get the new one, and open connections go on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import re
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from djinn_core.errors import ConfigurationError, TransportError
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.logs import get_logger
+from djinn_core.system.shared_files import FileVersion, version_of
+
+PAUSE_SECONDS: Final = 2.0
+_log = get_logger("djinn.transport")
+
+# Puts a certificate and its key into a context; raises `ConfigurationError` where they cannot be used.
+Load = Callable[[ssl.SSLContext], None]
+
+
+class CertificateRenewal:
+    """Reads the certificate of one TLS context again when its files have changed, for as long as the context is referenced."""
+
+    def __init__(self, context: ssl.SSLContext, files: tuple[Path, ...], load: Load) -> None:
+        """`load`: puts the certificate into the context; it must not refer to the context."""
+        self._context = weakref.ref(context)
+        self._files = files
+        self._load = load
+        self._versions = _versions(files)
+
+    def start(self) -> None:
+        """Look again and again, in a thread that ends with the context."""
+        threading.Thread(target=self._run, name="djinn-certificates", daemon=True).start()
+
+    def look(self) -> bool:
+        """Load what has changed; whether the context is still there.
+
+        What cannot be used changes nothing, and is tried again when it changes.
+        """
+        context = self._context()
+        if context is None:
+            return False
+        now = _versions(self._files)
+        if not now or now == self._versions:
+            return True
+        self._versions = now
+        try:
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # half of a pair must not get into the one that is used
+            self._load(context)
+        except ConfigurationError as error:
+            _log.error("a certificate was changed and cannot be used; the one before is shown", error=str(error))
+        else:
+            _log.info("a certificate was read again", files=[str(file) for file in self._files])
+        return True
+
+    def _run(self) -> None:
+        while self.look():
+            time.sleep(PAUSE_SECONDS)
+
+
+def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
+    """Versions of the files; empty if one is missing, as while it is replaced."""
+    try:
+        return tuple([version_of(file) for file in files])
+    except OSError:
+        return ()
+
+
+FINGERPRINT: Final = "sha256:"
+_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; those of 1.3 are all like that
+_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+@functools.lru_cache(maxsize=64)
+def client_context(tls: TlsOptions) -> ssl.SSLContext:
+    """TLS context of a client: the server's certificate is verified, or compared with fingerprints where there are some.
+
+    Raises:
+        ConfigurationError: a file cannot be used; the message names it.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    if tls.fingerprints:  # compared after the handshake, in which the server proves that the certificate is its own
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif tls.authority is not None:
+        _load_authority(context, tls.authority)
+    else:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if tls.certificate is not None:
+        _load_identity(context, tls)
+    return context
+
+
+def server_context(tls: TlsOptions) -> ssl.SSLContext:
+    """TLS context of a server; clients must show a certificate where there is an authority for them.
+
+    When the files of the certificate change, it shows the new one.
+
+    Raises:
+        ConfigurationError: there is no certificate, or a file cannot be used; the message names it.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    # Tickets for resumption would lie unread at clients that only send, and closing over unread bytes resets a connection.
+    context.num_tickets = 0
+    _load_identity(context, tls)
+    if tls.authority is not None:
+        _load_authority(context, tls.authority)
+        context.verify_mode = ssl.CERT_REQUIRED
+    files = tuple(file for file in (tls.certificate, tls.key) if file is not None)
+    CertificateRenewal(context, files, lambda renewed: _load_identity(renewed, tls)).start()
+    return context
+
+
+def fingerprint_of_file(path: Path) -> str:
+    """`sha256:` and the digest of the first certificate in a PEM file, in hexadecimal.
+
+    The result is cached until the file changes. A private key in the file is zeroed in memory after each read.
+
+    Raises:
+        ConfigurationError: the file has no certificate or cannot be read.
+    """
+    try:
+        found = _fingerprint_of_version(path, version_of(path))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read the certificate {path}: {error}") from error
+    if not found:
+        raise ConfigurationError(f"there is no certificate in {path}: it must be PEM, -----BEGIN CERTIFICATE-----")
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _fingerprint_of_version(path: Path, version: FileVersion) -> str:
+    with path.open("rb", buffering=0) as file:
+        contents = bytearray(version.size)
+        try:
+            file.readinto(contents)
+            found = _CERTIFICATE.search(contents)
+            return fingerprint_of(ssl.PEM_cert_to_DER_cert(bytes(found[0]).decode("ascii"))) if found else ""
+        finally:
+            contents[:] = bytes(version.size)  # a copy would leave the key in memory
+
+
+def fingerprint_of(certificate: bytes) -> str:
+    """The fingerprint of a certificate in DER."""
+    return FINGERPRINT + hashlib.sha256(certificate).hexdigest()
+
+
+def check_fingerprint(tls: TlsOptions, certificate: bytes | None, peer: str) -> None:
+    """True if the peer's certificate (DER) is one of the expected ones, or none are expected.
+
+    Raises:
+        TransportError: it is not.
+    """
+    if not tls.fingerprints:
+        return
+    shown = fingerprint_of(certificate or b"")
+    if not any(hmac.compare_digest(shown, expected) for expected in tls.fingerprints):
+        raise TransportError(
+            f"{peer} showed the certificate {shown}, which is not the one that was expected. If the server has a new one, "
+            "copy its connection file again or change the setting tls_fingerprints; otherwise another machine is in between"
+        )
+
+
+def _load_identity(context: ssl.SSLContext, tls: TlsOptions) -> None:
+    if tls.certificate is None:
+        raise ConfigurationError("TLS needs a certificate: --tls-cert FILE and --tls-key FILE, or --tls-self-signed")
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
+    except (OSError, ValueError) as error:
+        files = f"{tls.certificate} with the key {tls.key}" if tls.key else str(tls.certificate)
+        raise ConfigurationError(
+            f"cannot use the certificate {files}: {error}. Both must be PEM and belong together"
+        ) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is protected by a passphrase, which cannot be typed here")
+
+
+def _load_authority(context: ssl.SSLContext, authority: Path) -> None:
+    try:
+        context.load_verify_locations(authority)
+    except OSError as error:
+        raise ConfigurationError(f"cannot use the authority's certificate {authority}: {error}") from error

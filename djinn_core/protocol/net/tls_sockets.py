@@ -1,0 +1,300 @@
+"""TLS over a connected socket, with the calls of a plain one, so that connections need not know which they have.
+
+Two threads must not enter OpenSSL at once, and a thread that waits for the other end must not keep another from sending. So records
+are made and read in memory, under a lock, and sent and received outside of it.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.protocol.net.sockets import AcceptedConnection, SocketConnection, wait_readable
+from djinn_core.protocol.net.tls_contexts import check_fingerprint, client_context
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.system.tcp import Poll, wait_writable
+from djinn_core.wire.frames import Buffer, Limits
+
+_READ_BYTES: Final = 256 << 10  # of records that are received in one go
+_WRITE_BYTES: Final = 256 << 10  # of plain bytes that become records in one go
+
+
+class TlsSocket:
+    """A connected, blocking stream socket under TLS, which it owns from now on.
+
+    Attributes:
+        bytes_sent, bytes_received: what went over the network, the handshake included.
+        family: the socket's.
+        torn: whether bytes were left half taken in by an interrupt; the caller that takes in what `recv_into` gave resets it.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
+        """`server_name`: the name that a client expects in the certificate; None at the server's end."""
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.family = sock.family
+        self.torn = False
+        self._socket = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_name is None, server_name)
+        self._records = threading.Lock()
+        self._order = threading.Lock()  # records leave in the order in which they were made
+        self._unsent = memoryview(b"")  # the rest of what leaves
+        self._scratch = memoryview(np.empty(_READ_BYTES, np.uint8))  # type: ignore[arg-type] # takes no memory before it is used
+        self._read: list[int] = []  # bytes in `_scratch` that were not taken in yet: at most one number
+
+    def shake_hands(self, timeout: float) -> None:
+        """Agree on keys, within `timeout` seconds; afterwards the socket waits as long as it has to.
+
+        Raises:
+            OSError: the other end does not speak TLS, or one end does not accept the certificate of the other.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            while not self._shake():
+                self._flush()
+                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no TLS handshake in {timeout:g} s")
+                self._read_records(0)
+        finally:
+            self._socket.settimeout(timeout)
+            self._flush()  # the alert that says why, where it failed
+        self._socket.setblocking(True)
+
+    def certificate(self) -> bytes | None:
+        """Certificate that the other end showed, in DER; None if it showed none."""
+        return self._tls.getpeercert(binary_form=True)
+
+    @property
+    def unsent(self) -> bool:
+        """True if records are buffered here that are not on the wire."""
+        with self._records:  # between the two
+            return bool(self._unsent or self._outgoing.pending)
+
+    @property
+    def held(self) -> bool:
+        """True if received bytes are buffered here, which `select` on the socket does not report."""
+        return bool(self._tls.pending() or self._incoming.pending)
+
+    def send(self, data: Buffer) -> int:
+        """Send the first bytes of `data`, as many as are sent in one go; how many."""
+        return self.sendmsg([data])
+
+    def sendmsg(self, buffers: Sequence[Buffer], ancillary: Sequence[object] = (), flags: int = 0) -> int:
+        """Send the first bytes of `buffers`; how many. Raises `BlockingIOError` as a plain socket would."""
+        del ancillary
+        taken = 0
+        if self._unsent and not self._flush(flags=flags):
+            raise BlockingIOError
+        with self._records:
+            for buffer in buffers:
+                part = memoryview(buffer).cast("B")[: _WRITE_BYTES - taken]
+                if len(part):
+                    taken += self._tls.write(part)
+                if taken >= _WRITE_BYTES:
+                    break
+        self._flush(flags=flags)
+        return taken
+
+    def recv_into(self, buffer: memoryview | bytearray, nbytes: int = 0, flags: int = 0) -> int:
+        """Read at most the length of `buffer`; 0 at the end. Raises `BlockingIOError` as a plain socket would."""
+        view = memoryview(buffer)[: nbytes or None]
+        while True:
+            with self._records:
+                self.torn = True
+                taken = self._take_records(view)
+                if taken is not None:
+                    return taken
+                self.torn = False
+            if self._outgoing.pending:
+                self._flush(wait=False, flags=flags)
+            self._read_records(flags)
+
+    def _take_records(self, view: memoryview) -> int | None:
+        """Read what has come, which OpenSSL gives by the record of 16 KiB; 0 at the end, None where there is nothing."""
+        size, taken = len(view), 0
+        try:
+            while taken < size and (not taken or self.held):
+                taken += cast("int", self._tls.read(size - taken, view[taken:]))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return taken
+        except ssl.SSLWantReadError:
+            return taken or None
+        return taken
+
+    def flush(self) -> None:
+        """Wait until all that was sent is on the wire, where `sendmsg` has left some of it."""
+        while not self._flush():
+            pass
+
+    def getsockopt(self, level: int, option: int, length: int) -> bytes:
+        """As the socket's."""
+        return self._socket.getsockopt(level, option, length)
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """As the socket's."""
+        self._socket.setsockopt(level, option, value)
+
+    def setblocking(self, flag: bool) -> None:
+        """As the socket's."""
+        self._socket.setblocking(flag)
+
+    def fileno(self) -> int:
+        """As the socket's."""
+        return self._socket.fileno()
+
+    def getpeername(self) -> Any:
+        """As the socket's."""
+        return self._socket.getpeername()
+
+    def getsockname(self) -> Any:
+        """As the socket's."""
+        return self._socket.getsockname()
+
+    def shutdown(self, how: int) -> None:
+        """As the socket's. Frames have lengths and sessions a last message, so that TLS need not mark the end as well."""
+        self._socket.shutdown(how)
+
+    def close(self) -> None:
+        """As the socket's."""
+        self._socket.close()
+
+    def _shake(self) -> bool:
+        with self._records:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                return False
+            return True
+
+    def _read_records(self, flags: int) -> None:
+        if not self._read:  # in one step for the interpreter, as in `SocketConnection`
+            self._read.extend(map(self._socket.recv_into, (self._scratch,), (0,), (flags,)))
+        self.torn = True
+        count = self._read.pop()
+        self.bytes_received += count
+        with self._records:
+            if count:
+                self._incoming.write(self._scratch[:count])
+            else:
+                self._incoming.write_eof()
+        self.torn = False
+
+    def _flush(self, wait: bool = True, flags: int = 0) -> bool:
+        """Put finished records on the wire; True if all are. Without `wait`, a thread that is doing so takes these along.
+
+        Not all, where the other end takes in nothing and an interrupt is pending, or `flags` has `DONTWAIT`: they go before the next ones.
+        """
+        while self._outgoing.pending or self._unsent:
+            if not self._order.acquire(blocking=wait and not flags):
+                return False
+            try:
+                if not self._unsent:
+                    with self._records:
+                        self._unsent = memoryview(self._outgoing.read())
+                while self._unsent:
+                    try:
+                        count = self._socket.send(self._unsent, flags)
+                    except BlockingIOError:
+                        if interrupt_mask.pending or flags:
+                            return False
+                        wait_writable(self._socket)
+                        continue
+                    self._unsent = self._unsent[count:]
+                    self.bytes_sent += count
+            finally:
+                self._order.release()
+        return True
+
+
+class TlsConnection(SocketConnection):
+    """A client's end over TLS."""
+
+    _counts = False
+    _socket: TlsSocket  # type: ignore[assignment] # has all that is called
+
+    def __init__(self, sock: TlsSocket, limits: Limits, peer: str) -> None:
+        super().__init__(sock, limits, peer)  # type: ignore[arg-type] # as above
+        self.bytes_sent, self.bytes_received = sock.bytes_sent, sock.bytes_received
+
+    @property
+    def certificate(self) -> bytes:
+        """As `PeerCertified.certificate`."""
+        return self._socket.certificate() or b""
+
+    @property
+    def _torn(self) -> bool:
+        return super()._torn or self._socket.torn
+
+    def _finish(self, buffers: Sequence[Buffer]) -> bool:
+        del buffers
+        return False  # it is unknown how much of a record was sent
+
+    def _wait_readable(self, poll: Poll, deadline: float | None) -> bool:
+        return self._socket.held or wait_readable(poll, deadline)
+
+    @property
+    def unsent(self) -> bool:  # type: ignore[override] # a plain socket has nothing
+        """As `StripingConnection.unsent`."""
+        return self._socket.unsent
+
+    def _count_parallel(self, sent: int, received: int) -> None:
+        self._socket.bytes_sent += sent
+        self._socket.bytes_received += received
+        super()._count_parallel(sent, received)
+
+    def _count_sent(self, count: int) -> None:
+        del count  # of plain bytes
+        self.bytes_sent = self._socket.bytes_sent
+
+    def _count_received(self, count: int) -> None:
+        del count
+        self.bytes_received = self._socket.bytes_received
+        self._socket.torn = False  # `_taking` says so from here on
+
+
+class AcceptedTlsConnection(TlsConnection, AcceptedConnection):
+    """A server's end over TLS."""
+
+
+def dial_tls(sock: socket.socket, tls: TlsOptions, host: str, timeout: float) -> TlsSocket:
+    """The client's end of TLS on a connected socket, with the server's certificate checked. Closes it where that fails.
+
+    Raises:
+        TransportError: the server does not speak TLS, or shows a certificate that cannot be trusted.
+        ConfigurationError: a file of the settings cannot be used.
+    """
+    try:
+        secure = TlsSocket(sock, client_context(tls), host)
+        secure.shake_hands(timeout)
+        check_fingerprint(tls, secure.certificate(), host)
+    except ssl.SSLCertVerificationError as error:
+        sock.close()
+        raise TransportError(
+            f"the certificate of {host} cannot be trusted: {error.verify_message}. Name its authority with the setting "
+            "tls_authority, or its fingerprint (`djinn serve` prints it) with tls_fingerprints"
+        ) from error
+    except TransportError:
+        sock.close()
+        raise
+    except (OSError, ValueError) as error:
+        sock.close()
+        reason = (
+            ""
+            if isinstance(error, TimeoutError)
+            else "; does the server speak TLS there, and do its address and port fit?"
+        )
+        raise TransportError(f"no TLS connection to {host}: {error}{reason}") from error
+    except BaseException:
+        sock.close()
+        raise
+    return secure

@@ -1,0 +1,168 @@
+"""Settings that plugins have of their own: declared by an attrs class, given where the core's are, shown with their origin."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import attrs
+import msgspec
+
+from djinn_core.errors import ConfigurationError, PluginError
+from djinn_core.settings import CONVERTERS, HIDDEN, PLUGIN_PREFIX, PluginSetting, SettingRow
+
+ATTRIBUTE: Final = "djinn_settings"  # beside `djinn_api_version`
+
+
+class DeclaredSettings(msgspec.Struct, frozen=True):
+    """A plugin's settings: an instance of the class that it declares, and a row for each as `djinn doctor` shows it."""
+
+    values: Any = None
+    rows: tuple[SettingRow, ...] = ()
+    variables: frozenset[str] = frozenset()
+
+
+def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> DeclaredSettings:
+    """The settings of the plugin called `name`, as they were given, with defaults for the rest.
+
+    Raises:
+        ConfigurationError: it has no setting of a name that was given, or the value is malformed; the message says where
+            it was given.
+        PluginError: the class that it declares cannot be used.
+    """
+    declared = getattr(plugin, ATTRIBUTE, None)
+    mine = [one for one in given if one.plugin == name]
+    if declared is None:
+        if mine:
+            raise ConfigurationError(
+                f"The plugin {name!r} has no settings ({mine[0].origin} gives it `{mine[0].name}`)."
+            )
+        return DeclaredSettings()
+    fields = _fields(declared)
+    variables = {variable(name, field): field for field in fields}
+    chosen: dict[str, PluginSetting] = {}
+    for one in given:
+        if one.plugin == name:
+            _check_name(name, one, fields)
+            chosen[one.name] = one
+        elif not one.plugin and one.name in variables:
+            chosen[variables[one.name]] = one
+    values = _make(declared, name, fields, chosen)
+    rows = tuple(_row(name, field, values, chosen) for field in attrs.fields(declared))
+    return DeclaredSettings(values, rows, frozenset(variables))
+
+
+def variable(plugin: str, setting: str) -> str:
+    """Suffix after `DJINN_PLUGIN_` in the environment variable of a plugin's setting."""
+    return re.sub(r"[^A-Z0-9]", "_", f"{plugin}_{setting}".upper())
+
+
+def unknown_settings(
+    given: Iterable[PluginSetting], known: Collection[str], plugins: Collection[str]
+) -> dict[str, str]:
+    """Unknown settings of the plugins that are used, each with the name probably meant (or an empty string).
+
+    Args:
+        given: all that was given.
+        known: the variables of plugins in use, without the prefix.
+        plugins: names of all plugins that are built in or installed, used or not.
+    """
+    found: dict[str, str] = {}
+    for one in given:
+        if one.plugin and one.plugin not in plugins:
+            close = difflib.get_close_matches(one.plugin, plugins, 1)
+            found[f"[plugins.{one.plugin}] ({one.origin})"] = f"[plugins.{close[0]}]" if close else ""
+        elif not one.plugin and one.name not in known and not _of_an_unused(one.name, known, plugins):
+            close = difflib.get_close_matches(one.name, known, 1)
+            found[PLUGIN_PREFIX + one.name] = PLUGIN_PREFIX + close[0] if close else ""
+    return found
+
+
+def _of_an_unused(name: str, known: Collection[str], plugins: Collection[str]) -> bool:
+    """True if an environment variable has the prefix of a plugin that is not in use, whose settings are not known."""
+    begins = (variable(plugin, "") for plugin in plugins)
+    return any(name.startswith(begin) and not any(k.startswith(begin) for k in known) for begin in begins)
+
+
+def _fields(declared: Any) -> Mapping[str, Any]:
+    """Converter of each setting, by its name; None if the class converts it."""
+    if not isinstance(declared, type) or not attrs.has(declared):
+        raise PluginError(
+            f"its `{ATTRIBUTE}` is {declared!r}, but must be an attrs class: decorate it with @attrs.frozen"
+        )
+    hints = get_type_hints(declared)
+    found = {}
+    for field in attrs.fields(declared):
+        if field.default is attrs.NOTHING:
+            raise PluginError(f"its setting `{field.name}` has no default: every setting needs one")
+        found[field.name] = None if field.converter is not None else _converter(field.name, hints.get(field.name))
+    return found
+
+
+def _converter(name: str, hint: Any) -> Any:
+    if hint in CONVERTERS:
+        return CONVERTERS[hint]
+    if get_origin(hint) is Literal:
+        return lambda value: _one_of(value, get_args(hint))
+    if get_origin(hint) in {Union, types.UnionType}:
+        others = [part for part in get_args(hint) if part is not type(None)]
+        if len(others) == 1 and len(get_args(hint)) == 2:
+            convert = _converter(name, others[0])
+            return lambda value: None if value is None or value == "" else convert(value)
+    raise PluginError(
+        f"its setting `{name}` has the type {hint}: a setting is a bool, int, float, str, Path, tuple[str, ...], a Literal of "
+        "text, one of these or None, or has a converter of its own"
+    )
+
+
+def _one_of(value: object, choices: tuple[Any, ...]) -> Any:
+    if value not in choices:
+        raise ValueError(f"must be {' or '.join(map(repr, choices))}")
+    return value
+
+
+def _check_name(plugin: str, given: PluginSetting, fields: Mapping[str, Any]) -> None:
+    if given.name in fields:
+        return
+    close = difflib.get_close_matches(given.name, fields, 1)
+    hint = f"did you mean `{close[0]}`?" if close else f"it has {', '.join(f'`{name}`' for name in fields)}."
+    raise ConfigurationError(f"The plugin {plugin!r} has no setting `{given.name}` ({given.origin}): {hint}")
+
+
+def _make(declared: Any, plugin: str, fields: Mapping[str, Any], chosen: Mapping[str, PluginSetting]) -> Any:
+    values: dict[str, Any] = {}
+    arguments = {field.name: field.alias for field in attrs.fields(declared)}
+    for name, given in chosen.items():
+        try:
+            convert = fields[name]
+            values[arguments[name]] = given.value if convert is None else convert(given.value)
+            declared(**{arguments[name]: values[arguments[name]]})  # its validators, one setting at a time
+        except (ValueError, TypeError) as error:
+            shown = HIDDEN if not attrs.fields_dict(declared)[name].repr else repr(given.value)
+            raise ConfigurationError(
+                f"The setting `plugins.{plugin}.{name}` {_said(error)}, and not {shown} ({given.origin})."
+            ) from None
+    try:
+        return declared(**values)
+    except (ValueError, TypeError) as error:
+        origins = ", ".join(sorted({given.origin for given in chosen.values()})) or "all of them defaults"
+        raise ConfigurationError(
+            f"The settings of the plugin {plugin!r} do not go together ({origins}): {error}."
+        ) from None
+
+
+def _said(error: Exception) -> str:
+    """Message of a converter or a validator, as the second half of a sentence."""
+    text = str(error.args[0] if error.args else error)
+    return text if text.startswith("must") else f"is refused: {text}"
+
+
+def _row(plugin: str, field: Any, values: Any, chosen: Mapping[str, PluginSetting]) -> SettingRow:
+    value = getattr(values, field.name)
+    shown = HIDDEN if not field.repr and value else str(value) if isinstance(value, (str, Path)) else repr(value)
+    origin = chosen[field.name].origin if field.name in chosen else "default"
+    return SettingRow(f"plugins.{plugin}.{field.name}", shown, origin)

@@ -1,0 +1,594 @@
+"""Settings, and where the value of each came from.
+
+A value is looked for in this order: an argument of `djinn.configure` or a flag of the command line, the environment
+(`DJINN_<NAME>`), a TOML file, the default. Resolving reads, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import attrs
+import msgspec
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.system.directories import configuration_directory
+from djinn_core.system.files import mode_of, user_id
+
+PREFIX = "DJINN_"
+PLUGIN_PREFIX = "DJINN_PLUGIN_"
+FILE_VARIABLE = "DJINN_CONFIG"
+HIDDEN = "(set, not shown)"
+PARALLEL_CONNECTIONS_LIMIT = 16  # of a session: executors refuse more
+
+# Variables that are read elsewhere and are no settings.
+OTHER_VARIABLES = frozenset({FILE_VARIABLE, "DJINN_LOG_FORMAT", "DJINN_HTTP_HOSTS"})
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+_SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*((?:[kmgt]i?)?b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_UNITS = {f"{p}{i}{b}": (1024 if i else 1000) ** n for p, n in _POWERS.items() for i in ("", "i") for b in ("", "b")}
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """Text is split at commas, so that arguments, variables and files may all say `a,b`."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, Sequence) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise ValueError("must be a list of names")
+
+
+def _pins(value: object) -> tuple[tuple[str, str], ...]:
+    """Pairs of a pattern and a device, from a table or from `pattern=device` in a list."""
+    if isinstance(value, Mapping):
+        pairs = [(str(pattern), str(device)) for pattern, device in value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
+        pairs = [(str(pattern), str(device)) for pattern, device in value]
+    else:
+        pairs = [(pattern.strip(), device.strip()) for pattern, _, device in (n.partition("=") for n in _names(value))]
+    if not all(pattern and device for pattern, device in pairs):
+        raise ValueError("must be a list of pattern=device, such as 'vision*=1'")
+    return tuple(pairs)
+
+
+def _size(value: object) -> int:
+    """Bytes, from a number of them or from text such as `2 GiB`."""
+    found = _SIZE.fullmatch(str(value).strip())
+    size = float(found[1]) * _UNITS[found[2].lower()] if found is not None and not isinstance(value, bool) else 0.0
+    if size < 1:
+        raise ValueError("must be a size such as '2 GiB', or sizes by device such as '0=2 GiB, 1=500 MiB'")
+    return int(size)
+
+
+def _limits(value: object) -> tuple[tuple[str, int], ...]:
+    """Pairs of a device and bytes, from a table or from `device=size` in a list; an empty device stands for all."""
+    if value is None or value == "":
+        return ()
+    if isinstance(value, Mapping):
+        return tuple((str(device), _size(size)) for device, size in value.items())
+    if isinstance(value, int | float):
+        return (("", _size(value)),)
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
+        return tuple((str(device), _size(size)) for device, size in value)
+    parts = [name.rpartition("=") for name in _names(value)]
+    return tuple((device.strip(), _size(size)) for device, _, size in parts)
+
+
+def _resources(value: object) -> tuple[tuple[str, float], ...]:
+    """Pairs of a resource and an amount, from a table or from `name=amount` in a list."""
+    if not value:
+        return ()
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
+        pairs = list(value)
+    else:
+        pairs = [(name, amount) for name, _, amount in (part.rpartition("=") for part in _names(value))]
+    try:
+        found = tuple((str(name).strip(), _number(amount)) for name, amount in pairs)
+    except ValueError:
+        found = ()
+    if not found or not all(name and 0.0 < amount < float("inf") for name, amount in found):
+        raise ValueError("must be amounts above 0 by resource, such as 'GPU=1,CPU=2'")
+    return found
+
+
+def _or_none(value: object) -> object:
+    """The object as it is; None for empty text."""
+    return None if value == "" else value
+
+
+def _json_table(value: object) -> Mapping[str, Any]:
+    """A table, or one as JSON text."""
+    if not value:
+        return {}
+    try:
+        table = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        table = None
+    if not isinstance(table, Mapping):
+        raise ValueError("must be a table, or JSON of one")  # noqa: TRY004 - see _text
+    return dict(table)
+
+
+@attrs.frozen
+class PluginSetting:
+    """A value of a plugin's setting, as it was given.
+
+    From the environment the plugin's name and the setting's are known together only: `plugin` is empty then, and `name` is
+    what follows `DJINN_PLUGIN_`.
+    """
+
+    plugin: str
+    name: str
+    value: Any = attrs.field(repr=False)  # may be a secret
+    origin: str
+
+    def sendable(self) -> PluginSetting:
+        """The same with a value that JSON can hold: paths and other objects as text, which is read as in a variable."""
+        value = self.value
+        plain = isinstance(value, (bool, int, float, str, NoneType)) or (
+            isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)
+        )
+        return self if plain else attrs.evolve(self, value=str(value))
+
+
+def _plugin_settings(value: object) -> tuple[PluginSetting, ...]:
+    """From tables by plugin, such as `{"my_plugin": {"its_setting": 32}}`."""
+    if isinstance(value, tuple) and all(isinstance(part, PluginSetting) for part in value):
+        return value
+    if not isinstance(value, Mapping) or not all(isinstance(table, Mapping) for table in value.values()):
+        raise ValueError("must be a table of settings by plugin, such as {'my_plugin': {'its_setting': 32}}")
+    return tuple(
+        PluginSetting(str(plugin), str(name), given, "argument")
+        for plugin, table in value.items()
+        for name, given in table.items()
+    )
+
+
+def _plugins(value: object) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _names(value)
+    if isinstance(value, Sequence):
+        return tuple(value)
+    raise ValueError("must be a list of names, modules or objects")
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text not in _TRUE | _FALSE:
+        raise ValueError("must be 1 or 0, true or false")
+    return text in _TRUE
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be text")  # noqa: TRY004 - one type for all refusals
+    return value
+
+
+def _fingerprints(value: object) -> tuple[str, ...]:
+    """Also as other tools write them: `SHA256:AB:CD:...`."""
+    found = tuple("sha256:" + name.lower().removeprefix("sha256:").replace(":", "") for name in _names(value))
+    if not all(re.fullmatch("sha256:[0-9a-f]{64}", one) for one in found):
+        raise ValueError("must be a list of sha256: and 64 hexadecimal digits, as `djinn serve` prints them")
+    return found
+
+
+def _secret(value: object) -> str | None:
+    return None if value is None or value == "" else _text(value)
+
+
+def _path(value: object) -> Path | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError("must be a path")  # noqa: TRY004 - see _text
+    return Path(value).expanduser()
+
+
+def _number(value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = float("nan")
+    if isinstance(value, bool) or number != number:  # noqa: PLR0124 - NaN alone differs from itself
+        raise ValueError("must be a number")
+    return number
+
+
+def _whole(value: object) -> int:
+    try:
+        return int(str(value)) if not isinstance(value, bool) else int("no")
+    except ValueError:
+        raise ValueError("must be a whole number") from None
+
+
+def _count(value: object) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise ValueError("must be a whole number, 1 or more")
+    return number
+
+
+def _threads(value: object) -> int | None:
+    return None if value is None or value == "" else _count(value)
+
+
+def _seconds(value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if isinstance(value, bool) or not 0.0 < number < float("inf"):
+        raise ValueError("must be a number of seconds above 0")
+    return number
+
+
+def _gib(value: object) -> float:
+    number = _memory(value)
+    if number is None:
+        raise ValueError("must be a number of GiB above 0")
+    return number
+
+
+def _memory(value: object) -> float | None:
+    if value is None or value == "":
+        return None
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if isinstance(value, bool) or not 0.0 < number < float("inf"):
+        raise ValueError("must be a number of GiB above 0")
+    return number
+
+
+def _target(value: object) -> float:
+    return 0.0 if value in {None, "", 0, "0"} and not isinstance(value, bool) else _seconds(value)
+
+
+def _connections(value: object) -> int:
+    number = 0 if value in {0, "0", ""} and not isinstance(value, bool) else _count(value)
+    if number > PARALLEL_CONNECTIONS_LIMIT:
+        raise ValueError(f"must be {PARALLEL_CONNECTIONS_LIMIT} at most")
+    return number
+
+
+def _weights_from(value: object) -> str:
+    if value not in {"auto", "server", "client"}:
+        raise ValueError("must be 'auto', 'server' or 'client'")
+    return str(value)
+
+
+def _at_import(value: object) -> str:
+    if value == "auto":
+        return "auto"
+    try:
+        return "yes" if _flag(value) else "no"
+    except ValueError:
+        raise ValueError("must be 'auto', 1 or 0, true or false") from None
+
+
+def _executor(value: object) -> str:
+    if value not in {"process", "inline"}:
+        raise ValueError("must be 'process' or 'inline'")
+    return str(value)
+
+
+@attrs.frozen
+class Settings:
+    """Everything that can be set. Converters raise `ValueError` with the second half of a sentence.
+
+    Attributes:
+        plugins: names, modules or objects to use beside the built-ins; None for everything that is installed.
+        disable: names of plugins that are not used.
+        strict: whether a plugin that does not load is an error.
+        trace_plugins: whether each call into a plugin is logged.
+        plugin_settings: what was given to settings that plugins have of their own, what counts most last.
+        servers: URLs of servers, which work as one; none and no connection file: an executor on this machine.
+        token: what the servers ask for; never in a repr, a log or an error.
+        connection_file: a file with `urls` and `token`, as `djinn serve` writes it.
+        tls_authority: PEM file with the authorities that servers' certificates must come from; None: the machine's.
+        tls_fingerprints: certificates that servers may show, regardless of the signer, as `sha256:...`.
+        tls_certificate, tls_key: PEM files to show to servers that ask clients for a certificate.
+        spread: whether a session over several servers computes on the least busy one, in place of the first.
+        standby: servers that go on with the session where the one that has it is lost, as URLs or connection files; used from
+            the beginning where no other answers.
+        standby_seconds: how long a server may not answer before one of them does.
+        standby_gib: how much of a session this machine keeps for that, in GiB.
+        engine: name of the launcher that starts executors; `local`: as processes on this machine.
+        engine_address: address of what it starts them with, such as a cluster; empty: it finds that itself.
+        resources: pairs of a resource and how much of it each executor takes, as the engine counts them.
+        runtime_env: environment of executors in the form of the engine: packages, variables.
+        placement_group: reservation of the engine that the executors go into, as its object or its name.
+        executors: how many executors to start, where no server is named.
+        executor: `process`, or `inline` to debug without a second process.
+        device: kind or id of the devices to ask servers for, such as `cuda:0`; empty for all of theirs.
+        server_devices: which devices of each server to use, by number, id or kind; none: all that `device` names.
+        threads: torch threads of an executor that is started here; None leaves it to torch.
+        recover: whether an executor that is started here is replaced when it dies, and the next one goes on with what it did.
+        memory_gib: how much an executor that is started here may hold, in GiB; None: as much as the device has.
+        memory_policy: name of the memory policy of an executor with such a limit.
+        placement_policy: name of the placement policy; empty: the best for the devices that there are.
+        memory_limits: pairs of a device, by id or number (empty: all), and the bytes that plans may put there at once.
+        calibrate: whether devices of a pool that were never measured are measured in the background, for predictions.
+        latency_target: seconds in which a program should be done; 0: as soon as possible.
+        pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
+        scheduler: name of the scheduler.
+        compilers: names of the compilers that executors may use.
+        assignment: name of the policy by which `djinn serve` assigns new sessions to executors.
+        assignment_hint: what servers are told of this program's work when they assign it, such as the name of a model.
+        authenticators: names of the authenticators that `djinn serve` asks beside its own tokens.
+        weights_from: who reads the weights of pretrained models: `server`, `client`, or `auto`: the server where it has them.
+        exact: whether optimizations that round otherwise than the user's own ops are left out.
+        plan_first_runs: whether small programs are planned when they come for the first time, too, and not when they come again.
+        keep_plans: whether plans are kept in the cache directory, for later processes with the same programs.
+        checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
+        client_fallback: whether ops that the executor cannot do are computed on this machine.
+        start_at_import: whether `import djinn` starts the executors of this program's own: `yes`, `no`, or `auto`: where the last run of
+            the same script used them; counts in the environment and the file.
+        prepared_seconds: how long a process stays that the next executors of this program's own are forked from; 0: there is none.
+        connect_timeout: seconds that a server may take to answer.
+        start_timeout: seconds that an executor may take to start.
+        wait_timeout: seconds that a wait for results may take; 0: as long as it takes.
+        parallel_connections: over how many connections large tensors go to and from an executor; 1: that of the session alone; 0: four
+            to another machine, one on this.
+        progress: whether uploads that take seconds show how far they are, where there is a terminal.
+        debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
+    """
+
+    plugins: tuple[Any, ...] | None = attrs.field(default=None, converter=_plugins)
+    disable: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    strict: bool = attrs.field(default=False, converter=_flag)
+    trace_plugins: bool = attrs.field(default=False, converter=_flag)
+    plugin_settings: tuple[PluginSetting, ...] = attrs.field(default=(), converter=_plugin_settings)
+    servers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    token: str | None = attrs.field(default=None, converter=_secret, repr=False)
+    connection_file: Path | None = attrs.field(default=None, converter=_path)
+    tls_authority: Path | None = attrs.field(default=None, converter=_path)
+    tls_fingerprints: tuple[str, ...] = attrs.field(default=(), converter=_fingerprints)
+    tls_certificate: Path | None = attrs.field(default=None, converter=_path)
+    tls_key: Path | None = attrs.field(default=None, converter=_path)
+    spread: bool = attrs.field(default=True, converter=_flag)
+    standby: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    standby_seconds: float = attrs.field(default=20.0, converter=_seconds)
+    standby_gib: float = attrs.field(default=8.0, converter=_gib)
+    engine: str = attrs.field(default="local", converter=_text)
+    engine_address: str = attrs.field(default="", converter=_text)
+    resources: tuple[tuple[str, float], ...] = attrs.field(default=(), converter=_resources)
+    runtime_env: Mapping[str, Any] = attrs.field(factory=dict, converter=_json_table, repr=False)
+    placement_group: Any = attrs.field(default=None, converter=_or_none)
+    executors: int = attrs.field(default=1, converter=_count)
+    executor: str = attrs.field(default="process", converter=_executor)
+    device: str = attrs.field(default="", converter=_text)
+    server_devices: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    threads: int | None = attrs.field(default=None, converter=_threads)
+    recover: bool = attrs.field(default=True, converter=_flag)
+    memory_gib: float | None = attrs.field(default=None, converter=_memory)
+    memory_policy: str = attrs.field(default="next_use", converter=_text)
+    placement_policy: str = attrs.field(default="", converter=_text)
+    memory_limits: tuple[tuple[str, int], ...] = attrs.field(default=(), converter=_limits)
+    calibrate: bool = attrs.field(default=True, converter=_flag)
+    latency_target: float = attrs.field(default=0.0, converter=_target)
+    pins: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pins)
+    scheduler: str = attrs.field(default="sequential", converter=_text)
+    compilers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    assignment: str = attrs.field(default="least_loaded", converter=_text)
+    assignment_hint: str = attrs.field(default="", converter=_text)
+    authenticators: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    weights_from: str = attrs.field(default="auto", converter=_weights_from)
+    exact: bool = attrs.field(default=True, converter=_flag)
+    plan_first_runs: bool = attrs.field(default=False, converter=_flag)
+    keep_plans: bool = attrs.field(default=True, converter=_flag)
+    checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
+    client_fallback: bool = attrs.field(default=False, converter=_flag)
+    start_at_import: str = attrs.field(default="auto", converter=_at_import)
+    prepared_seconds: float = attrs.field(default=0.0, converter=_target)
+    connect_timeout: float = attrs.field(default=30.0, converter=_seconds)
+    start_timeout: float = attrs.field(default=60.0, converter=_seconds)
+    wait_timeout: float = attrs.field(default=0.0, converter=_target)
+    parallel_connections: int = attrs.field(default=0, converter=_connections)
+    progress: bool = attrs.field(default=True, converter=_flag)
+    debug: str = attrs.field(default="", converter=_text)
+
+
+# How values of these types are read, from arguments, variables and files alike.
+CONVERTERS: Mapping[object, Callable[[object], Any]] = {
+    bool: _flag,
+    float: _number,
+    int: _whole,
+    str: _text,
+    Path: _path,
+    tuple[str, ...]: _names,
+}
+
+
+def bytes_of(gib: float | None) -> int:
+    """Bytes of a size in GiB; 0 for None."""
+    return int((gib or 0) * 2**30)
+
+
+_SECRET = frozenset({"token", "runtime_env"})  # whose values are shown nowhere: an environment may have secrets in it
+NAMES = tuple(name for name in attrs.fields_dict(Settings) if name != "plugin_settings")
+
+
+@attrs.frozen
+class SettingRow:
+    """One setting as `djinn doctor` shows it: the value as text, without secrets, and where it came from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+class ResolvedSettings(msgspec.Struct, frozen=True):
+    """The settings in force.
+
+    Attributes:
+        origins: by name of setting: `argument`, `environment DJINN_X`, `file PATH` or `default`.
+        file: the TOML file that was read, if any.
+    """
+
+    settings: Settings
+    origins: Mapping[str, str]
+    file: Path | None = None
+
+    def rows(self) -> tuple[SettingRow, ...]:
+        """All settings in the order of `Settings`, without those of plugins."""
+        return tuple(SettingRow(name, self._shown(name), self.origins[name]) for name in NAMES)
+
+    def _shown(self, name: str) -> str:
+        value = getattr(self.settings, name)
+        if name in _SECRET and value:
+            return HIDDEN
+        return str(value) if isinstance(value, (str, Path)) else repr(value)
+
+
+def config_file(environ: Mapping[str, str]) -> Path:
+    """Path of the TOML file: `DJINN_CONFIG`, or `config.toml` in the user's configuration directory."""
+    chosen = environ.get(FILE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    return configuration_directory() / "config.toml"
+
+
+def resolve(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> ResolvedSettings:
+    """The settings in force, and where each came from.
+
+    Args:
+        overrides: values by name of setting, from arguments or flags.
+        environ: the environment; None for that of this process.
+        file: the TOML file; None for the usual place, where it may be missing.
+
+    Raises:
+        ConfigurationError: a name is unknown, a value is malformed, or the file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    path = file or config_file(environ)
+    must_exist = file is not None or bool(environ.get(FILE_VARIABLE))
+    found, read = _from_file(path, must_exist)
+    given = [*_of_plugins(found, f"file {path}"), *_plugin_variables(environ)]
+    found |= {n: (environ[v], f"environment {v}") for n in NAMES if (v := PREFIX + n.upper()) in environ}
+    for name, value in (overrides or {}).items():
+        if name == "plugin_settings":
+            given += _convert(name, value, "argument")
+            continue
+        _check_name(name, "argument")
+        found[name] = (value, "argument")
+    values = {name: _convert(name, value, origin) for name, (value, origin) in found.items()}
+    origins = {name: found[name][1] if name in found else "default" for name in NAMES}
+    return ResolvedSettings(Settings(**values, plugin_settings=tuple(given)), origins, path if read else None)
+
+
+def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSetting]:
+    """Settings of a file in `[plugins.NAME]`, taken out of what was found; `names` in `[plugins]` is the setting `plugins`."""
+    table = found.get("plugins", (None, ""))[0]
+    if not isinstance(table, dict):
+        return []
+    del found["plugins"]
+    given: list[PluginSetting] = []
+    for plugin, settings in table.items():
+        if isinstance(settings, dict):
+            given += [PluginSetting(plugin, name, value, origin) for name, value in settings.items()]
+        elif plugin == "names":
+            found["plugins"] = (settings, origin)
+        else:
+            raise ConfigurationError(
+                f"There is no setting `plugins.{plugin}` ({origin}): settings of a plugin go into a table of its own, "
+                "[plugins.NAME]; the list of plugins to use is `names` in [plugins]."
+            )
+    return given
+
+
+def _plugin_variables(environ: Mapping[str, str]) -> list[PluginSetting]:
+    names = sorted(name for name in environ if name.startswith(PLUGIN_PREFIX))
+    return [PluginSetting("", name.removeprefix(PLUGIN_PREFIX), environ[name], f"environment {name}") for name in names]
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like settings and are not, each with what was probably meant (or an empty string)."""
+    known = {PREFIX + name.upper() for name in NAMES} | OTHER_VARIABLES
+    unknown = sorted(v for v in environ if v.startswith(PREFIX) and not v.startswith(PLUGIN_PREFIX) and v not in known)
+    # Compared without the prefix, which all have in common.
+    names = [name.removeprefix(PREFIX) for name in known]
+    close = {v: difflib.get_close_matches(v.removeprefix(PREFIX), names, 1) for v in unknown}
+    return {v: PREFIX + meant[0] if meant else "" for v, meant in close.items()}
+
+
+def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]], bool]:
+    try:
+        with path.open("rb") as file:
+            _check_writers(path, os.fstat(file.fileno()))
+            content = file.read()
+    except FileNotFoundError as error:
+        if must_exist:
+            raise ConfigurationError(
+                f"There is no configuration file {path}: create it or unset {FILE_VARIABLE}."
+            ) from error
+        return {}, False
+    except OSError as error:
+        raise ConfigurationError(f"The configuration file {path} cannot be read: {error}.") from error
+    table = _parsed(path, content)
+    for name in table:
+        _check_name(name, f"file {path}")
+    return {name: (value, f"file {path}") for name, value in table.items()}, True
+
+
+def _parsed(path: Path, content: bytes) -> dict[str, Any]:
+    import tomllib  # most users have no such file
+
+    try:
+        return tomllib.loads(content.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"The configuration file {path} cannot be read: {error}.") from error
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    """Refuse a file that other users can write: it says which plugins are imported and where programs go."""
+    theirs = status.st_uid not in {user_id(), 0} or mode_of(status) & stat.S_IWOTH
+    if stat.S_ISREG(status.st_mode) and theirs:
+        raise ConfigurationError(
+            f"The configuration file {path} can be written by others on this machine, who could have any code run: chmod "
+            "644 it, or make a file of your own."
+        )
+
+
+def _check_name(name: str, origin: str) -> None:
+    if name in NAMES:
+        return
+    if name == "plugin_settings":
+        raise ConfigurationError(f"There is no setting `{name}` ({origin}): write tables [plugins.NAME] there.")
+    close = difflib.get_close_matches(name, NAMES, 1)
+    hint = f"did you mean `{close[0]}`?" if close else f"the settings are {', '.join(NAMES)}."
+    raise ConfigurationError(f"There is no setting `{name}` ({origin}): {hint}")
+
+
+def _convert(name: str, value: object, origin: str) -> Any:
+    convert: Any = attrs.fields_dict(Settings)[name].converter
+    try:
+        return convert(value)
+    except ValueError as error:
+        shown = HIDDEN if name in _SECRET else repr(value)
+        raise ConfigurationError(f"The setting `{name}` {error}, and not {shown} ({origin}).") from None

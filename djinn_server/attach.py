@@ -1,0 +1,97 @@
+"""Admission of connections at an executor: the first message must have a valid ticket, or resume a session."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Limits
+from djinn_core.ir.operators import allowed_operators, operators_digest
+from djinn_core.logs import get_logger
+from djinn_core.wire.compression import supported_compressions
+from djinn_core.wire.messages import Attach, Attached, DeviceInfo
+from djinn_core.wire.peer_messages import PeerAttach
+from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume
+from djinn_server.context import ExecutorContext
+from djinn_server.handshake import UNAUTHENTICATED_LIMITS, complain, instance, receive_message, refuse
+from djinn_server.launch.tickets import Grant, TicketChecker
+from djinn_server.peers.exchange import PeerListener
+from djinn_server.peers.inbox import PeerConnection
+
+ATTACH_SECONDS = 5.0  # for the first message, which a client sends as soon as it is connected
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class AdmittedClient:
+    """A client that showed a valid ticket: the ticket's grant, and the digest of the client's allow-list of ops."""
+
+    grant: Grant
+    operators: str
+
+
+def admit(
+    connection: Connection, tickets: TicketChecker, peer_listener: PeerListener, context: ExecutorContext
+) -> AdmittedClient | PeerConnection | Resume | ControlAttach | ParallelAttach | None:
+    """Read the first message of a connection: a client's `Attach`, or another executor's `PeerAttach`.
+
+    None: it was refused or malformed, or none came. A `Resume`, `ControlAttach` or `ParallelAttach` is returned as it is: its session checks its secret.
+    Until then the connection may carry small messages only, afterwards frames of any usual size.
+    """
+    connection.limits = UNAUTHENTICATED_LIMITS
+    try:
+        with context.unauthenticated.entered(connection):
+            message = receive_message(connection, ATTACH_SECONDS)
+    except TimeoutError:
+        _log.warning("a connection was closed that asked for nothing", seconds=ATTACH_SECONDS)
+        return None
+    except ProtocolError as error:
+        _log.warning("a connection was closed that does not follow the protocol", error=str(error))
+        complain(connection, str(error))
+        return None
+    except TransportError as error:
+        _log.info("a connection ended before it attached", error=str(error))
+        return None
+    if isinstance(message, Resume | ControlAttach | ParallelAttach):
+        return message
+    if isinstance(message, PeerAttach) and (peer := peer_listener.redeem(message.ticket)) is not None:
+        return peer
+    grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None
+    if grant is None or not isinstance(message, Attach):
+        context.usage.count("tickets_refused")
+        context.events.note("session_refused", why="ticket")
+        _log.warning("a connection without a valid ticket was refused", asked=type(message).__name__)
+        refuse(connection, "the ticket is not valid (any more): connect to the gateway again for a new one")
+        return None
+    connection.limits = Limits()
+    return AdmittedClient(grant, message.operators)
+
+
+def attached(
+    session: str,
+    process: int,
+    device: DeviceInfo,
+    client_operators: str,
+    *,
+    caches_weights: bool,
+    weight_sources: tuple[str, ...] = (),
+) -> Attached:
+    """The reply to an admitted client, with the allow-list of ops where the client has another one.
+
+    `caches_weights`: True if the executor keeps weights. `weight_sources`: schemes of the addresses that it reads weights from.
+    """
+    differs = client_operators != operators_digest()
+    return Attached(
+        session=session,
+        process=process,
+        device=device,
+        torch=str(torch.__version__),
+        operators=tuple(sorted(allowed_operators())) if differs else None,
+        caches_weights=caches_weights,
+        compressions=supported_compressions(),
+        instance=instance(),
+        weight_sources=weight_sources,
+        timings=True,
+        elastic=True,
+    )

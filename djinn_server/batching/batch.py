@@ -1,0 +1,369 @@
+"""A batch: runs of one template by several sessions.
+
+The instructions of each session run one by one, as ever, so caches may be of any length, values are written in place and ops may fail.
+Products with a weight that the sessions share are computed for all of them at once, so the weight is read from memory once, and so are
+instructions next to a product that compute each row by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+import torch
+
+from djinn_core.ir.handles import storage_of
+from djinn_core.logs import get_logger
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_server.batching.joined_runs import JoinedRuns, Rows, is_plain, is_same
+from djinn_server.batching.products import Draws, Product
+from djinn_server.batching.rows import RowStep, RowSteps
+from djinn_server.batching.trial import BatchTrial, Operands, split_rows
+from djinn_server.running.cancellation import LOOK_SECONDS
+from djinn_server.running.fair_share import Share
+from djinn_server.running.input_aliases import InputAliases
+from djinn_server.running.random_state import DeviceRandomness, SessionRandomness
+from djinn_server.running.run import RunOutcome, TemplateRun
+from djinn_server.running.run_request import RunRequest
+from djinn_server.running.template_compiler import CompiledTemplate, Environment
+from djinn_server.running.values import ValueTable
+from djinn_server.weights.shared_weights import SessionShares
+
+_log = get_logger("djinn.server")
+
+
+@attrs.define(eq=False)
+class BatchedTemplate:
+    """A template that may run in batches.
+
+    Attributes:
+        products: those that are computed for several sessions at once. rows: instructions that are where they lie next to a product.
+        draws: its random numbers. numbers: of the products, by instruction. between: the others by instruction.
+        seconds: what a run took for each session the last time.
+        trials: by the memory of the first weight and the numeric settings.
+    """
+
+    template: CompiledTemplate
+    products: tuple[Product, ...]
+    rows: RowSteps
+    draws: Draws
+    name: str
+    seconds: float = 0.0
+    trials: WeakKeyDictionary[torch.UntypedStorage, dict[NumericSettings, BatchTrial]] = attrs.field(
+        factory=WeakKeyDictionary
+    )
+    numbers: dict[int, int] = attrs.field(init=False)
+    between: dict[int, RowStep] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.numbers = {product.step: number for number, product in enumerate(self.products)}
+        self.between = {row.step: row for row in self.rows.steps}
+
+
+@attrs.frozen(eq=False)
+class BatchMember:
+    """The parts of a session that a batch needs."""
+
+    values: ValueTable
+    shares: SessionShares
+    randomness: SessionRandomness
+    settings: NumericSettings
+    share: Share
+
+
+@attrs.define(eq=False)
+class PendingRun:
+    """A run that a session waits for its turn with.
+
+    Attributes:
+        weight: memory of the first weight, which is the same for sessions of one model.
+        outcome, error: what came of it in a batch. began, seconds: when the batch began, and this run's part of the time.
+    """
+
+    batched: BatchedTemplate
+    work: RunRequest
+    slots: Sequence[Any]
+    aliases: InputAliases
+    owner: BatchMember
+    weight: torch.UntypedStorage
+    run: TemplateRun | None = None
+    outcome: RunOutcome | None = None
+    error: Exception | None = None
+    began: float = 0.0
+    seconds: float = 0.0
+
+    def result(self) -> RunOutcome:
+        """The outcome of the run in its batch.
+
+        Raises:
+            Exception: an error of the executor's own, which is no op's.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self.outcome is not None
+        return self.outcome
+
+    def timed(self, began: float, seconds: float) -> tuple[float, float]:
+        """Its beginning and its seconds; for a run that was in no batch these are `began` and `seconds`."""
+        if not self.seconds:
+            self.batched.seconds = seconds
+            return began, seconds
+        return self.began, self.seconds
+
+    def joins(self, other: object) -> bool:
+        """True if `other` is a run of the same template with the same weights, under the same settings."""
+        return (
+            isinstance(other, PendingRun)
+            and other.batched is self.batched
+            and other.weight is self.weight
+            and other.owner.settings == self.owner.settings
+        )
+
+
+def pending_run(
+    batched: BatchedTemplate, work: RunRequest, slots: Sequence[Any], aliases: InputAliases, owner: BatchMember
+) -> PendingRun | None:
+    """A run of a session; None if it has no product that could be computed for several."""
+    if not batched.products:
+        return None
+    weight = owner.values.table.get(work.inputs[batched.products[0].source])
+    if type(weight) is not torch.Tensor:
+        return None
+    return PendingRun(batched, work, slots, aliases, owner, weight.untyped_storage())
+
+
+class Batch:
+    """Runs of one template, which wait until all of them have run.
+
+    Attributes:
+        members: the runs. batched: their template.
+        products, rows: how many products, and instructions between products, were computed for several of them at once.
+        rested: seconds in which other sessions computed in the middle.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[PendingRun],
+        trial: BatchTrial,
+        randomness: DeviceRandomness,
+        rest: Callable[[PendingRun], float],
+    ) -> None:
+        """`rest`: lets other sessions compute, and returns how long that took."""
+        self.members = members
+        self.trial = trial
+        self.products = self.rows = 0
+        self.rested = 0.0
+        self.batched = members[0].batched
+        self._last: JoinedRuns | None = None
+        self._randomness = randomness
+        self._rest = rest
+
+    def run(self) -> None:
+        """Run all of them. An error of the executor's own is that run's alone."""
+        self.trial.begin(len(self.members))
+        for member in self.members:
+            self._guarded(member, self._begin)
+        looked, at = time.perf_counter(), 0
+        for chain in self.trial.chains:
+            for number in chain:
+                if number >= at:
+                    for member in self.members:
+                        self._guarded(member, partial(self._advance, stop=number))
+                    at = self._run_chain(number, chain.stop)
+            if (now := time.perf_counter()) - looked >= LOOK_SECONDS:
+                self.rested += self._rest(self.members[0])
+                looked = now
+        for member in self.members:
+            self._guarded(member, self._finish)
+
+    def _guarded(self, member: PendingRun, work: Callable[[PendingRun], None]) -> None:
+        if member.error is None:
+            try:
+                work(member)
+            except Exception as error:
+                member.error = error
+
+    def _begin(self, member: PendingRun) -> None:
+        owner, work = member.owner, member.work
+        if owner.shares.storages:
+            owner.shares.before_run(member.aliases, work.inputs, work.outputs)
+        member.run = TemplateRun(member.batched.template, work, member.slots, owner.values)
+
+    def _advance(self, member: PendingRun, stop: int | None = None) -> None:
+        assert member.run is not None
+        if stop is not None and member.run.step >= stop:
+            return
+        if member.batched.draws.some(member.slots):
+            self._randomness.hand_to(member.owner.randomness)
+        member.run.advance(stop)
+
+    def _finish(self, member: PendingRun) -> None:
+        self._advance(member)
+        assert member.run is not None
+        member.outcome = member.run.finish()
+
+    def _run_chain(self, start: int, stop: int) -> int:
+        """Compute instructions from `start` on for all runs that have come to it, before `stop`; the first that is left."""
+        runs = self._runs_at(start)
+        if len(runs) < 2:
+            return start + 1
+        joined = self._last
+        if joined is None or not joined.has_runs(runs):
+            joined = self._last = JoinedRuns(runs, self.batched.rows.kept)
+        step = self._run_known_chain(joined, start)
+        if step == start:
+            joined.begin()
+            while step < stop and self._compute(joined, step):
+                joined.forget(self.batched.template.steps[step].release)
+                step += 1
+            self.trial.remember(start, joined.recorded(step))
+        try:
+            joined.scatter(step)
+        except RuntimeError as error:  # no memory for it: each computes it by itself
+            _log.debug("results of several sessions are not taken", error=repr(error))
+            self._last = None
+        return max(step, start + 1)
+
+    def _runs_at(self, start: int) -> Sequence[TemplateRun]:
+        """The runs that have come to an instruction, whose operands are as they should be."""
+        runs = [member.run for member in self.members if member.error is None and member.run is not None]
+        runs = [run for run in runs if run.step == start and not run.outcome.halt and not run.claims]
+        number = self.batched.numbers.get(start)
+        if number is None:
+            reads = self.batched.template.steps[start].reads
+            return [run for run in runs if all(type(run.env[place]) is torch.Tensor for place in reads)]
+        product = self.batched.products[number]
+        runs = [run for run in runs if _fits(product, run.env[product.rows], run.env[product.weight])]
+        return [run for run in runs if _shares(product, runs[0].env, run.env)]
+
+    def _compute(self, joined: JoinedRuns, step: int) -> bool:
+        """Compute an instruction for all of them, or, in a trial, each by itself; False if they are to do that."""
+        number = self.batched.numbers.get(step)
+        try:
+            with torch.inference_mode():
+                if number is not None:
+                    done = self._multiply(joined, self.batched.products[number])
+                elif self.trial.trying:
+                    done = self._try_row(joined, self.batched.between[step])
+                else:
+                    done = self._compute_row(joined, self.batched.between[step])
+        except Exception as error:
+            op = self.batched.template.steps[step].op
+            _log.debug("an instruction is not computed for several sessions", op=op, error=repr(error))
+            return False
+        return done
+
+    def _run_known_chain(self, joined: JoinedRuns, start: int) -> int:
+        """Compute a chain that is known, if there is one; the first instruction that is left."""
+        chain = self.trial.known.get((start, len(joined.runs)))
+        if chain is None:
+            return start
+        env, steps = joined.env, self.batched.template.steps
+        try:
+            with torch.inference_mode():
+                if not joined.prepare_chain(chain):
+                    return start
+                for step in range(start, chain.stop):
+                    number = self.batched.numbers.get(step)
+                    if number is None:
+                        steps[step].run(env)
+                        self.rows += 1
+                    else:
+                        self._multiply_known(env, number)
+        except Exception as error:
+            _log.debug("instructions are not computed for several sessions", error=repr(error))
+            joined.clear()
+            return start
+        joined.put_all(chain)
+        return chain.stop
+
+    def _multiply_known(self, env: Environment, number: int) -> None:
+        product = self.batched.products[number]
+        bias = None if product.bias is None else env[product.bias]
+        made = self.trial.compute(number, Operands(env[product.rows], (), env[product.weight], bias))
+        if made is None:
+            raise RuntimeError("the product's weight is not packed any more")
+        env[product.place] = made
+        for place in product.release:
+            env[place] = None
+        self.products += 1
+
+    def _compute_row(self, joined: JoinedRuns, row: RowStep) -> bool:
+        sizes = joined.prepare_step(row)
+        if sizes is None:
+            return False
+        joined.put(row.place, Rows(joined.compute(row), sizes))
+        self.rows += 1
+        return True
+
+    def _try_row(self, joined: JoinedRuns, row: RowStep) -> bool:
+        joined.scatter(row.step)
+        sizes = joined.prepare_step(row)
+        if sizes is None:
+            return False
+        alone = _alone(joined, row.step, row.place)
+        results = self.trial.try_row(row.step, sizes, alone, partial(joined.compute, row))
+        joined.give(row.step, row.place, results)
+        return True
+
+    def _multiply(self, joined: JoinedRuns, product: Product) -> bool:
+        """Compute a product with a weight that all of them read."""
+        first, number = joined.runs[0].env, self.batched.numbers[product.step]
+        rows = joined.rows(product.rows) or joined.flat_rows(product.rows)
+        if rows is None or not _fits(product, rows.whole, first[product.weight]):
+            return False
+        bias = None if product.bias is None else first[product.bias]
+        places = (product.weight,) if product.bias is None else (product.weight, product.bias)
+        if (bias is not None and bias.dim() != 1) or not all(map(joined.shared, places)):
+            return False
+        operands = Operands(rows.whole, rows.sizes, first[product.weight], bias)
+        if not self.trial.trying:
+            made = self.trial.compute(number, operands)
+            if made is None:
+                return False
+            if joined.has(product.rows):
+                joined.put(product.place, Rows(made, rows.sizes))
+            else:
+                shapes = [torch.Size((*run.env[product.rows].shape[:-1], made.shape[-1])) for run in joined.runs]
+                joined.give(product.step, product.place, split_rows(made, rows.sizes, shapes))
+        else:
+            joined.scatter(product.step)
+            alone = _alone(joined, product.step, product.place)
+            results = self.trial.try_product(number, operands, alone, self._unwritten(product))
+            joined.give(product.step, product.place, results)
+        self.products += 1
+        return True
+
+    def _unwritten(self, product: Product) -> bool:
+        """True if nothing ever writes the weight: each session would be given a copy of its own before."""
+        return all(storage_of(one.work.inputs[product.source]) in one.owner.shares.storages for one in self.members)
+
+
+def _alone(joined: JoinedRuns, step: int, place: int) -> Callable[[int], torch.Tensor]:
+    """The result of an instruction that a run computes by itself."""
+    store = joined.runs[0].template.steps[step].store
+
+    def alone(session: int) -> torch.Tensor:
+        store(joined.runs[session].env)
+        return joined.runs[session].env[place]  # type: ignore[no-any-return]
+
+    return alone
+
+
+def _fits(product: Product, rows: Any, weight: Any) -> bool:
+    """True if a product is one of rows with a matrix."""
+    if type(rows) is not torch.Tensor or type(weight) is not torch.Tensor or weight.dim() != 2 or not rows.numel():
+        return False
+    fits = rows.dim() == 2 or (rows.dim() > 2 and product.op in {"aten::linear", "aten::matmul"})
+    inner = weight.shape[1 if product.transposed else 0]
+    return is_plain(rows) and fits and rows.shape[-1] == inner and rows.dtype is weight.dtype
+
+
+def _shares(product: Product, first: Environment, other: Environment) -> bool:
+    """True if the weight and the bias of two sessions are the same memory, laid out alike."""
+    places = (product.weight,) if product.bias is None else (product.weight, product.bias)
+    return first is other or all(is_same(first[place], other[place]) for place in places)

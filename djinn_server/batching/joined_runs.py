@@ -1,0 +1,274 @@
+"""Several runs that go through the same instructions at once: their rows are the first dimension of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core.ir.program import interchangeable
+from djinn_server.batching.rows import RowStep
+from djinn_server.running.run import TemplateRun
+from djinn_server.running.template_compiler import Environment
+
+MOST_ROWS: Final = 64  # products with more are not bound by reading weights
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """Rows of several sessions in one tensor. `sizes`: how many each has."""
+
+    whole: torch.Tensor
+    sizes: tuple[int, ...]
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Those of each session, in memory of its own: nothing that a session does with them reaches another's."""
+        return torch.ops.aten.split_with_sizes_copy(self.whole, self.sizes)  # type: ignore[no-any-return]
+
+
+@attrs.frozen
+class ChainOperand:
+    """A value that a chain takes from the runs. `shared`: one for all of them; otherwise each has rows of this shape."""
+
+    place: int
+    shared: bool
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@attrs.frozen
+class KnownChain:
+    """Instructions that were computed for all of several runs, and will be again with operands and numbers like these.
+
+    Attributes:
+        stop: the first instruction that is none of them. sizes: rows of each run.
+        slots: places of the numbers, from the first to before the last. numbers: those of each run. together: those for all.
+        made: places of what is needed afterwards.
+    """
+
+    stop: int
+    sizes: tuple[int, ...]
+    operands: tuple[ChainOperand, ...]
+    slots: tuple[int, int]
+    numbers: Sequence[Any]
+    together: Sequence[Any]
+    made: tuple[int, ...]
+
+
+class JoinedRuns:
+    """Runs of one template at the same instruction, and an environment with the rows of all of them.
+
+    Attributes:
+        runs: the runs. env: an environment for all of them. made: places of what is not in their own environments yet.
+    """
+
+    def __init__(self, runs: Sequence[TemplateRun], kept: frozenset[int]) -> None:
+        """`kept`: places of values that nothing writes, whose rows are joined once."""
+        self.runs = runs
+        self.made: set[int] = set()
+        self._kept = kept
+        self._template = template = runs[0].template
+        self._head = len(template.constants) + template.slots
+        self.env: Environment = [*runs[0].env[: self._head], *[None] * (template.inputs + template.made)]
+        self._rows: dict[int, Rows] = {}
+        self._operands: dict[int, ChainOperand] | None = None
+        self._slots: list[int] = []
+        self._sizes: set[tuple[int, ...]] = set()
+
+    def begin(self) -> None:
+        """Begin with a chain."""
+        self._operands, self._slots, self._sizes = {}, [], set()
+
+    def has_runs(self, runs: Sequence[TemplateRun]) -> bool:
+        """True if these are the runs."""
+        return len(runs) == len(self.runs) and all(one is other for one, other in zip(runs, self.runs, strict=True))
+
+    def rows(self, place: int) -> Rows | None:
+        """The value at a place for all of them; None if the values are not alike."""
+        found = self._rows.get(place)
+        if found is None:
+            found = join_rows([run.env[place] for run in self.runs])
+            if found is not None:
+                self._rows[place] = found
+        if found is not None:
+            self._sizes.add(found.sizes)
+            if place not in self.made:
+                self._note_operand(place, False, found.whole)
+        return found
+
+    def shared(self, place: int) -> bool:
+        """True if a value is the same for all of them."""
+        value = self.runs[0].env[place]
+        if not all(is_same(value, run.env[place]) for run in self.runs[1:]):
+            return False
+        self._note_operand(place, True, value)
+        return True
+
+    def has(self, place: int) -> bool:
+        """True if the rows at a place are joined already."""
+        return place in self._rows
+
+    def put(self, place: int, rows: Rows) -> None:
+        """Note what was made for all of them."""
+        self._rows[place] = rows
+        self.made.add(place)
+
+    def prepare_step(self, row: RowStep) -> tuple[int, ...] | None:
+        """Make an instruction ready for all of them: the rows of each; None if each has to compute it by itself."""
+        sizes = self._prepare_operands(row)
+        return sizes if sizes is not None and self._prepare_numbers(row, sizes) else None
+
+    def compute(self, row: RowStep) -> torch.Tensor:
+        """The result of an instruction that is ready.
+
+        Raises:
+            Exception: the op cannot be computed this way.
+        """
+        self._template.steps[row.step].store(self.env)
+        result, self.env[row.place] = self.env[row.place], None
+        return result  # type: ignore[no-any-return]
+
+    def forget(self, places: Sequence[int]) -> None:
+        """Forget values that are not needed any more."""
+        for place in places:
+            self._rows.pop(place, None)
+            self.made.discard(place)
+
+    def flat_rows(self, place: int) -> Rows | None:
+        """The rows of values that have different dimensions before the last; None if there are too many."""
+        flat = [run.env[place].reshape(-1, run.env[place].shape[-1]) for run in self.runs]
+        sizes = tuple(map(len, flat))
+        return Rows(torch.cat(flat), sizes) if sum(sizes) <= MOST_ROWS else None
+
+    def give(self, step: int, place: int, results: Sequence[torch.Tensor]) -> None:
+        """Give each run its result of instruction `step`."""
+        self.scatter(step)
+        self._operands = None
+        release = self._template.steps[step].release
+        for run, result in zip(self.runs, results, strict=True):
+            run.pass_steps(step + 1, release, {} if place in release else {place: result})
+
+    def scatter(self, stop: int) -> None:
+        """Give each run its part of what was made; all go on with instruction `stop`."""
+        self.clear()
+        places = [*self.made]
+        parts = [self._rows[place].parts() for place in places]
+        steps = self._template.steps[self.runs[0].step : stop]
+        released = [place for step in steps for place in step.release if self.runs[0].env[place] is not None]
+        for number, run in enumerate(self.runs):
+            run.pass_steps(stop, released, {place: part[number] for place, part in zip(places, parts, strict=True)})
+        self.made.clear()
+        for place in [*self._rows.keys() - self._kept]:
+            del self._rows[place]
+
+    def recorded(self, stop: int) -> KnownChain | None:
+        """Record of the instructions since `begin`; None if some were not computed for all of them."""
+        if self._operands is None or not self.made or len(self._sizes) != 1:
+            return None
+        (sizes,) = self._sizes
+        slots = (self._slots[0], self._slots[-1]) if self._slots else (0, 0)
+        numbers, together = self.runs[0].env[slots[0] : slots[1]], self.env[slots[0] : slots[1]]
+        return KnownChain(stop, sizes, (*self._operands.values(),), slots, numbers, together, (*self.made,))
+
+    def prepare_chain(self, chain: KnownChain) -> bool:
+        """Make a known chain ready; False if operands or numbers are others than before."""
+        env, (first, stop) = self.env, chain.slots
+        if not all(_are_like(run.env[first:stop], chain.numbers) for run in self.runs):
+            return False
+        for operand in chain.operands:
+            if operand.shared:
+                value = self.runs[0].env[operand.place]
+                if not self.shared(operand.place) or value.shape != operand.shape:
+                    return False
+            else:
+                rows = self.rows(operand.place)
+                if rows is None or rows.sizes != chain.sizes or rows.whole.shape[1:] != operand.shape:
+                    return False
+                value = rows.whole
+            if value.dtype is not operand.dtype:
+                return False
+            env[operand.place] = value
+        env[first:stop] = chain.together
+        return True
+
+    def put_all(self, chain: KnownChain) -> None:
+        """Note what a known chain has made."""
+        for place in chain.made:
+            self.put(place, Rows(self.env[place], chain.sizes))
+
+    def clear(self) -> None:
+        """Keep no value in the environment."""
+        self.env[self._head :] = [None] * (len(self.env) - self._head)
+
+    def _note_operand(self, place: int, shared: bool, value: torch.Tensor) -> None:
+        if self._operands is not None:
+            shape = value.shape if shared else value.shape[1:]
+            self._operands.setdefault(place, ChainOperand(place, shared, shape, value.dtype))
+
+    def _prepare_operands(self, row: RowStep) -> tuple[int, ...] | None:
+        """Put the operands into the environment; the rows of each session, None if they do not fit together."""
+        sizes, dim, weights = None, 0, list[torch.Tensor]()
+        for position, place in enumerate(row.operands):
+            if not self.has(place) and (position or row.rule == "each") and self.shared(place):
+                self.env[place] = self.runs[0].env[place]
+                weights.append(self.env[place])
+                continue
+            rows = None if position and row.rule == "norm" else self.rows(place)
+            if rows is None or (sizes is not None and (rows.sizes != sizes or rows.whole.dim() != dim)):
+                return None
+            sizes, dim = rows.sizes, rows.whole.dim()
+            self.env[place] = rows.whole
+        broadcast = all(one.dim() < dim or (one.dim() == dim and one.shape[0] == 1) for one in weights)
+        return sizes if broadcast else None
+
+    def _prepare_numbers(self, row: RowStep, sizes: tuple[int, ...]) -> bool:
+        """Put the numbers of an instruction into the environment; False if those of the runs differ, or are about rows."""
+        self._slots += row.slots
+        first, stop = row.slots
+        numbers = self.runs[0].env[first:stop]
+        if not all(_are_like(run.env[first:stop], numbers) for run in self.runs[1:]):
+            return False
+        dim: int = self.env[row.operands[0]].dim()
+        if row.rule == "norm":
+            return row.span < dim
+        if row.rule == "dims":
+            return bool(numbers) and all(isinstance(number, int) and number % dim for number in numbers)
+        if row.rule == "view":
+            if row.span < 2 or any(size != numbers[0] for size in sizes):
+                return False
+            self.env[first] = sum(sizes)
+        return True
+
+
+def join_rows(values: Sequence[Any]) -> Rows | None:
+    """The rows of several values in one tensor; None if these are no rows of one kind."""
+    first = values[0]
+    if type(first) is not torch.Tensor or first.dim() < 2:
+        return None
+    row, dtype = first.shape[1:], first.dtype
+    for value in values:
+        if type(value) is not torch.Tensor or value.shape[1:] != row or value.dtype is not dtype:
+            return None
+        if not is_plain(value) or not value.is_contiguous() or not value.numel():
+            return None
+    if sum(value.numel() for value in values) > MOST_ROWS * first.shape[-1]:
+        return None
+    return Rows(torch.cat(list(values)), tuple([value.shape[0] for value in values]))
+
+
+def is_plain(value: torch.Tensor) -> bool:
+    """True if its elements are in its memory as they are."""
+    return value.layout is torch.strided and not (value.is_neg() or value.is_conj())
+
+
+def is_same(ours: Any, theirs: Any) -> bool:
+    """True if two values are the same memory, laid out alike."""
+    if type(ours) is not torch.Tensor or type(theirs) is not torch.Tensor or ours.data_ptr() != theirs.data_ptr():
+        return False
+    return ours.shape == theirs.shape and ours.stride() == theirs.stride() and ours.dtype is theirs.dtype
+
+
+def _are_like(numbers: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(numbers) == len(others) and all(map(interchangeable, numbers, others))

@@ -1,0 +1,118 @@
+"""Products of a template with its inputs as weights, which can be computed for several sessions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core import torch_private
+from djinn_core.ir.form import Form, Operand
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_server.running.drawing import ALWAYS, chance_of
+from djinn_server.running.input_aliases import InputAliases
+from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate
+
+# Ops that multiply rows with a weight: positions of the rows and the weight among their operands, and whether the weight has a row for each
+# column of the result. Of the other operands there is one at most, a bias.
+_PRODUCTS: Final = {
+    "aten::mm": (0, 1, False),
+    "aten::matmul": (0, 1, False),
+    "aten::addmm": (1, 2, False),
+    "aten::linear": (0, 1, True),
+}
+
+
+@attrs.frozen
+class Product:
+    """An instruction that multiplies rows with a weight. `rows`, `weight` and `bias` are places in the environment.
+
+    Attributes:
+        step: its number. place: of its result. release: places that are not needed after it.
+        bias: None if there is none.
+        transposed: True if the weight has a row for each column of the result.
+        source: position of the input whose memory the weight is.
+    """
+
+    step: int
+    op: str
+    rows: int
+    weight: int
+    bias: int | None
+    transposed: bool
+    place: int
+    release: tuple[int, ...]
+    source: int
+
+
+@attrs.frozen
+class Draws:
+    """Random numbers that a template draws: `always`, or where one of the slots `chances` is not 0."""
+
+    always: bool
+    chances: tuple[int, ...]
+
+    def some(self, slots: Sequence[int | float]) -> bool:
+        """True if a run with these slots draws any."""
+        return self.always or any(slots[chance] != 0 for chance in self.chances)
+
+
+def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Product, ...]:
+    """The products whose weights are inputs, or views of them, that the template does not write."""
+    first = len(template.constants) + template.slots
+    sources = {first + position: position for position in range(template.inputs) if position not in aliases.written}
+    found: list[Product] = []
+    for index, code in enumerate(template.source.code):
+        form, step = template.source.forms[code], template.steps[index]
+        product = _product(form, step, index, sources)
+        if product is not None:
+            found.append(product)
+        if len(step.reads) == 1 and step.reads[0] in sources and _is_view(form):
+            sources.update(dict.fromkeys((place for _, place in step.makes), sources[step.reads[0]]))
+    return tuple(found)
+
+
+def draws_of(template: CompiledTemplate) -> Draws:
+    """The random numbers that a template draws."""
+    always, chances, taken = False, list[int](), 0
+    for code in template.source.code if template.random else ():
+        form = template.source.forms[code]
+        chance = chance_of(form)
+        if chance == ALWAYS:
+            always = True
+        elif chance is not None:
+            chances.append(taken + chance)
+        taken += form.slot_count
+    return Draws(always, tuple(chances))
+
+
+def _product(form: Form, step: CompiledStep, index: int, sources: dict[int, int]) -> Product | None:
+    kind = _PRODUCTS.get(form.op)
+    if kind is None or form.kwargs or form.sequence or len(step.makes) != 1:
+        return None
+    rows, weight, transposed = kind
+    operands = [argument for argument in form.args if isinstance(argument, Operand)]
+    if len(operands) != len(step.reads) or form.slot_count or step.reads[weight] not in sources:
+        return None
+    bias = [place for position, place in enumerate(step.reads) if position not in {rows, weight}]
+    if any(place not in sources for place in bias):
+        return None
+    return Product(
+        index,
+        form.op,
+        step.reads[rows],
+        step.reads[weight],
+        bias[0] if bias else None,
+        transposed,
+        step.makes[0][1],
+        step.release,
+        sources[step.reads[weight]],
+    )
+
+
+def _is_view(form: Form) -> bool:
+    if form.op in OWN_OPERATORS or form.sequence:
+        return False
+    returns = torch_private.schema_of(resolve(form.op)).returns
+    return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write

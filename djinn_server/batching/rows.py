@@ -1,0 +1,141 @@
+"""Instructions that compute each row by itself, so that the rows of several sessions can be computed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, Literal
+
+import attrs
+
+from djinn_core.ir.form import Form, ListArg, Operand
+from djinn_server.batching.products import Product
+from djinn_server.running.input_aliases import may_return_operand
+from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate
+
+# How an op treats rows, the first dimension of its operands:
+# `each`: each element by itself; operands are rows, or what is broadcast to each row.
+# `norm`: over the last dimensions, as many as its list of sizes has; all operands but the first are weights.
+# `dims`: along dimensions, which are all its numbers.
+# `view`: to sizes, of which the first stays as it is.
+Rule = Literal["each", "norm", "dims", "view"]
+_EACH: Final = (
+    "abs add.Tensor add.Scalar clamp cos div.Tensor div.Scalar erf exp gelu hardswish log mul.Tensor mul.Scalar neg pow.Tensor_Scalar "
+    "reciprocal relu rsqrt rsub.Scalar sigmoid silu sin softplus sqrt square sub.Tensor sub.Scalar tanh"
+)
+RULES: Final[Mapping[str, Rule]] = {
+    **{f"aten::{name}": "each" for name in _EACH.split()},
+    "aten::layer_norm": "norm",
+    "aten::rms_norm": "norm",
+    "aten::mean.dim": "dims",
+    "aten::_softmax": "dims",
+    "aten::softmax.int": "dims",
+    "aten::view": "view",
+    "aten::_unsafe_view": "view",
+}
+
+
+@attrs.frozen
+class RowStep:
+    """An instruction that computes each row by itself, if its operands turn out to be as `rule` has it. Places are those in the environment.
+
+    Attributes:
+        step: its number. place: of its result. release: places that are not needed after it.
+        operands: places of its operands. slots: of its numbers, from the first to before the last.
+        span: how many of the last dimensions a norm is over.
+    """
+
+    step: int
+    rule: Rule
+    operands: tuple[int, ...]
+    place: int
+    slots: tuple[int, int]
+    span: int
+    release: tuple[int, ...]
+
+
+@attrs.frozen
+class RowSteps:
+    """The instructions of a template that may compute each row by itself. `kept`: places of values whose memory nothing writes."""
+
+    steps: tuple[RowStep, ...]
+    kept: frozenset[int]
+
+
+def find_rows(template: CompiledTemplate, written: Sequence[int]) -> RowSteps:
+    """The instructions of a template that may compute each row by itself. `written`: positions of the inputs that may be written."""
+    roots = _roots(template)
+    kept = _unwritten(template, roots, written)
+    found: list[RowStep] = []
+    slot = len(template.constants)
+    for index, code in enumerate(template.source.code if not template.moves else ()):
+        form, step = template.source.forms[code], template.steps[index]
+        row = _row_step(form, step, index, slot)
+        if row is not None and row.place in kept and (row.rule != "view" or _is_one_output(template, roots, row.place)):
+            found.append(row)
+        slot += form.slot_count
+    return RowSteps(tuple(found), kept)
+
+
+def chains(products: Sequence[Product], rows: Sequence[RowStep], steps: Collection[int] | None) -> tuple[range, ...]:
+    """Instructions that follow each other without any other one in between, as far as there is a product among them.
+
+    `steps`: those of `rows` that are taken; None: all.
+    """
+    multiplied = {one.step for one in products}
+    numbers = sorted(multiplied | {one.step for one in rows if steps is None or one.step in steps})
+    return tuple(one for one in _runs(numbers) if not multiplied.isdisjoint(one))
+
+
+def _roots(template: CompiledTemplate) -> dict[int, frozenset[int]]:
+    """By place of a value, the places of those whose memory it may have."""
+    first = len(template.constants) + template.slots
+    roots = {place: frozenset({place}) for place in range(first, first + template.inputs + template.made)}
+    for step in template.steps:
+        if step.reads and (_is_own(step) or may_return_operand(step.op)):
+            operands = frozenset[int]().union(*(roots[place] for place in step.reads))
+            roots.update((place, operands) for _, place in step.makes)
+    return roots
+
+
+def _unwritten(
+    template: CompiledTemplate, roots: Mapping[int, frozenset[int]], written: Sequence[int]
+) -> frozenset[int]:
+    first, changed = len(template.constants) + template.slots, set[int]()
+    for step in template.steps:
+        changed.update(*(roots[place] for place in (step.reads if _is_own(step) else step.writes)))
+    if written:  # inputs may look into the same memory
+        changed.update(range(first, first + template.inputs))
+    return frozenset(place for place, found in roots.items() if changed.isdisjoint(found))
+
+
+def _is_one_output(template: CompiledTemplate, roots: Mapping[int, frozenset[int]], place: int) -> bool:
+    """True if the memory of a view is no input's, and one output's at most: then a copy in its place is not seen."""
+    first = len(template.constants) + template.slots
+    if any(root < first + template.inputs for root in roots[place]):
+        return False
+    return sum(not roots[place].isdisjoint(roots[output]) for output in {*template.outputs}) <= 1
+
+
+def _is_own(step: CompiledStep) -> bool:
+    return not step.op.startswith("aten::")
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[range]:
+    start = 0
+    for at in range(1, len(numbers) + 1):
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+            yield range(numbers[start], numbers[at - 1] + 1)
+            start = at
+
+
+def _row_step(form: Form, step: CompiledStep, index: int, slot: int) -> RowStep | None:
+    rule = RULES.get(form.op)
+    if rule is None or form.sequence or len(step.makes) != 1 or step.writes or not step.reads:
+        return None
+    span = 0
+    if rule in {"norm", "view"}:
+        sizes = form.args[1] if len(form.args) > 1 else None
+        if not isinstance(sizes, ListArg) or any(isinstance(size, Operand) for size in sizes.items):
+            return None
+        span = len(sizes.items)
+    return RowStep(index, rule, step.reads, step.makes[0][1], (slot, slot + form.slot_count), span, step.release)

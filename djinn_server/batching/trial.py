@@ -1,0 +1,255 @@
+"""Trials of instructions over several sessions: the results are compared with those of the sessions one by one, and both are timed.
+
+As long as a trial runs, each session gets the results that it computed by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Literal
+
+import attrs
+import torch
+
+from djinn_core import torch_private
+from djinn_core.logs import get_logger
+from djinn_server.batching.joined_runs import KnownChain
+from djinn_server.batching.products import Product
+from djinn_server.batching.rows import RowStep, chains
+from djinn_server.batching.weights import PackedWeights, WeightPlace, place_of
+from djinn_server.running.result_layout import layout_difference
+
+CHECKS: Final = 3  # batches of a trial
+GAIN: Final = 0.9  # the largest share of the time one by one that a batch may take
+PAUSE: Final = 64  # runs
+
+_log = get_logger("djinn.server")
+
+Way = Literal["packed", "joined"]
+WAYS: Final[tuple[Way, ...]] = ("packed", "joined")
+
+
+@attrs.frozen
+class Operands:
+    """Operands of one product: the rows of all sessions, and the weight and the bias that they share. `sizes`: how many rows each has."""
+
+    rows: torch.Tensor
+    sizes: Sequence[int]
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@attrs.define
+class Samples:
+    """Samples of one instruction: the least seconds one by one, and of the ways that gave the same results."""
+
+    alone: float = math.inf
+    ways: dict[Way, float] = attrs.field(factory=lambda: dict.fromkeys(WAYS, math.inf))
+    difference: str = ""
+    refused: set[Way] = attrs.field(factory=set)
+    runs: int = 0
+    weight: WeightPlace | None = None
+
+    def seconds(self, way: Way) -> float:
+        """The least seconds where products are computed in a way, this one by itself if it cannot be."""
+        return self.ways[way] if math.isfinite(self.ways[way]) else self.alone
+
+
+@attrs.define(eq=False)
+class BatchTrial:
+    """Trial of the products of a template with the weights of one model, and of the instructions between them.
+
+    Attributes:
+        ways: how each product is computed for several sessions; None: not at all. Empty until that is decided.
+        sessions: number in the batch with which the last trial began; half as many are too few for it.
+        decided: True once it is over. trying: True during a batch of it.
+        refused: number of sessions up to which it did not pay; 0: it pays, or is not decided.
+        known: chains by their first instruction and the number of runs.
+        reason: why it did not.
+        pause: runs that are to be no batches, after some in which no product could be computed for several sessions.
+    """
+
+    products: Sequence[Product]
+    rows: Sequence[RowStep]
+    packed: PackedWeights
+    synchronize: Callable[[], None]
+    ways: Sequence[Way | None] = ()
+    sessions: int = 1
+    decided: bool = False
+    trying: bool = False
+    refused: int = 0
+    reason: str = ""
+    pause: int = 0
+    without_products: int = 0
+    samples: list[Samples] = attrs.field(init=False)
+    row_samples: dict[int, Samples] = attrs.field(factory=dict)
+    _chains: Sequence[range] = ()
+    _tried_chains: Sequence[range] = attrs.field(init=False)
+    known: dict[tuple[int, int], KnownChain] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.samples = [Samples() for _ in self.products]
+        self._tried_chains = chains(self.products, self.rows, None)
+
+    def compute(self, number: int, operands: Operands) -> torch.Tensor | None:
+        """The result of product `number` for all sessions; None where each computes it by itself."""
+        way = self.ways[number] if self.ways else None
+        return None if way is None else self._computed(self.products[number], way, operands)
+
+    def try_product(
+        self, number: int, operands: Operands, alone: Callable[[int], torch.Tensor], unwritten: bool
+    ) -> Sequence[torch.Tensor]:
+        """The results of product `number`, which each session computes by itself.
+
+        `alone` computes that of one session; `unwritten`: nothing ever writes the weight.
+        """
+        product, samples = self.products[number], self.samples[number]
+        if unwritten:
+            self._pack(product, operands)
+        results = self._alone(samples, len(operands.sizes), alone)
+        samples.weight = place_of(operands.weight)
+        for way in WAYS:
+            self._try(way, samples, results, operands.sizes, partial(self._computed, product, way, operands))
+        return results
+
+    def try_row(
+        self,
+        step: int,
+        sizes: Sequence[int],
+        alone: Callable[[int], torch.Tensor],
+        together: Callable[[], torch.Tensor],
+    ) -> Sequence[torch.Tensor]:
+        """The results of an instruction between products, which each session computes by itself."""
+        samples = self.row_samples.setdefault(step, Samples(ways={"joined": math.inf}))
+        results = self._alone(samples, len(sizes), alone)
+        self._try("joined", samples, results, sizes, together)
+        return results
+
+    def begin(self, sessions: int) -> None:
+        """Begin with a batch. One with twice as many sessions as the last trial began with is tried anew: other ways pay for it."""
+        if sessions >= 2 * self.sessions:
+            self.sessions, self.decided = sessions, False
+            self._restart()
+        self.trying = not self.decided and 2 * sessions > self.sessions
+
+    @property
+    def chains(self) -> Sequence[range]:
+        """Instructions that follow each other, among them a product, and are tried, or computed for several sessions."""
+        return self._tried_chains if self.trying else self._chains
+
+    def remember(self, start: int, chain: KnownChain | None) -> None:
+        """Keep what was found of the chain that begins with an instruction, for so many runs."""
+        if not self.trying and chain is not None:
+            self.known[start, len(chain.sizes)] = chain
+
+    def decide(self, computed: int) -> bool:
+        """Decide after a batch, if every product was tried often enough; whether it is decided now.
+
+        `computed`: how many of its products were computed for several sessions.
+        """
+        self.without_products = 0 if computed else self.without_products + 1
+        if self.without_products >= CHECKS:
+            self.without_products, self.pause = 0, PAUSE
+        tried = [one for one in self.samples if one.runs]
+        if not self.trying or not tried or min(one.runs for one in tried) < CHECKS:
+            return False
+        # One way for all of them: what is measured of one product alone depends on what else the machine does.
+        seconds = {way: sum(one.seconds(way) for one in tried) for way in WAYS}
+        way = min(WAYS, key=lambda one: seconds[one])
+        gained = seconds[way] / max(sum(one.alone for one in tried), 1e-9)
+        if gained > GAIN:
+            differing = [one.difference for one in tried if one.difference]
+            self.reason = differing[0] if differing else f"a batch takes {gained:.2f} of the time"
+            self.refused, self.ways, self._chains = self.sessions, (), ()
+        else:
+            self.ways = [way if math.isfinite(one.ways[way]) else None for one in self.samples]
+            self._chains = chains(self.products, self.rows, self._decide_rows())
+            self.refused, self.reason = 0, ""
+        for sample, taken in zip(self.samples, self.ways or [None] * len(self.samples), strict=True):
+            if taken != "packed" and sample.weight is not None:
+                self.packed.drop(sample.weight, self)
+        self.decided, self.known = True, {}
+        self._restart()
+        return True
+
+    def _restart(self) -> None:
+        self.samples, self.row_samples = [Samples() for _ in self.products], {}
+
+    def _decide_rows(self) -> frozenset[int]:
+        """The instructions between products that gave the same results, if they take less time for all sessions at once."""
+        tried = {step: one for step, one in self.row_samples.items() if math.isfinite(one.ways["joined"])}
+        together = sum(one.ways["joined"] for one in tried.values())
+        return frozenset(tried if together <= GAIN * sum(one.alone for one in tried.values()) else ())
+
+    def _alone(self, samples: Samples, sessions: int, alone: Callable[[int], torch.Tensor]) -> Sequence[torch.Tensor]:
+        began = self._now()
+        results = [alone(session) for session in range(sessions)]
+        samples.alone = min(samples.alone, self._now() - began)
+        samples.runs += 1
+        return results
+
+    def _pack(self, product: Product, operands: Operands) -> None:
+        try:
+            self.packed.pack(operands.weight, product.transposed, len(operands.rows), self)
+        except Exception as error:
+            _log.debug("a weight cannot be packed", error=repr(error))
+
+    def _try(
+        self,
+        way: Way,
+        samples: Samples,
+        results: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        together: Callable[[], torch.Tensor | None],
+    ) -> None:
+        if way in samples.refused:
+            return
+        try:
+            began = self._now()
+            made = together()
+            seconds = self._now() - began
+            if made is None:
+                return
+            found = split_rows(made, sizes, [result.shape for result in results])
+            difference = next(filter(None, map(_difference, results, found)), "")
+        except Exception as error:
+            difference = f"it raised {type(error).__name__}: {error}"
+        if difference:
+            samples.difference = difference
+            samples.refused.add(way)
+        samples.ways[way] = math.inf if difference else min(samples.ways[way], seconds)
+
+    def _computed(self, product: Product, way: Way, operands: Operands) -> torch.Tensor | None:
+        weight, bias, rows = operands.weight, operands.bias, operands.rows
+        packed = self.packed.get(weight) if way == "packed" else None
+        if way == "packed" and packed is None:
+            return None
+        if packed is not None:
+            return torch_private.packed_product(rows, packed, bias)
+        if product.transposed:
+            return torch.nn.functional.linear(rows, weight, bias)
+        return torch.matmul(rows, weight) if bias is None else torch.addmm(bias, rows, weight)
+
+    def _now(self) -> float:
+        self.synchronize()
+        return time.perf_counter()
+
+
+def split_rows(rows: torch.Tensor, sizes: Sequence[int], shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
+    """The rows of each session, in memory of its own: nothing that a session does with them reaches another's."""
+    parts = torch.ops.aten.split_with_sizes_copy(rows, sizes)
+    return [part if part.shape == shape else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _difference(expected: torch.Tensor, found: torch.Tensor) -> str:
+    """Describe how a result differs from what its session computed; empty: not beyond rounding."""
+    if other := layout_difference(expected, found):
+        return other
+    largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    relative, absolute = torch_private.default_tolerances(expected.dtype)
+    scaled = absolute * (largest if math.isfinite(largest) else 1.0)
+    close = torch.allclose(found, expected, rtol=relative, atol=scaled, equal_nan=True)
+    return "" if close else "results differ by more than rounding"

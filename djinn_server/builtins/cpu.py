@@ -1,0 +1,77 @@
+"""The device `cpu`: computes on the server's processors. Built in, so that Djinn works without any plugin."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs import API_VERSION, hookimpl
+from djinn_core.hookspecs.devices import Device, DeviceRuntime
+from djinn_core.ir.costs import DeviceCapabilities
+from djinn_server.memory.free_memory import free_bytes, total_bytes
+
+djinn_api_version = API_VERSION
+
+
+class CpuRuntime:
+    """The processors, opened for this process. Every op is complete when its call returns."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def receive(self, data: torch.Tensor) -> torch.Tensor:
+        """Return `data` itself: it is in the right memory, and has no other references."""
+        return data
+
+    def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` itself, since it is in host memory and complete."""
+        return tensor
+
+    def synchronize(self) -> None:
+        """Nothing: ops on the CPU have run, and raised, when they return."""
+
+    def generator(self) -> torch.Generator:
+        """A new random generator."""
+        return torch.Generator(device=self.device)
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes: `total` and `free` of what this machine or container may use, `allocated` resident in this process."""
+        return {"total": total_bytes(), "free": free_bytes(), "allocated": _allocated()}
+
+
+class CpuDevice:
+    """The one CPU device of a machine, `cpu:0`."""
+
+    name = "cpu"
+
+    def discover(self) -> Sequence[DeviceCapabilities]:
+        """All processors together, as one device."""
+        title = f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors"
+        return (DeviceCapabilities("cpu:0", "cpu", title, memory=total_bytes(), memory_free=free_bytes()),)
+
+    def open(self, index: int) -> DeviceRuntime:
+        """The processors, for this process.
+
+        Raises:
+            StartupError: `index` is not 0.
+        """
+        if index != 0:
+            raise StartupError(f"there is no device cpu:{index}: all processors together are cpu:0. Ask for `cpu`")
+        return CpuRuntime()
+
+
+@hookimpl
+def djinn_register_devices() -> list[Device]:
+    """The CPU."""
+    return [CpuDevice()]
+
+
+def _allocated() -> int:
+    """Resident bytes of this process."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,196 @@
+"""Rules for ops that do not check operand shapes or numbers: distances, transforms, polynomials, quasi-random sequences."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from djinn_core.wire import limits
+from djinn_core.wire.tensors import extent
+from djinn_server.checks.arguments import Arguments, Rule
+
+_SOBOL_DIMENSIONS, _SOBOL_BITS = 21201, 30
+
+
+def alike(*names: str) -> Rule:
+    """The tensors of these names have one shape."""
+    return lambda a: a.same_shape(*names)
+
+
+def cdist_backward(a: Arguments) -> None:
+    """Distances and their gradients are those between the rows of `x1` and `x2`."""
+    x1, x2 = a.x1, a.x2
+    a.require(x1.dim() >= 2 and x2.dim() >= 2 and x1.shape[-1] == x2.shape[-1], "x1 and x2 do not fit each other")
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    expected = (*batch, x1.shape[-2], x2.shape[-2])
+    a.require(tuple(a.grad.shape) == tuple(a.cdist.shape) == expected, f"grad and cdist must have shape {expected}")
+    a.require(a.grad.dtype == a.cdist.dtype == x1.dtype == x2.dtype, "all must have one dtype")
+
+
+def pdist(a: Arguments) -> None:
+    """Distances are those between the rows of a matrix."""
+    a.require(a.self.dim() == 2, "self must have two dimensions")
+    rows = a.self.shape[0]
+    for name in ("grad", "pdist"):
+        tensor = a.__getattr__(name)
+        if tensor is not None:
+            a.count(name, rows * (rows - 1) // 2)
+            a.require(tensor.dim() == 1 and tensor.dtype == a.self.dtype, f"{name} must be a vector of {a.self.dtype}")
+
+
+def roll(a: Arguments) -> None:
+    """The kernel calls itself once for each shift."""
+    a.require(len(a.shifts) <= limits.SHIFTS, f"there may be {limits.SHIFTS} shifts, not {len(a.shifts)}")
+
+
+def fft(a: Arguments) -> None:
+    """Dimensions are of the tensor and differ, as PyTorch's own functions name them."""
+    dims, given = list(a.dim), a.self
+    a.require(
+        all(0 <= d < given.dim() for d in dims) and len(set(dims)) == len(dims), f"dim must name dimensions, not {dims}"
+    )
+    if a.last_dim_size is not None and dims:
+        size = a.last_dim_size
+        a.require(size > 0 and size // 2 + 1 <= given.shape[dims[-1]], "last_dim_size is more than the input has")
+
+
+def degree(a: Arguments) -> None:
+    """A polynomial's degree is one that can be computed."""
+    n = a.n
+    if isinstance(n, torch.Tensor):
+        if n.device.type != "cpu" or not n.numel():
+            return
+        a.require(not n.dtype.is_complex, "n must be real")
+        n = float(n.double().max())  # unsigned integers have no `max`
+    a.require(
+        not isinstance(n, complex) and (math.isnan(n) or n <= limits.DEGREE), f"n must be at most {limits.DEGREE}"
+    )
+
+
+def no_least(a: Arguments) -> None:
+    """The least integer has no absolute value, and dividing it traps."""
+    for tensor in (a.self, a.other):
+        signed = isinstance(tensor, torch.Tensor) and tensor.dtype in {torch.int64, torch.int32}
+        if signed and tensor.device.type == "cpu" and tensor.numel():
+            a.require(int(tensor.min()) > torch.iinfo(tensor.dtype).min, f"the least {tensor.dtype} has no divisors")
+
+
+def random_from(a: Arguments) -> None:
+    """Check that without an upper bound the lower one is representable in the dtype."""
+    start, dtype = a.__getattr__("from"), a.self.dtype
+    if start is not None and a.to is None and dtype.is_floating_point:
+        most = int(2 / torch.finfo(dtype).eps)
+        a.require(abs(start) <= most, f"from must be at most {most} for {dtype}")
+
+
+def floating(*names: str) -> Rule:
+    """The tensors of these names are floating-point: their kernel divides."""
+
+    def rule(a: Arguments) -> None:
+        for name in names:
+            a.require(a.__getattr__(name).is_floating_point(), f"{name} must be floating-point")
+
+    return rule
+
+
+def pieces(a: Arguments) -> None:
+    """The number of pieces is possible."""
+    for name in ("chunks", "sections"):
+        count = a.__getattr__(name)
+        a.require(not isinstance(count, int) or count <= limits.PIECES, f"{name} must be at most {limits.PIECES}")
+
+
+def power(a: Arguments) -> None:
+    """The exponent has an opposite."""
+    a.require(a.n > -(2**63), "n must be more than -2^63")
+
+
+def cholesky_solve(a: Arguments) -> None:
+    """Right-hand sides and factors are of one size."""
+    sides, factor = a.self, a.A
+    a.require(sides.dim() >= 2 and sides.dim() == factor.dim(), "self and A must have as many dimensions")
+    expected = (*sides.shape[:-2], sides.shape[-2], sides.shape[-2])
+    a.require(tuple(factor.shape) == expected and factor.dtype == sides.dtype, f"A must have shape {expected}")
+
+
+def unfold_backward(a: Arguments) -> None:
+    """Gradients are those of windows over a tensor of `input_sizes`."""
+    sizes, dim = list(a.input_sizes), a.dim
+    a.require(not sizes or -len(sizes) <= dim < len(sizes), "dim must be one of the input's")
+    length = sizes[dim] if sizes else 1
+    a.require(a.step > 0 and 0 <= a.size <= length and min(sizes, default=0) >= 0, "size and step do not fit the input")
+    windows = [(length - a.size) // a.step + 1 if i == dim % len(sizes) else n for i, n in enumerate(sizes)]
+    expected = (*windows, a.size)
+    a.require(tuple(a.grad_in.shape) == expected, f"grad_in must have shape {expected}")
+
+
+def antialiased(a: Arguments) -> None:
+    """Scales are those from the input's sizes to the output's."""
+    sizes = a.self.shape if a.self is not None else a.input_size
+    for at, scale in ((-2, a.scales_h), (-1, a.scales_w)):
+        if scale is not None and a.output_size is not None:
+            fits = scale > 0 and a.output_size[at] <= sizes[at] * scale * (1 + 1e-6)
+            a.require(fits, f"an output of {a.output_size[at]} is not {scale} times an input of {sizes[at]}")
+
+
+def reshape_alias(a: Arguments) -> None:
+    """Check that the new view lies within the memory of the old tensor."""
+    size, stride, given = list(a.size), list(a.stride), a.self
+    fits = len(size) == len(stride) and min((*size, *stride, 0)) >= 0
+    room = given.untyped_storage().nbytes() // given.element_size() if fits else 0
+    a.require(
+        fits and int(given.storage_offset()) + extent(size, stride) <= room, "the result reaches beyond its memory"
+    )
+
+
+def zeros_like_feature(a: Arguments) -> None:
+    """Batch dimensions are some of those that there are."""
+    batch = a.self_num_batch_dims or 0
+    a.require(0 <= batch <= a.self.dim(), "self_num_batch_dims must be some of the dimensions")
+    a.require(a.other.is_contiguous(), "other must be contiguous")
+
+
+def attention_projection(a: Arguments) -> None:
+    """Heads divide what is projected."""
+    heads, width = a.num_heads, a.qkv_bias.numel()
+    a.require(a.qkv.dim() == 3 and a.qkv_bias.dim() == 1 and width == a.qkv.shape[2], "qkv_bias does not fit qkv")
+    a.require(heads > 0 and width > 0 and width % (3 * heads) == 0, f"{heads} heads do not divide {width}")
+    a.require(a.qkv.dtype == a.qkv_bias.dtype and a.qkv.is_floating_point(), "qkv and qkv_bias must have one dtype")
+
+
+def sobol(a: Arguments) -> None:
+    """States are those of sequences in `dimension` dimensions."""
+    dimension = a.dimension
+    a.require(0 < dimension <= _SOBOL_DIMENSIONS, f"dimension must be 1 to {_SOBOL_DIMENSIONS}")
+    state = a.sobolstate if a.sobolstate is not None else a.self
+    tensors: list[Any] = [(state, (dimension, _SOBOL_BITS))]
+    if a.sobolstate is not None:
+        tensors.append((a.quasi if a.quasi is not None else a.self, (dimension,)))
+    if a.ltm is not None:
+        tensors.append((a.ltm, (dimension, _SOBOL_BITS, _SOBOL_BITS)))
+    for tensor, shape in tensors:
+        a.require(
+            tuple(tensor.shape) == shape and tensor.dtype == torch.int64, f"a state must be int64 of shape {shape}"
+        )
+    for name in ("n", "num_generated"):
+        count = a.__getattr__(name)
+        a.require(count is None or 0 <= count < 1 << _SOBOL_BITS, f"{name} must be 0 to 2^{_SOBOL_BITS}")
+
+
+def fake_quantize(a: Arguments) -> None:
+    """Observers have an element, or one for each channel."""
+    channels = 1
+    if a.per_row_fake_quant:
+        a.require(-a.self.dim() <= a.ch_axis < a.self.dim(), "ch_axis must be one of self's")
+        channels = a.self.shape[a.ch_axis]
+    a.require(a.self.dtype == torch.float32 and a.self.numel() > 0, "self must be float32 with elements")
+    for name in ("running_min", "running_max", "scale", "zero_point"):
+        tensor = a.__getattr__(name)
+        right = torch.int32 if name == "zero_point" else torch.float32
+        a.require(tensor.numel() == channels and tensor.dtype == right, f"{name} must be {channels} numbers of {right}")
+    for name in ("observer_on", "fake_quant_on"):
+        a.require(
+            a.__getattr__(name).numel() == 1 and not a.__getattr__(name).dtype.is_complex, f"{name} must be a number"
+        )

@@ -1,0 +1,369 @@
+"""The table of argument rules by op, and the wrapper that applies a rule before the op is called.
+
+The rules here are those of layers: backward passes of pooling, padding and sampling, whose kernels assume that gradients and indices
+fit the input; normalizations, which assume an element of statistics and weights for each channel or row; fused optimizers and
+recurrent layers, which assume lists of equal length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from djinn_core import torch_private
+from djinn_core.ir.operators import split_name
+from djinn_core.wire import limits
+from djinn_core.wire.tensors import extent
+from djinn_server.checks import indexing, numbers
+from djinn_server.checks.arguments import Arguments, Rule, product
+
+
+def pooled(n: int) -> Rule:
+    """`grad_output` over `n` dimensions of space is that of `self`; indices point into its planes."""
+
+    def rule(a: Arguments) -> None:
+        _same_planes(a, n)
+        for name in ("kernel_size", "output_size"):
+            sizes = a.__getattr__(name)
+            a.require(sizes is None or len(sizes) in {1, n}, "there must be a size for each dimension of space")
+        if a.indices is not None:
+            a.require(tuple(a.indices.shape) == tuple(a.grad_output.shape), "indices must be shaped like grad_output")
+            a.within("indices", product(a.self.shape[-n:]))
+
+    return rule
+
+
+def _same_planes(a: Arguments, n: int) -> None:
+    gradient, given = a.grad_output, a.self
+    a.require(given.dim() in {n + 1, n + 2}, "self must have dimensions of space, channels and perhaps a batch")
+    a.require(0 not in given.shape[-n:], "self must have elements")
+    if gradient.dim() != given.dim() or gradient.shape[:-n] != given.shape[:-n]:
+        a.refuse(f"grad_output of shape {tuple(gradient.shape)} is not of an input of shape {tuple(given.shape)}")
+    a.require(gradient.dtype == given.dtype, "grad_output and self must have one dtype")
+
+
+def padded(n: int, reflected: bool) -> Rule:
+    """`grad_output` is `self` with `padding` in `n` dimensions."""
+
+    def rule(a: Arguments) -> None:
+        _same_planes(a, n)
+        a.require(len(a.padding) == 2 * n, f"padding must have {2 * n} numbers")
+        for i in range(n):
+            size, before, after = a.self.shape[-1 - i], a.padding[2 * i], a.padding[2 * i + 1]
+            a.require(a.grad_output.shape[-1 - i] == size + before + after, "grad_output does not fit the padding")
+            a.require(not reflected or max(before, after) < size, "padding must be less than the input's size")
+
+    return rule
+
+
+def sampled(n: int) -> Rule:
+    """`grad_output` is what sampling `input` at `grid` gives."""
+
+    def rule(a: Arguments) -> None:
+        given, grid = a.input, a.grid
+        a.require(given.dim() == grid.dim() == n + 2, f"input and grid must have {n + 2} dimensions")
+        a.require(given.shape[0] == grid.shape[0] and grid.shape[-1] == n, "grid does not fit the input")
+        a.require(0 not in given.shape[1:], "input must have elements")
+        expected = (given.shape[0], given.shape[1], *grid.shape[1:-1])
+        a.require(tuple(a.grad_output.shape) == expected, f"grad_output must have shape {expected}")
+        a.require(given.dtype == grid.dtype == a.grad_output.dtype, "input, grid and grad_output must have one dtype")
+
+    return rule
+
+
+_LIKE_PARAMETERS = ("grads", "momentum_buffer_list", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums")
+
+
+def fused_step(a: Arguments) -> None:
+    """Whatever there is for a parameter is shaped like it, and dense, because kernels go through it element by element."""
+    needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
+    needed |= {"max_exp_avg_sqs"} if a.amsgrad else set()
+    needed |= {"momentum_buffer_list"} if a.momentum else set()
+    _dense(a, "self")
+    for name in _LIKE_PARAMETERS:
+        if name not in a:
+            continue
+        tensors = a.__getattr__(name)
+        _as_many(a, name, needed)
+        _dense(a, name)
+        for parameter, tensor in zip(a.self, tensors, strict=False):
+            a.require(
+                tensor.shape == parameter.shape and tensor.dtype == parameter.dtype, f"{name} do not fit the parameters"
+            )
+    if "state_steps" in a:
+        _as_many(a, "state_steps", needed)
+        a.require(all(t.numel() == 1 and t.is_floating_point() for t in a.state_steps), "state_steps must be numbers")
+    for name in ("grad_scale", "found_inf", "lr"):
+        tensor = a.__getattr__(name)
+        if hasattr(tensor, "numel"):
+            a.count(name, 1)
+            a.require(tensor.is_floating_point(), f"{name} must be a number")
+
+
+def _as_many(a: Arguments, name: str, needed: set[str]) -> None:
+    count = len(a.__getattr__(name))
+    fits = count == len(a.self) or (count == 0 and name not in needed)
+    a.require(fits, f"{name} must be {len(a.self)} tensors, not {count}")
+
+
+def _dense(a: Arguments, name: str) -> None:
+    for tensor in a.__getattr__(name):
+        whole = tensor.is_contiguous() or tensor.numel() <= extent(tensor.shape, tensor.stride())
+        a.require(
+            whole and tensor.is_floating_point(), f"{name} must be floating-point, and have memory for each element"
+        )
+
+
+def recurrent(gates: int, states: int) -> Rule:
+    """There are as many weights as layers and directions need."""
+
+    def rule(a: Arguments) -> None:
+        a.require(0 < a.num_layers <= limits.LAYERS, f"num_layers must be 1 to {limits.LAYERS}")
+        each = (4 if a.has_biases else 2) * a.num_layers * (2 if a.bidirectional else 1)
+        projected = each // (4 if a.has_biases else 2) + each if gates == 4 else each
+        a.require(len(a.params) in {each, projected}, f"params must be {each} tensors, not {len(a.params)}")
+        a.require(states == 1 or len(a.hx) == states, f"hx must be {states} tensors")
+
+    return rule
+
+
+_READ_OF_CHANNELS = ("weight", "bias", "running_mean", "running_var")
+_OF_CHANNELS = (*_READ_OF_CHANNELS, "save_mean", "save_invstd", "save_var")
+
+
+def batch_norm(a: Arguments) -> None:
+    """Every statistic that is read has an element for each channel of `input`."""
+    _channels(a, needed=not a.training, read=_READ_OF_CHANNELS)
+
+
+def batch_norm_with_running_statistics(a: Arguments) -> None:
+    """The same of those that always read running statistics."""
+    _channels(a, needed=True)
+
+
+def batch_norm_statistics(a: Arguments) -> None:
+    """Check that updated statistics, if any, have an element for each channel."""
+    _channels(a, needed=False)
+
+
+def _channels(a: Arguments, needed: bool, read: tuple[str, ...] = _OF_CHANNELS) -> None:
+    given = a.input
+    a.require(given.dim() >= 2 and given.shape[1] > 0, "input must have channels")
+    a.require(
+        not needed or (a.running_mean is not None and a.running_var is not None), "running statistics are missing"
+    )
+    channels, dtype = given.shape[1], given.dtype
+    for name in read:
+        a.count(name, channels)
+    for name in _OF_CHANNELS:  # kernels resize those given by `out=` themselves
+        a.computed_in(name, dtype)
+
+
+def batch_norm_backward(a: Arguments) -> None:
+    """Gradients are shaped like `input`, statistics have an element for each of its channels; those in use are there."""
+    given, gradient = a.input, a.grad_out
+    a.require(given.dim() >= 2 and given.shape[1] > 0, "input must have channels")
+    a.require(gradient.shape == given.shape, "grad_out must be shaped like input")
+    trains = a.train if a.train is not None else a.update
+    saved = [name for name in ("save_mean", "save_invstd", "save_var") if name in a]
+    used = saved if trains else ("running_mean", "running_var")
+    for name in used:
+        a.require(a.__getattr__(name) is not None, f"{name} is missing")
+        a.count(name, given.shape[1])
+    for name in ("weight", "running_mean", "running_var", *saved):
+        tensor = a.__getattr__(name)
+        if tensor is not None and (name in {"weight", *used} or tensor.numel()):
+            a.count(name, given.shape[1])
+            a.computed_in(name, given.dtype)
+
+
+def layer_norm_backward(a: Arguments) -> None:
+    """Gradients are shaped like `input`, statistics have an element for each of its rows."""
+    given, inner = a.input, tuple(a.normalized_shape)
+    a.require(a.grad_out.shape == given.shape, "grad_out must be shaped like input")
+    a.require(bool(inner) and tuple(given.shape[-len(inner) :]) == inner, "normalized_shape does not fit the input")
+    rows = product(given.shape[: given.dim() - len(inner)])
+    a.count("mean", rows)
+    a.count("rstd", rows)
+    for name in ("weight", "bias"):
+        a.count(name, product(inner))
+    for name in ("grad_out", "mean", "rstd", "weight", "bias"):
+        a.computed_in(name, given.dtype)
+
+
+def weight_norm(a: Arguments) -> None:
+    """`g` has an element for each slice of `v`, as have the norms."""
+    v, g = (a.v, a.g) if a.v is not None else (a.saved_v, a.saved_g)
+    dim = a.dim or 0
+    a.require(
+        v.dim() > 0 and v.numel() > 0 and dim in {0, v.dim() - 1}, "v must have elements, and dim be its first or last"
+    )
+    expected = tuple(size if i == dim else 1 for i, size in enumerate(v.shape))
+    a.require(tuple(g.shape) == expected and g.dtype == v.dtype, f"g must have shape {expected} and be {v.dtype}")
+    a.count("saved_norms", v.shape[dim])
+    for name in ("grad_w", "saved_norms"):
+        a.computed_in(name, v.dtype)
+    a.require(a.grad_w is None or a.grad_w.shape == v.shape, "grad_w must be shaped like v")
+
+
+def weight_norm_interface(a: Arguments) -> None:
+    """The same of kernels that write norms into memory laid out as `g` is, and read everything without strides."""
+    weight_norm(a)
+    for name in ("v", "g", "saved_v", "saved_g", "saved_norms", "grad_w"):
+        tensor = a.__getattr__(name)
+        a.require(tensor is None or tensor.is_contiguous(), f"{name} must be contiguous")
+
+
+def attention_on_cpu(a: Arguments) -> None:
+    """Heads, queries and keys exist: the kernels divide by their numbers."""
+    for name, tensor in (("query", a.query), ("key", a.key)):
+        if not tensor.numel():
+            shape = tuple(tensor.shape)
+            a.require(0 not in shape[1:-1], f"{name} must have heads and positions, and has shape {shape}")
+
+
+# By the name of the op without its overload.
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        "_adaptive_avg_pool2d_backward": pooled(2),
+        "_adaptive_avg_pool3d_backward": pooled(3),
+        "_batch_norm_no_update": batch_norm_with_running_statistics,
+        "_batch_norm_with_update": batch_norm_with_running_statistics,
+        "_cdist_backward": numbers.cdist_backward,
+        "_cholesky_solve_helper": numbers.cholesky_solve,
+        "_ctc_loss": indexing.ctc,
+        "_ctc_loss_backward": indexing.ctc,
+        "_embedding_bag": indexing.bag_forward,
+        "_embedding_bag_backward": indexing.bag,
+        "_embedding_bag_dense_backward": indexing.bag,
+        "_embedding_bag_forward_only": indexing.bag_forward,
+        "_embedding_bag_per_sample_weights_backward": indexing.bag,
+        "_fft_c2c": numbers.fft,
+        "_fft_c2r": numbers.fft,
+        "_fft_r2c": numbers.fft,
+        "_fused_adagrad": fused_step,
+        "_fused_adagrad_": fused_step,
+        "_fused_adam": fused_step,
+        "_fused_adam_": fused_step,
+        "_fused_adamw": fused_step,
+        "_fused_adamw_": fused_step,
+        "_fused_moving_avg_obs_fq_helper": numbers.fake_quantize,
+        "_fused_sgd": fused_step,
+        "_fused_sgd_": fused_step,
+        "_log_softmax_backward_data": numbers.alike("grad_output", "output"),
+        "_native_batch_norm_legit": batch_norm,
+        "_native_batch_norm_legit_functional": batch_norm,
+        "_native_batch_norm_legit_no_training": batch_norm_with_running_statistics,
+        "_new_zeros_with_same_feature_meta": numbers.zeros_like_feature,
+        "_pdist_backward": numbers.pdist,
+        "_pdist_forward": numbers.pdist,
+        "_reshape_alias": numbers.reshape_alias,
+        "_reshape_alias_copy": numbers.reshape_alias,
+        "_scaled_dot_product_flash_attention_for_cpu": attention_on_cpu,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": attention_on_cpu,
+        "_segment_reduce_backward": indexing.segments,
+        "_sobol_engine_draw": numbers.sobol,
+        "_sobol_engine_ff_": numbers.sobol,
+        "_sobol_engine_initialize_state_": numbers.sobol,
+        "_sobol_engine_scramble_": numbers.sobol,
+        "_softmax_backward_data": numbers.alike("grad_output", "output"),
+        "_transform_bias_rescale_qkv": numbers.attention_projection,
+        "_unsafe_masked_index": indexing.masked_index,
+        "_unsafe_masked_index_put_accumulate": indexing.masked_index,
+        "_upsample_bicubic2d_aa": numbers.antialiased,
+        "_upsample_bicubic2d_aa_backward": numbers.antialiased,
+        "_upsample_bilinear2d_aa": numbers.antialiased,
+        "_upsample_bilinear2d_aa_backward": numbers.antialiased,
+        "_weight_norm": weight_norm,
+        "_weight_norm_interface": weight_norm_interface,
+        "_weight_norm_interface_backward": weight_norm_interface,
+        "adaptive_avg_pool3d_backward": pooled(3),
+        "adaptive_max_pool2d_backward": pooled(2),
+        "adaptive_max_pool3d_backward": pooled(3),
+        "avg_pool2d_backward": pooled(2),
+        "avg_pool3d_backward": pooled(3),
+        "batch_norm_backward": batch_norm_backward,
+        "batch_norm_update_stats": batch_norm_statistics,
+        "chunk": numbers.pieces,
+        "dsplit": numbers.pieces,
+        "embedding_backward": indexing.embedding_backward,
+        "embedding_dense_backward": indexing.embedding_backward,
+        "fractional_max_pool2d_backward": pooled(2),
+        "fractional_max_pool3d_backward": pooled(3),
+        "gcd": numbers.no_least,
+        "gcd_": numbers.no_least,
+        "gelu_backward": numbers.alike("grad_output", "self"),
+        "grid_sampler_2d_backward": sampled(2),
+        "grid_sampler_3d_backward": sampled(3),
+        "gru": recurrent(3, 1),
+        "hsplit": numbers.pieces,
+        "lcm": numbers.no_least,
+        "lcm_": numbers.no_least,
+        "linalg_matrix_power": numbers.power,
+        "lstm": recurrent(4, 2),
+        "lu_unpack": indexing.lu_pivots,
+        "matrix_power": numbers.power,
+        "max_pool2d_with_indices_backward": pooled(2),
+        "max_pool3d_with_indices_backward": pooled(3),
+        "native_batch_norm": batch_norm,
+        "native_batch_norm_backward": batch_norm_backward,
+        "native_layer_norm_backward": layer_norm_backward,
+        "nll_loss2d_backward": indexing.negative_log_likelihood,
+        "nll_loss_backward": indexing.negative_log_likelihood,
+        "random": numbers.random_from,
+        "random_": numbers.random_from,
+        "reflection_pad1d_backward": padded(1, reflected=True),
+        "reflection_pad2d_backward": padded(2, reflected=True),
+        "reflection_pad3d_backward": padded(3, reflected=True),
+        "replication_pad1d_backward": padded(1, reflected=False),
+        "replication_pad2d_backward": padded(2, reflected=False),
+        "replication_pad3d_backward": padded(3, reflected=False),
+        "rnn_relu": recurrent(1, 1),
+        "rnn_tanh": recurrent(1, 1),
+        "roll": numbers.roll,
+        "segment_reduce": indexing.segments,
+        "smooth_l1_loss_backward": numbers.floating("grad_output", "self", "target"),
+        "tensor_split": numbers.pieces,
+        "unfold_backward": numbers.unfold_backward,
+        "unsafe_chunk": numbers.pieces,
+        "vsplit": numbers.pieces,
+    }
+    | {
+        f"special_{kind}": numbers.degree
+        for kind in (
+            "chebyshev_polynomial_t",
+            "chebyshev_polynomial_u",
+            "chebyshev_polynomial_v",
+            "chebyshev_polynomial_w",
+            "hermite_polynomial_h",
+            "hermite_polynomial_he",
+            "laguerre_polynomial_l",
+            "legendre_polynomial_p",
+            "shifted_chebyshev_polynomial_t",
+            "shifted_chebyshev_polynomial_u",
+            "shifted_chebyshev_polynomial_v",
+            "shifted_chebyshev_polynomial_w",
+        )
+    }
+)
+
+
+def checked(name: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`, which is called for the overload `name`, after a look at its arguments where it needs one."""
+    rule = RULES.get(split_name(name)[0])
+    if rule is None:
+        return kernel
+    arguments = torch_private.schema_of(overload).arguments
+    names = tuple(a.name for a in arguments)
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+
+    def look_and_call(*positional: Any, **keywords: Any) -> Any:
+        given = Arguments(name, defaults | dict(zip(names, positional, strict=False)) | keywords)
+        try:
+            rule(given)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise TypeError(f"{name} was called with arguments of other kinds than it takes: {error}") from error
+        return kernel(*positional, **keywords)
+
+    return look_and_call

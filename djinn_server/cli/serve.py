@@ -1,0 +1,375 @@
+"""`djinn serve`: offer this machine's devices to clients. Most of its options are made from the flags of configuration classes."""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+import click
+
+from djinn_core import logs
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.protocol.addresses import is_loopback, is_wildcard
+from djinn_core.settings import resolve
+from djinn_core.system.directories import cache_directory, state_directory
+from djinn_core.system.private_directories import private_directory
+from djinn_server.gateway.gateway import GatewayHandle, serve
+from djinn_server.gateway.gateway_config import GatewayConfig
+from djinn_server.launch.executor_config import ModelConfig, NetworkConfig, StoreConfig
+from djinn_server.launch.flags import FLAG, Flag
+from djinn_server.launch.http_hosts import allow_host
+from djinn_server.launch.listen_addresses import ListenAddress, ListenAddresses
+from djinn_server.launch.process import check_platform
+from djinn_server.launch.self_signed import self_signed
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@attrs.frozen
+class TlsChoice:
+    """TLS options of the operator."""
+
+    certificate: Path | None
+    key: Path | None
+    self_signed: bool
+    client_authority: Path | None
+
+    def options(self, names: tuple[str, ...]) -> TlsOptions | None:
+        """The files to use; None if there is to be no TLS. A certificate that is made is valid for `names`, too.
+
+        Raises:
+            ConfigurationError: the options contradict each other, or a certificate cannot be made.
+        """
+        if self.self_signed and self.certificate:
+            raise ConfigurationError("--tls-self-signed makes a certificate: leave out --tls-cert and --tls-key")
+        if self.key and not self.certificate:
+            raise ConfigurationError("--tls-key needs the certificate that it belongs to: --tls-cert FILE")
+        if self.self_signed:
+            made = self_signed(state_directory() / "tls", tuple(name for name in names if not is_loopback(name)))
+            return TlsOptions(made.certificate, made.key, self.client_authority)
+        if self.certificate is not None:
+            return TlsOptions(self.certificate.resolve(), self.key and self.key.resolve(), self.client_authority)
+        if self.client_authority:
+            raise ConfigurationError("--tls-client-ca needs TLS: --tls-cert and --tls-key, or --tls-self-signed")
+        return None
+
+
+def tls_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of TLS, handed to `command` as one `TlsChoice` named `tls`."""
+
+    @click.option("--tls-cert", type=_FILE, help="PEM file with the server's certificate: everything goes under TLS.")
+    @click.option("--tls-key", type=_FILE, help="PEM file with its key, unless that is in the same file.")
+    @click.option(
+        "--tls-self-signed",
+        is_flag=True,
+        help="TLS with a certificate that the server makes and keeps; the connection file says its fingerprint.",
+    )
+    @click.option("--tls-client-ca", type=_FILE, help="Clients must show a certificate of this authority (PEM).")
+    @functools.wraps(command)
+    def packed(
+        tls_cert: Path | None, tls_key: Path | None, tls_self_signed: bool, tls_client_ca: Path | None, **others: Any
+    ) -> None:
+        command(tls=TlsChoice(tls_cert, tls_key, tls_self_signed, tls_client_ca), **others)
+
+    return packed
+
+
+_PORT = click.IntRange(0, 65535)
+_LISTEN_ADDRESS = re.compile(
+    r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]*)=(?:(?P<host>\[[^\]]+\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})"
+)
+
+
+@attrs.frozen
+class ListenChoice:
+    """Addresses and ports that the operator set."""
+
+    addresses: ListenAddresses
+    advertise: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Host names that clients may use for this server, besides this machine's own names."""
+        return tuple(name for name in (*self.addresses.hosts, self.advertise) if name and not is_wildcard(name))
+
+
+def listen_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options about listening, handed to `command` as one `ListenChoice` named `listen`."""
+
+    @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+    @click.option("--port", type=_PORT, help="TCP port; without it, or with 0, any free one.")
+    @click.option("--http-port", type=_PORT, help="HTTP port; without it, or with 0, any free one.")
+    @click.option(
+        "--transport",
+        "transports",
+        multiple=True,
+        metavar="NAME=[HOST:]PORT",
+        help="Port, and address if another than --host, of any transport: tcp=0.0.0.0:5556. May be repeated.",
+    )
+    @click.option(
+        "--without-transport",
+        "without",
+        multiple=True,
+        metavar="NAME",
+        help="Transport that does not listen, such as http. May be repeated.",
+    )
+    @click.option(
+        "--advertise",
+        default="",
+        metavar="HOST",
+        help="Name or address by which other machines reach this one, for the connection file. Default: found out.",
+    )
+    @functools.wraps(command)
+    def packed(
+        host: str,
+        port: int | None,
+        http_port: int | None,
+        transports: tuple[str, ...],
+        without: tuple[str, ...],
+        advertise: str,
+        **others: Any,
+    ) -> None:
+        given = [_listen_address(text) for text in transports]
+        given += [
+            (name, ListenAddress("", number))
+            for name, number in (("tcp", port), ("http", http_port))
+            if number is not None
+        ]
+        command(listen=ListenChoice(_listen_addresses(host, given, without), _host(advertise)), **others)
+
+    return packed
+
+
+def _listen_addresses(host: str, given: list[tuple[str, ListenAddress]], without: tuple[str, ...]) -> ListenAddresses:
+    found = dict(given)
+    if len(found) < len(given):
+        twice = sorted(name for name in found if sum(name == other for other, _ in given) > 1)
+        raise ConfigurationError(f"the port of {' and '.join(twice)} is given twice: once with --transport is enough")
+    if both := sorted(found.keys() & {*without}):
+        raise ConfigurationError(f"--without-transport {both[0]} leaves out a transport that is given a port")
+    return ListenAddresses(host, found, frozenset(without))
+
+
+def _listen_address(text: str) -> tuple[str, ListenAddress]:
+    found = _LISTEN_ADDRESS.fullmatch(text)
+    if found is None or int(found["port"]) > 65535:
+        raise click.BadParameter(f"{text!r} must be NAME=PORT or NAME=HOST:PORT, such as tcp=0.0.0.0:5556")
+    return found["name"], ListenAddress((found["host"] or "").strip("[]"), int(found["port"]))
+
+
+def _host(text: str) -> str:
+    if "/" in text or text.count(":") == 1:
+        raise click.BadParameter(
+            f"{text!r} must be a name or an address, without scheme and port", param_hint="--advertise"
+        )
+    return text.strip("[]")
+
+
+_GIB = 2**30
+
+
+@attrs.frozen
+class _Option:
+    """The option for one field; `parameter` is its name as a parameter, unique among the fields of all nested classes."""
+
+    parameter: str
+    flag: Flag
+    type: Any
+    default: Any
+
+    def decorate(self, command: Callable[..., None]) -> Callable[..., None]:
+        default = self.default if self.flag.serve_default is None else self.flag.serve_default
+        number = isinstance(default, (int, float)) and not isinstance(default, bool) and default > 0
+        return click.option(
+            self.flag.name,
+            self.parameter,
+            type=self._click_type(),
+            is_flag=self.type is bool,
+            multiple=self._repeated,
+            default=(default / _GIB if self.flag.gib else default) if number else None,
+            show_default=number,
+            help=self.flag.help,
+        )(command)
+
+    def read(self, given: Mapping[str, Any]) -> Any:
+        """Value of the field; the field's default where there is none on the command line."""
+        value = given[self.parameter]
+        if value is None:
+            return self.default
+        return int(value * _GIB) if self.flag.gib else value
+
+    @property
+    def _repeated(self) -> bool:
+        return typing.get_origin(self.type) is tuple
+
+    def _click_type(self) -> Any:
+        flag, kind = self.flag, self.type
+        if isinstance(kind, types.UnionType) or self._repeated:
+            kind = typing.get_args(kind)[0]
+        if kind is Path:
+            return click.Path(path_type=Path, dir_okay=not flag.file, exists=flag.exists)
+        if kind not in {int, float} or (flag.least, flag.above, flag.most) == (None, None, None):
+            return kind
+        bounds = click.FloatRange if kind is float or flag.gib else click.IntRange
+        return bounds(flag.least if flag.above is None else flag.above, flag.most, min_open=flag.above is not None)
+
+
+def config_options(config: type, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options for the fields of a configuration class that declare a flag, handed to the command as one `config` named `name`.
+
+    Fields of classes that are fields of it are included; every other field has its default.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = dict(_options(config, name))
+
+        @functools.wraps(command)
+        def read(**given: Any) -> None:
+            values = {parameter: option.read(given) for parameter, option in options.items()}
+            others = {parameter: value for parameter, value in given.items() if parameter not in options}
+            command(**{name: _build(config, name, values)}, **others)
+
+        decorated: Callable[..., None] = read
+        for option in reversed(options.values()):
+            decorated = option.decorate(decorated)
+        return decorated
+
+    return decorate
+
+
+def _options(config: type, prefix: str) -> Iterator[tuple[str, _Option]]:
+    for field, kind, parameter in _fields(config, prefix):
+        flag = field.metadata.get(FLAG)
+        if flag is not None:
+            yield parameter, _Option(parameter, flag, kind, field.default)
+        elif attrs.has(kind):
+            yield from _options(kind, parameter)
+
+
+def _build(config: type, prefix: str, values: Mapping[str, Any]) -> Any:
+    given = {}
+    for field, kind, parameter in _fields(config, prefix):
+        if parameter in values:
+            given[field.name] = values[parameter]
+        elif attrs.has(kind):
+            given[field.name] = _build(kind, parameter, values)
+    return config(**given)
+
+
+def _fields(config: Any, prefix: str) -> Iterator[tuple[attrs.Attribute[Any], Any, str]]:
+    """Fields, each with its type and with its path from the outermost class as a name of a parameter."""
+    kinds = typing.get_type_hints(config)
+    return ((field, kinds[field.name], f"{prefix}_{field.name}") for field in attrs.fields(config))
+
+
+@click.command(name="serve")
+@listen_options
+@tls_options
+@config_options(GatewayConfig, "config")
+def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None:
+    """Offer this machine's devices to clients, until SIGTERM or Ctrl-C.
+
+    The token is taken from --token-file, from DJINN_TOKEN, or generated.
+    """
+    check_platform()
+    store, recovery = config.executor.store, config.executor.recovery
+    directories = attrs.evolve(
+        config.executor,
+        store=attrs.evolve(
+            store,
+            directory=_private(store.directory or cache_directory() / "weights", "weights") if store.limit else None,
+            warm=_weight_files(store),
+        ),
+        models=attrs.evolve(
+            config.executor.models,
+            folders=tuple(folder.resolve() for folder in config.executor.models.folders),
+            saving=config.executor.models.saving.resolve() if config.executor.models.saving is not None else None,
+            published=_published(config.executor.models, keeps=bool(store.limit)),
+        ),
+        recovery=attrs.evolve(
+            recovery,
+            journals=_private(recovery.journals or cache_directory() / "journals", "journals of sessions")
+            if recovery.journal_limit and recovery.lease_seconds and store.limit
+            else None,
+        ),
+    )
+    allow_host(listen.advertise)
+    _serve(
+        attrs.evolve(
+            config,
+            network=NetworkConfig(listen.addresses, tls.options(listen.names)),
+            advertise=listen.advertise,
+            pinned=tls.self_signed,
+            executor=directories,
+        )
+    )
+
+
+def _weight_files(store: StoreConfig) -> tuple[Path, ...]:
+    given = store.warm
+    if given and not store.limit:
+        raise ConfigurationError("--warm needs a store: leave out `--store-gib 0`")
+    found = [tuple(sorted(path.rglob("*.safetensors"))) if path.is_dir() else (path,) for path in given]
+    for path, files in zip(given, found, strict=True):
+        if not files:
+            raise ConfigurationError(f"--warm {path}: there is no file *.safetensors in it")
+    return tuple(file.resolve() for files in found for file in files)
+
+
+def _published(models: ModelConfig, *, keeps: bool) -> Path | None:
+    """The directory for what is published. A server that keeps no weights on its disk (`keeps`) has one if it was named."""
+    directory = models.published or (cache_directory() / "published" if keeps else None)
+    return _private(directory, "published weights") if models.publish_hours and directory is not None else None
+
+
+def _private(directory: Path, what: str) -> Path | None:
+    """A directory that no other user writes to; None if there cannot be one."""
+    try:
+        return private_directory(directory, what)
+    except OSError as error:
+        click.echo(f"There will be no {what}: {error}", err=True)
+        return None
+
+
+def _serve(config: GatewayConfig) -> None:
+    settings = resolve().settings
+    logs.show(config.log_level)
+    logs.set_debug_level(settings.debug)
+    serve(config.with_settings(settings), _announce, click.echo)
+
+
+def _announce(serving: GatewayHandle) -> None:
+    for executor in serving.executors:
+        device, where = executor.ready.device, f" on {executor.place}" if executor.place else ""
+        click.echo(f"Executor for {device.id} ({device.name}), process {executor.process_id}{where}")
+    for url in serving.urls:
+        click.echo(f"Listening at {url}")
+    if serving.operations:
+        routes = ", ".join(["/livez", "/readyz", "/metrics", *(f"/{name}" for name in serving.pages)])
+        click.echo(f"Operations at {serving.operations}: {routes}")
+    if serving.fingerprint:
+        click.echo(f"Certificate {serving.fingerprint}")
+    if serving.authenticators:
+        click.echo(f"Clients are authenticated by tokens and by {', '.join(serving.authenticators)}")
+    click.echo(f"The token ({serving.token_from}) is in {serving.connection_file}")
+    click.echo(f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}")
+    if line := _for_other_machines(serving):
+        click.echo(f"On other machines: {line}")
+        click.echo(f"There with DJINN_TOKEN as well, or a copy of {serving.connection_file} as DJINN_CONNECTION_FILE")
+
+
+def _for_other_machines(serving: GatewayHandle) -> str:
+    """Shell command for another machine, without the token; empty if none can reach this server."""
+    urls = [url for url in serving.dialled if not is_loopback(urlsplit(url).hostname or "")]
+    if not urls:
+        return ""
+    pinned = f" DJINN_TLS_FINGERPRINTS={serving.fingerprint}" if serving.fingerprint else ""
+    return f"export DJINN_SERVERS={','.join(urls)}{pinned}"

@@ -1,0 +1,153 @@
+"""Comparison of a compiled region's results with those of its instructions, on copies.
+
+Numbers may differ by rounding, and how far that takes a result depends on what is computed: a sum of terms that cancel out, or a step of Adam
+whose gradient is nearly zero, moves far when operands move a little. So where the defaults of `torch.testing.assert_close` are exceeded, the
+instructions run again with each intermediate value moved by some units in the last place, and the compiled results may lie a few times as far
+off as these.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Final
+
+import torch
+
+from djinn_core.ir.values import meta_of
+from djinn_server.compiling.compiled_region import CompiledRegion
+from djinn_server.compiling.written_views import address_of
+from djinn_server.running.result_layout import layout_difference
+from djinn_server.running.template_compiler import CompiledStep, Environment
+
+# Larger inputs that are only read are not copied: a session would wait for it.
+COPIED_BYTES: Final = 4 << 20
+_MOVED_RUNS: Final = 2
+_UNITS_MOVED: Final = 4.0  # in the last place: what a function may be off by in a library
+_TIMES_MOVED: Final = 4.0
+
+
+def difference(compiled: CompiledRegion, env: Environment) -> str:
+    """Describe how a compiled region's results on `env` differ from its instructions'; empty: not at all. `env` is unchanged.
+
+    Raises:
+        Exception: any error that the instructions themselves raise.
+    """
+    theirs, ours = _copy(compiled, env), _copy(compiled, env)
+    for step in compiled.steps:
+        step.run(theirs)
+
+    @cache
+    def moved() -> Sequence[Environment]:
+        return [_moved(compiled, env, seed) for seed in range(_MOVED_RUNS)]
+
+    try:
+        compiled.run(ours)
+    except Exception as error:
+        return f"it raised {type(error).__name__}: {error}"
+    region = compiled.region
+    if _shares_memory(compiled, ours, env):
+        return "a result shares memory that it should have for itself"
+    places = [place for step in compiled.steps for _, place in step.makes if isinstance(ours[place], torch.Tensor)]
+    for place in (*dict.fromkeys(places), *region.written):
+        if found := _unlike(theirs[place], ours[place], partial(_at, place, moved)):
+            return found
+    return ""
+
+
+def _copy(compiled: CompiledRegion, env: Environment) -> Environment:
+    """An environment whose inputs are copies, which share memory as those of `env` do."""
+    copied = list(env)
+    region = compiled.region
+    storages = {
+        address_of(env[place]): env[place].untyped_storage().clone()
+        for place in region.inputs
+        if place in region.written or env[place].nbytes <= COPIED_BYTES
+    }
+    for place in region.inputs:
+        if (storage := storages.get(address_of(env[place]))) is not None:
+            copied[place] = _twin(env[place], storage)
+    return copied
+
+
+def _twin(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor that looks the same in other memory."""
+    twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _shares_memory(compiled: CompiledRegion, ours: Environment, env: Environment) -> bool:
+    places = compiled.region.fresh
+    inputs = {address_of(values[place]) for place in compiled.region.inputs for values in (ours, env)}
+    fresh = [address_of(ours[place]) for place in places if address_of(ours[place])]
+    return len(set(fresh)) < len(fresh) or not inputs.isdisjoint(fresh)
+
+
+def _at(place: int, environments: Callable[[], Sequence[Environment]]) -> Sequence[object]:
+    return [env[place] for env in environments()]
+
+
+def _unlike(expected: object, found: object, moved: Callable[[], Sequence[object]]) -> str:
+    if expected is None:  # not needed after the region
+        return ""
+    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return f"a result is a {type(found).__name__} in place of a {type(expected).__name__}"
+    if (other := layout_difference(expected, found)) and not _is_trimmed(expected, found):
+        return other
+    try:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    except AssertionError as error:
+        return "" if _is_rounding(expected, found, moved) else str(error)
+    return ""
+
+
+def _is_trimmed(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """True if `found` only lacks memory beyond the result, which some kernels leave there (`mse_loss`, for its terms)."""
+    meta = meta_of(found)
+    needed = meta.extent * meta.dtype.itemsize
+    return meta == meta_of(expected) and needed <= _storage_bytes(found) <= _storage_bytes(expected)
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _is_rounding(expected: torch.Tensor, found: torch.Tensor, moved: Callable[[], Sequence[object]]) -> bool:
+    """True if `found` is about as far from `expected` as what `moved` gives."""
+    finite = expected.isfinite()
+    if not expected.is_floating_point() or not torch.equal(_special(expected, finite), _special(found, finite)):
+        return False
+
+    def distance(other: object) -> float:
+        assert isinstance(other, torch.Tensor)
+        return float((other.double() - expected.double())[finite].abs().nan_to_num(0.0, 0.0).max())
+
+    return distance(found) <= _TIMES_MOVED * max(map(distance, moved()))
+
+
+def _special(tensor: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
+    """Zero for all that is finite, other numbers for the rest."""
+    return tensor.nan_to_num(1.0, 2.0, 3.0).masked_fill(finite, 0.0)
+
+
+def _moved(compiled: CompiledRegion, env: Environment, seed: int) -> Environment:
+    """An environment in which the instructions have run, and each value that one has made or written was moved up or down as a whole."""
+    values, signs = _copy(compiled, env), random.Random(seed)  # noqa: S311 - no secret
+    for step in compiled.steps:
+        before = {address_of(values[place]) for place in step.reads}
+        written = [values[place] for place in step.writes]
+        step.run(values)
+        sign = signs.choice((-1, 1))
+        for tensor in (*written, *_made(step, values, before)):
+            if tensor.is_floating_point() and 0 not in tensor.stride():
+                tensor.add_(tensor.abs(), alpha=sign * _UNITS_MOVED * torch.finfo(tensor.dtype).eps)
+    return values
+
+
+def _made(step: CompiledStep, values: Environment, before: set[int]) -> Iterator[torch.Tensor]:
+    """The results of an instruction that has run which have memory of their own."""
+    for _, place in step.makes:
+        tensor = values[place]
+        if isinstance(tensor, torch.Tensor) and address_of(tensor) not in before:
+            yield tensor

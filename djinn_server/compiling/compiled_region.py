@@ -1,0 +1,85 @@
+"""A compiled region: runs in place of the region's instructions, where a guard says that it may, and is verified against them.
+
+`CompiledRegion.follows` is the guard, before each run. `comparison.difference` verifies: both run on copies, and all results are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from djinn_core.hookspecs.compilers import Replay
+from djinn_server.compiling.region import Region
+from djinn_server.compiling.sizes import SizeRelation
+from djinn_server.compiling.written_views import WrittenView, address_of, are_followed
+from djinn_server.running.template_compiler import CompiledTemplate, Environment
+from djinn_server.running.uninitialized_memory import call_with_zero_fill, needs_zero_fill
+
+
+class CompiledRegion:
+    """A region as a compiler made it."""
+
+    def __init__(
+        self,
+        compiler: str,
+        replay: Replay,
+        template: CompiledTemplate,
+        region: Region,
+        law: SizeRelation,
+        device: torch.device,
+        aliases: Sequence[WrittenView] = (),
+    ) -> None:
+        self.compiler, self._device, self._aliases = compiler, device, aliases
+        self.region, self.law = region, law
+        self.steps = template.steps[region.start : region.stop]
+        if any(needs_zero_fill(step.op) for step in self.steps):
+            replay = partial(call_with_zero_fill, replay)
+        self._replay = replay
+        self._inputs = inputs_getter(region)
+        self._slots = slots_of(template)
+        self._views = [template.steps[index].store for index in region.views]
+        self._floats = [self._slots.start + slot for slot in law.floats]
+        self._guard = law.guard()
+
+    def follows(self, env: Environment) -> int | None:
+        """The `n` of a run that it was compiled for, 0 if sizes do not differ; None if it was not."""
+        tensors = self._inputs(env)
+        n = self._guard.check(tensors, env[self._slots])
+        return None if n is None or (self.region.written and self._shares(env, tensors)) else n
+
+    def run(self, env: Environment) -> None:
+        """Do the region's work in `env`."""
+        inputs = self._inputs(env)
+        if self._floats:
+            numbers = [env[place] for place in self._floats]
+            inputs = (*inputs, torch.tensor(numbers, dtype=torch.float64, device=self._device))
+        made = self._replay(inputs)
+        for place, tensor in zip(self.region.fresh, made, strict=True):
+            env[place] = tensor
+        for view in self._views:
+            view(env)
+
+    def _shares(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
+        """True if another input aliases memory that is written, and was not compiled as such."""
+        known = {alias.view for alias in self._aliases}
+        addresses = [address_of(tensor) for index, tensor in enumerate(tensors) if index not in known]
+        if any(addresses.count(address_of(env[place])) > 1 for place in self.region.written):
+            return True
+        return not are_followed(self._aliases, tensors)
+
+
+def inputs_getter(region: Region) -> Any:
+    """A function that takes a region's inputs from an environment."""
+    if len(region.inputs) > 1:
+        return itemgetter(*region.inputs)
+    return lambda env: tuple([env[place] for place in region.inputs])
+
+
+def slots_of(template: CompiledTemplate) -> slice:
+    """The slice of an environment that contains the slots."""
+    first = len(template.constants)
+    return slice(first, first + template.slots)

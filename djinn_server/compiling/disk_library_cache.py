@@ -1,0 +1,89 @@
+"""Compiled libraries on disk: a process finds those that earlier ones have made of the same graphs.
+
+A file is named by digests of all that a library depends on, and of the packed graph: versions of Djinn, PyTorch and Python, and the
+processor, for whose instructions it was made. It is native code that executors load, so it lies in a directory that no other user can
+write to; a checksum tells a damaged one. Whatever goes wrong means that nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from djinn_core.errors import DjinnError
+from djinn_core.logs import get_logger
+from djinn_core.registry.version import djinn_version
+from djinn_core.system.directories import cache_directory
+from djinn_core.system.private_directories import private_directory
+from djinn_core.system.shared_files import replace_file
+from djinn_server.system_limits import processor_kind
+
+_FORMAT: Final = 2
+BYTES_LIMIT: Final = 256 << 20  # of all files; the least recently used go first
+_CHECKSUM_BYTES: Final = 16
+_log = get_logger("djinn.server")
+
+
+class DiskLibraryCache:
+    """Libraries of one compiler.
+
+    Args:
+        compiler: its name, with a number that changes when it makes something else of the same graph.
+    """
+
+    def __init__(self, compiler: str) -> None:
+        facts = _FORMAT, compiler, djinn_version(), torch.__version__, sys.version, processor_kind()
+        self._versions = hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+        self._directory = cache_directory() / "libraries"
+
+    def get(self, packed: bytes) -> bytes | None:
+        """The library of that graph; None if it is not there."""
+        try:
+            path = private_directory(self._directory, "compiled programs") / self._name(packed)
+            content = path.read_bytes()
+        except (OSError, DjinnError) as error:
+            _log.debug("no compiled library is kept", error=str(error))
+            return None
+        library = content[_CHECKSUM_BYTES:]
+        if content[:_CHECKSUM_BYTES] != _checksum(library):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        _log.info("a library was compiled by an earlier process", file=path.name)
+        return library
+
+    def put(self, packed: bytes, library: bytes) -> None:
+        """Keep the library of a graph."""
+        try:
+            directory = private_directory(self._directory, "compiled programs")
+            replace_file(directory / self._name(packed), _checksum(library) + library)
+            _remove_oldest(directory)
+        except (OSError, DjinnError) as error:
+            _log.debug("a compiled library is not kept", error=str(error))
+
+    def is_empty(self) -> bool:
+        """True if there is no library of these versions."""
+        return not any(self._directory.glob(f"{self._versions}-*.lib"))
+
+    def _name(self, packed: bytes) -> str:
+        return f"{self._versions}-{hashlib.blake2b(packed, digest_size=20).hexdigest()}.lib"
+
+
+def _checksum(library: bytes) -> bytes:
+    return hashlib.blake2b(library, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def _remove_oldest(directory: Path) -> None:
+    found = sorted([(path.stat().st_mtime, path.stat().st_size, path) for path in directory.glob("*.lib")])
+    total = sum(size for _, size, _ in found)
+    for _, size, path in found:
+        if total <= BYTES_LIMIT:
+            return
+        path.unlink(missing_ok=True)
+        total -= size

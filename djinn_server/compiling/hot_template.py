@@ -1,0 +1,467 @@
+"""State machine of a template's compilation on a device: cold, hot, compiled, checked, timed, adopted; or not compiled.
+
+Each phase offers a shortcut to the next run and chooses the next phase. Sessions run one at a time, so only the change from
+waiting to checking comes from another thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import attrs
+
+from djinn_core.logs import get_logger
+from djinn_server.compiling.comparison import difference
+from djinn_server.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
+from djinn_server.compiling.region import Region, find_region
+from djinn_server.compiling.scalars import movable_slots
+from djinn_server.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
+from djinn_server.compiling.written_views import WrittenView, written_views
+from djinn_server.running.run import RunOutcome, Shortcut, ShortcutError, TemplateRun
+from djinn_server.running.run_request import RunRequest
+from djinn_server.running.template_compiler import CompiledTemplate, Environment
+from djinn_server.running.values import ValueTable
+
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class Thresholds:
+    """Thresholds for compiling a template and for adopting the result.
+
+    Attributes:
+        runs, seconds: number of runs and their total time, both of which a template must reach to be hot.
+        long_runs, long_seconds: the same for a template that takes long; either pair will do.
+        observed: runs from which the law of its sizes is found.
+        checks: runs on which results must have been the same.
+        timed: runs of each version that are timed. gain: the largest share of the uncompiled time that a compiled run may take.
+        plain: runs of each version that are enough where all compiled ones are faster than all others.
+        misses: consecutive runs that the compiled version does not apply to, after which it is dropped. After the same number of
+            consecutive comparisons that raise, the template runs uncompiled.
+        tries: how often a template is compiled at most.
+    """
+
+    runs: int = 16
+    seconds: float = 0.05
+    long_runs: int = 4
+    long_seconds: float = 2.0
+    observed: int = 3
+    checks: int = 2
+    timed: int = 8
+    plain: int = 3
+    gain: float = 0.95
+    misses: int = 32
+    tries: int = 3
+
+
+@attrs.define
+class CompilationCounters:
+    """Counters of a device's compilations; sessions add in their turns, and the thread that compiles.
+
+    Attributes:
+        compilations: attempts of compilers. seconds: what they took. failures: those that raised.
+        unused: results that are not used, or not any more: they differed, were no faster, or runs were others than before.
+        runs: runs in which something compiled took the place of instructions.
+    """
+
+    compilations: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+    unused: int = 0
+    runs: int = 0
+
+
+class Phase(Protocol):
+    """A phase of a template's compilation.
+
+    Attributes:
+        settled: True if a run may begin before its submission has come, and be dropped: nothing but its time is looked at.
+    """
+
+    settled: ClassVar[bool]
+
+    def shortcut(self) -> Shortcut | None:
+        """The shortcut that the next run is offered."""
+
+    def ran(self, seconds: float, /) -> None:
+        """A run took so long; now may be the time for another phase."""
+
+
+@attrs.frozen
+class CompilationJob:
+    """A compilation job.
+
+    Attributes:
+        share: of the time since the template came, what its runs took: what compiling it may save.
+        aliases: inputs that look into memory which it writes.
+        compiler: which of the compilers is asked.
+    """
+
+    hot: HotTemplate
+    template: CompiledTemplate
+    region: Region
+    law: SizeRelation
+    share: float = 0.0
+    aliases: tuple[WrittenView, ...] = ()
+    compiler: int = 0
+
+
+@attrs.define(eq=False)
+class HotTemplate:
+    """One template on one device, for all sessions that run it."""
+
+    template: CompiledTemplate
+    thresholds: Thresholds
+    ask: Callable[[CompilationJob], None]
+    synchronize: Callable[[], None]
+    name: str = ""
+    counts: CompilationCounters = attrs.field(factory=CompilationCounters)
+    tries: int = 0
+    slots: Sequence[Any] = ()  # of the run before
+    phase: Phase = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.phase = ColdPhase(self)
+
+    def run(self, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
+        """As `run_template`."""
+        phase = self.phase
+        shortcut = phase.shortcut()
+        began = time.perf_counter()
+        run = TemplateRun(template, work, slots, values, shortcut)
+        run.advance()
+        outcome = run.finish()
+        if isinstance(phase, TimingPhase):
+            self.synchronize()
+        self.ran(phase, slots, time.perf_counter() - began)
+        return outcome
+
+    def ran(self, phase: Phase, slots: Sequence[Any], seconds: float) -> None:
+        """A run that began in this phase, with these slots, took so long."""
+        self.slots = slots
+        phase.ran(seconds)
+
+    def check(self, job: CompilationJob, compiled: CompiledRegion) -> None:
+        """A compiler has made something. Called from the background."""
+        self.phase = CheckingPhase(self, job, compiled)
+
+    def begin(self, job: CompilationJob) -> None:
+        """Ask a compiler. The phase is changed first: the answer comes on another thread."""
+        self.phase = CompilingPhase()
+        self.ask(job)
+
+    def leave(self, reason: str) -> None:
+        """Compile it no more."""
+        self._count_unused()
+        self._tell("a template stays as it is", reason=reason)
+        self.phase = NotCompiledPhase()
+
+    def refuse(self, job: CompilationJob, compiler: str, reason: str) -> None:
+        """Reject the result of a compiler, and ask the next one."""
+        self._count_unused()
+        self._tell("a compiled template is not used", compiler=compiler, reason=reason)
+        self.begin(attrs.evolve(job, compiler=job.compiler + 1))
+
+    def again(self, reason: str) -> None:
+        """Forget what was compiled and begin again, unless that was tried too often."""
+        self.tries += 1
+        if self.tries >= self.thresholds.tries:
+            self.leave(reason)
+            return
+        self._count_unused()
+        self._tell("a template is watched again", reason=reason)
+        self.phase = ColdPhase(self)
+
+    def adopt(self, job: CompilationJob, compiled: CompiledRegion, ratio: float) -> None:
+        """Use what was compiled."""
+        grows = "yes" if job.law.base else "no"
+        self._tell("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
+        self.phase = AdoptedPhase(self, job, compiled)
+
+    def _count_unused(self) -> None:
+        self.counts.unused += isinstance(self.phase, _RegionPhase)
+
+    def _tell(self, event: str, **fields: object) -> None:
+        _log.info(event, template=self.name, instructions=len(self.template.steps), **fields)
+
+
+class NotCompiledPhase:
+    """Phase of a template that runs uncompiled, for good or until a compiler answers."""
+
+    settled: ClassVar[bool] = True
+
+    def shortcut(self) -> Shortcut | None:
+        """None."""
+        return None
+
+    def ran(self, _: float, /) -> None:
+        """Nothing changes."""
+
+
+class CompilingPhase(NotCompiledPhase):
+    """Phase of a template that a compiler is working on."""
+
+
+@attrs.define(eq=False)
+class ColdPhase:
+    """Initial phase: counts the runs and their time."""
+
+    settled: ClassVar[bool] = True
+    hot: HotTemplate
+    runs: int = 0
+    seconds: float = 0.0
+    since: float = attrs.field(factory=time.perf_counter)
+
+    def shortcut(self) -> Shortcut | None:
+        """None."""
+        return None
+
+    def ran(self, seconds: float, /) -> None:
+        """Count a run; the template is hot once the thresholds of runs and seconds are reached."""
+        self.runs += 1
+        self.seconds += seconds
+        if not self._is_hot():
+            return
+        region = find_region(self.hot.template, self.hot.slots)
+        if region is None:
+            self.hot.leave("it has no ops in a row that can be compiled")
+        else:
+            share = self.seconds / max(time.perf_counter() - self.since, self.seconds)
+            self.hot.phase = ObservingPhase(self.hot, region, share)
+
+    def _is_hot(self) -> bool:
+        limits, factor = self.hot.thresholds, float(4**self.hot.tries)
+        runs, seconds = self.runs / factor, self.seconds / factor
+        often = runs >= limits.runs and seconds >= limits.seconds
+        return often or (runs >= limits.long_runs and seconds >= limits.long_seconds)
+
+
+class _ShortcutPhase:
+    """A phase that is itself the shortcut."""
+
+    settled: ClassVar[bool] = False
+    hot: HotTemplate
+    region: Region
+
+    @property
+    def start(self) -> int:
+        return self.region.start
+
+    @property
+    def stop(self) -> int:
+        return self.region.stop
+
+    def shortcut(self) -> Shortcut | None:
+        return self  # type: ignore[return-value]
+
+
+class ObservingPhase(_ShortcutPhase):
+    """Phase that observes how sizes and slots differ between runs."""
+
+    def __init__(self, hot: HotTemplate, region: Region, share: float, unruly: frozenset[int] = frozenset()) -> None:
+        """`unruly`: slots that kept a larger region from being compiled."""
+        self.hot, self.region, self._share, self._unruly = hot, region, share, unruly
+        self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
+        self._observed: list[ObservedRun] = []
+        self._aliases: tuple[WrittenView, ...] = ()  # of the latest run
+        self._odd = 0
+
+    def take(self, env: Environment) -> bool:
+        """Only look."""
+        tensors = self._inputs(env)
+        seen = observe(tensors, env[self._slots])
+        if seen is None:
+            self._odd += 1
+        else:
+            self._observed.append(seen)
+            self._aliases = written_views(self.region, tensors)
+        return False
+
+    def ran(self, _: float, /) -> None:
+        """Have it compiled when the law of its sizes is known."""
+        if self._odd >= self.hot.thresholds.misses:
+            self.hot.leave("its inputs are not plain tensors of real numbers")
+        elif len(self._observed) >= self.hot.thresholds.observed:
+            # What was compiled before was dropped, for a number that changes seldom among other things: now those may that can.
+            template, region = self.hot.template, self.region
+            law = find_law(self._observed, movable_slots(template, region), not self.hot.tries, region.slots)
+            if isinstance(law, SizeRelation):
+                self.hot.begin(CompilationJob(self.hot, template, region, law, self._share, self._still(law)))
+            elif not (isinstance(law, UnrulySlots) and self._go_around(law.slots)):
+                self.hot.again("what differs from run to run follows no law")
+
+    def _go_around(self, slots: frozenset[int]) -> bool:
+        """Look at a region without the instructions of these slots; False if there is none."""
+        unruly = self._unruly | slots
+        region = find_region(self.hot.template, self.hot.slots, unruly)
+        if region is not None:
+            self.hot.phase = ObservingPhase(self.hot, region, self._share, unruly)
+        return region is not None
+
+    def _still(self, law: SizeRelation) -> tuple[WrittenView, ...]:
+        """The aliases whose sizes do not differ."""
+        moving = {*law.sizes, *law.strides}
+        return tuple([alias for alias in self._aliases if moving.isdisjoint((alias.view, alias.base))])
+
+
+class _RegionPhase(_ShortcutPhase):
+    """A phase with a compiled region."""
+
+    def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
+        self.hot, self.job, self.compiled = hot, job, compiled
+        self.region = job.region
+        self._missed = 0
+        self._failed_comparisons = 0  # consecutive comparisons that raised
+        self._comparison_error = ""
+
+    def follows(self, env: Environment) -> int | None:
+        """As `CompiledRegion.follows`, counted."""
+        n = self.compiled.follows(env)
+        self._missed = self._missed + 1 if n is None else 0
+        return n
+
+    def lost(self) -> bool:
+        """True if too many consecutive runs did not fit the compiled region."""
+        return self._missed >= self.hot.thresholds.misses
+
+    def compare(self, env: Environment) -> str | None:
+        """As `difference`; None if the comparison raises because an op fails or memory for copies is missing."""
+        try:
+            found = difference(self.compiled, env)
+        except Exception as error:
+            _log.debug("results cannot be compared", template=self.hot.name, error=repr(error))
+            self._failed_comparisons, self._comparison_error = (
+                self._failed_comparisons + 1,
+                f"{type(error).__name__}: {error}",
+            )
+            return None
+        self._failed_comparisons = 0
+        return found
+
+    def gives_up_comparing(self) -> bool:
+        """Return True after `misses` consecutive comparisons that raised. The template then stays uncompiled."""
+        if self._failed_comparisons < self.hot.thresholds.misses:
+            return False
+        self.hot.leave(f"comparing its results failed {self._failed_comparisons} times: {self._comparison_error}")
+        return True
+
+    def use(self, env: Environment) -> bool:
+        """Run what was compiled; False if it failed and the instructions can still run.
+
+        Raises:
+            ShortcutError: it failed and may have written.
+        """
+        try:
+            self.compiled.run(env)
+        except Exception as error:
+            self.hot.leave(f"compiled, it raised {type(error).__name__}: {error}")
+            if self.region.written:
+                raise ShortcutError(
+                    f"compiled by {self.compiled.compiler}, these ops raised {type(error).__name__}: {error}"
+                ) from error
+            return False
+        self.hot.counts.runs += 1
+        return True
+
+
+class CheckingPhase(_RegionPhase):
+    """Phase that compares the results of the compiled region with those of the instructions."""
+
+    def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
+        super().__init__(hot, job, compiled)
+        self._seen: list[int] = []
+        self._difference = ""
+
+    def take(self, env: Environment) -> bool:
+        """Compare, and let the instructions run."""
+        n = self.follows(env)
+        found = None if n is None else self.compare(env)
+        if n is not None and found is not None:
+            self._difference = found
+            self._seen.append(n)
+        return False
+
+    def ran(self, _: float, /) -> None:
+        """Time it when the results were the same often enough."""
+        if self._difference:
+            self.hot.refuse(self.job, self.compiled.compiler, self._difference)
+        elif self.lost():
+            self.hot.again("runs were others than before when it had been compiled")
+        elif not self.gives_up_comparing() and len(self._seen) >= self.hot.thresholds.checks:
+            self.hot.phase = TimingPhase(self.hot, self.job, self.compiled)
+
+
+class TimingPhase(_RegionPhase):
+    """Phase that alternates between the compiled region and the instructions, and times both."""
+
+    def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
+        super().__init__(hot, job, compiled)
+        self._times: dict[bool, list[float]] = {False: [], True: []}
+        self._turn: bool | None = False
+
+    def take(self, env: Environment) -> bool:
+        """Every other run."""
+        if self.follows(env) is None:
+            self._turn = None
+            return False
+        self._turn = len(self._times[True]) < len(self._times[False])
+        return self._turn and self.use(env)
+
+    def ran(self, seconds: float, /) -> None:
+        """Adopt it where it is clearly faster."""
+        if self.hot.phase is not self:  # it raised
+            return
+        if self.lost():
+            self.hot.again("runs were others than before while it was timed")
+            return
+        if self._turn is not None:
+            self._times[self._turn].append(seconds)
+        ratio = _ratio(self._times[False], self._times[True], self.hot.thresholds)
+        if ratio is None:
+            return
+        if ratio > self.hot.thresholds.gain:
+            self.hot.refuse(self.job, self.compiled.compiler, f"it takes {ratio:.2f} of the time")
+        else:
+            self.hot.adopt(self.job, self.compiled, ratio)
+
+
+def _ratio(before: Sequence[float], compiled: Sequence[float], limits: Thresholds) -> float | None:
+    """The share of the uncompiled time that compiled runs take; None as long as more runs are needed to tell.
+
+    The quickest of each count: on a busy machine others lose the processor meanwhile.
+    """
+    plainly = len(compiled) >= limits.plain and max(compiled) < limits.gain * min(before)
+    return min(compiled) / max(min(before), 1e-9) if plainly or len(compiled) >= limits.timed else None
+
+
+class AdoptedPhase(_RegionPhase):
+    """Final phase: the compiled region replaces the instructions."""
+
+    settled: ClassVar[bool] = True
+
+    def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
+        super().__init__(hot, job, compiled)
+        self._compared: set[int] = set()  # powers of two
+        self._difference = ""
+
+    def take(self, env: Environment) -> bool:
+        """Run the compiled region where the run fits it; for sizes of another magnitude than those checked, check again first."""
+        n = self.follows(env)
+        if n is None:
+            return False
+        if n.bit_length() not in self._compared:
+            found = self.compare(env)
+            if found is not None:
+                self._difference = found
+                self._compared.add(n.bit_length())
+            return False
+        return self.use(env)
+
+    def ran(self, _: float, /) -> None:
+        """Drop it when runs have been others for too long."""
+        if self._difference:
+            self.hot.leave(f"compiled, it did otherwise with other sizes: {self._difference}")
+        elif not self.gives_up_comparing() and self.lost():
+            self.hot.again("runs are others than what was compiled")

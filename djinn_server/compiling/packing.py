@@ -1,0 +1,152 @@
+"""Serialization of a compiler's context for its worker process: ops by name, looked up in the allow-list."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch import fx
+
+from djinn_core.errors import ProtocolError, UnsupportedOperation
+from djinn_core.hookspecs.compilers import CompilerContext
+from djinn_core.ir.form import Enumerated
+from djinn_core.ir.operators import resolve
+from djinn_core.ir.values import tensor_meta
+from djinn_server.compiling.region import PLAIN
+from djinn_server.running.template_compiler import enumerated
+
+_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "getitem": operator.getitem,
+    "add": operator.add,
+    "mul": operator.mul,
+}
+_SIZE: Final = "aten::sym_size.int"
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+
+class _Node(msgspec.Struct, frozen=True):
+    """One call; arguments are numbers, strings and the structures that `_packed` makes."""
+
+    target: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    nodes: list[_Node]
+    outputs: list[int]
+    metas: tuple[_Meta, ...]
+    device: str
+    writes: tuple[int, ...]
+    grows: dict[int, tuple[int, ...]]
+    threads: int
+
+
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_programs: msgspec.msgpack.Decoder[_Packed] = msgspec.msgpack.Decoder(_Packed)
+
+
+def pack(context: CompilerContext) -> bytes:
+    """`context` as bytes that `unpack` reads in another process of the same PyTorch.
+
+    Raises:
+        UnsupportedOperation: its graph contains something other than ATen ops on tensors and integer arithmetic.
+    """
+    numbers: dict[fx.Node, int] = {}
+    nodes: list[_Node] = []
+    outputs: list[int] = []
+    for node in context.graph_module.graph.nodes:
+        numbers[node] = len(numbers)
+        if node.op == "call_function":
+            kwargs = {name: _packed(value, numbers) for name, value in node.kwargs.items()}
+            nodes.append(_Node(_name(node.target), [_packed(value, numbers) for value in node.args], kwargs))
+        elif node.op == "output":
+            outputs = [numbers[made] for made in node.args[0]]
+        elif node.op != "placeholder":
+            raise UnsupportedOperation(f"the graph has a {node.op}, which cannot be packed")
+    metas = tuple([_Meta(m.shape, m.stride, str(m.dtype).removeprefix("torch.")) for m in context.metas])
+    packed = _Packed(nodes, outputs, metas, str(context.device), context.writes, dict(context.grows), context.threads)
+    return msgspec.msgpack.encode(packed)
+
+
+def unpack(data: bytes) -> CompilerContext:
+    """Decode a context that `pack` encoded.
+
+    Raises:
+        ProtocolError: `data` is something else.
+        UnsupportedOperation: it contains an op that programs may not contain.
+    """
+    try:
+        packed = _programs.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"cannot read what a compiler is asked for: {error}") from error
+    graph = fx.Graph()
+    made: list[Any] = [graph.placeholder(f"x{index}") for index in range(len(packed.metas))]
+    for node in packed.nodes:
+        args = tuple([_unpacked(value, made) for value in node.args])
+        kwargs = {name: _unpacked(value, made) for name, value in node.kwargs.items()}
+        made.append(graph.call_function(_target(node.target), args, kwargs))
+    graph.output(tuple([made[number] for number in packed.outputs]))
+    metas = tuple([tensor_meta(m.shape, m.stride, 0, _dtype(m.dtype)) for m in packed.metas])
+    module = fx.GraphModule({}, graph)
+    return CompilerContext(module, metas, torch.device(packed.device), packed.writes, packed.grows, packed.threads)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = enumerated(Enumerated("dtype", name))
+    return found
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001 - the class has no public name
+        return str(target.name())
+    found = next((name for name, function in _FUNCTIONS.items() if function is target), None)
+    if found is None:
+        raise UnsupportedOperation(f"the graph calls {target}, which cannot be packed")
+    return found
+
+
+def _target(name: str) -> Any:
+    if name == _SIZE:
+        return torch.ops.aten.sym_size.int
+    return _FUNCTIONS[name] if name in _FUNCTIONS else resolve(name)
+
+
+def _packed(value: Any, numbers: dict[fx.Node, int]) -> Any:
+    if isinstance(value, fx.Node):
+        return {"node": numbers[value]}
+    if isinstance(value, list | tuple):
+        return [_packed(item, numbers) for item in value]
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    for kind in (torch.dtype, torch.layout, torch.memory_format):
+        if isinstance(value, kind):
+            return {kind.__name__: str(value).removeprefix("torch.")}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and PLAIN.fullmatch(value)):
+        return value
+    raise UnsupportedOperation(f"an argument is a {type(value).__name__}, which cannot be packed")
+
+
+def _unpacked(value: Any, made: list[Any]) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(item, made) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "node":
+        return made[content]
+    if kind == "device":
+        return torch.device(content)
+    if kind == "complex":
+        return complex(*content)
+    return enumerated(Enumerated(kind, content))

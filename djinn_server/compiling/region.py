@@ -1,0 +1,166 @@
+"""Selection of the region of a template that can be compiled, with its inputs and outputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Final
+
+import attrs
+import torch
+
+from djinn_core import torch_private
+from djinn_core.ir.form import Constant, Form
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_server.running.drawing import ALWAYS, chance_of
+from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate
+
+PLAIN: Final = re.compile(r"[A-Za-z0-9_ .,>+-]{0,256}")  # names of modes, and equations of `einsum`
+SHORTEST: Final = 4  # instructions that are worth a compiler's time
+_REFUSED_TAGS: Final = frozenset({
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+    torch.Tag.inplace_view,  # changes what its operand looks like
+})  # fmt: skip
+
+
+@attrs.frozen
+class Region:
+    """Consecutive instructions of a template, as places in its environment.
+
+    Attributes:
+        start, stop: range of its instructions.
+        inputs: values from before the region that it reads. written: those of them whose memory it writes.
+        fresh: results with memory of their own that are needed afterwards.
+        views: instructions that make the other results that are needed afterwards, as views of inputs and fresh values.
+        slots: range of the template's slots that its instructions take.
+    """
+
+    start: int
+    stop: int
+    inputs: tuple[int, ...]
+    written: tuple[int, ...]
+    fresh: tuple[int, ...]
+    views: tuple[int, ...]
+    slots: range
+
+
+def find_region(
+    template: CompiledTemplate, slots: Sequence[int | float], unruly: Collection[int] = ()
+) -> Region | None:
+    """The longest run of instructions that can be compiled with such slots; None if there is none to speak of.
+
+    `unruly`: slots whose instructions are not to be in it.
+    """
+    forms = [template.source.forms[code] for code in template.source.code]
+    firsts = [*accumulate([form.slot_count for form in forms], initial=0)]
+    taken = [range(first, end) for first, end in pairwise(firsts)]
+    wanted = [
+        not any(slot in own for slot in unruly) and _compilable(form, slots[own.start :])
+        for form, own in zip(forms, taken, strict=True)
+    ]
+    start, stop = _longest(wanted)
+    if stop - start < SHORTEST:
+        return None
+    return _AliasAnalysis(template, start, stop).region(range(firsts[start], firsts[stop]))
+
+
+def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
+    best = (0, 0)
+    start = 0
+    for at, good in enumerate([*wanted, False]):
+        if not good:
+            best = max(best, (start, at), key=lambda found: found[1] - found[0])
+            start = at + 1
+    return best
+
+
+def _compilable(form: Form, slots: Sequence[int | float]) -> bool:
+    if form.op in OWN_OPERATORS:
+        return False
+    overload = resolve(form.op)
+    schema = torch_private.schema_of(overload)
+    resizes = any(a.is_out for a in schema.arguments)
+    tensors = all("Tensor" in str(r.type) for r in schema.returns)
+    return (
+        tensors
+        and not resizes
+        and _plain(form)
+        and _REFUSED_TAGS.isdisjoint(overload.tags)
+        and not _random(form, slots)
+    )
+
+
+def _plain(form: Form) -> bool:
+    """True if all string arguments are plain words. Compilers write them unescaped into source code: a quotation mark would end them."""
+    texts = [a.value for a in form.arguments() if isinstance(a, Constant) and isinstance(a.value, str)]
+    return all(PLAIN.fullmatch(text) for text in texts)
+
+
+def _random(form: Form, slots: Sequence[int | float]) -> bool:
+    """True if a call draws random numbers, which compiled code draws differently."""
+    chance = chance_of(form)
+    return chance is not None and (chance == ALWAYS or slots[chance] != 0)
+
+
+class _AliasAnalysis:
+    """Alias and mutation analysis of a part of a template, from the schemas of its ops."""
+
+    def __init__(self, template: CompiledTemplate, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self.steps = template.steps
+        self.maker: dict[int, int] = {}  # which instruction made a place
+        self.looks_into: dict[int, tuple[int, ...]] = {}  # places that a place may share memory with
+        inputs: dict[int, None] = {}
+        for index in range(start, stop):
+            step = self.steps[index]
+            inputs.update(dict.fromkeys(place for place in step.reads if place not in self.maker))
+            views = _viewed(step)
+            for result, place in step.makes:
+                self.maker[place] = index
+                self.looks_into[place] = views.get(result, ())
+        later = {place for step in self.steps[stop:] for place in step.reads} | set(template.outputs)
+        self.inputs = tuple(inputs)
+        self.needed = sorted(later & self.maker.keys())
+
+    def region(self, slots: range) -> Region:
+        """The part as a region, which takes these slots."""
+        fresh: set[int] = set()
+        views: set[int] = set()
+        waiting = list(self.needed)
+        while waiting:
+            place = waiting.pop()
+            if place not in self.maker or place in fresh:
+                continue
+            if not self.looks_into[place]:
+                fresh.add(place)
+            elif self.maker[place] not in views:
+                views.add(self.maker[place])
+                waiting += self.steps[self.maker[place]].reads
+        written = {root for step in self.steps[self.start : self.stop] for w in step.writes for root in self._roots(w)}
+        return Region(
+            self.start,
+            self.stop,
+            self.inputs,
+            tuple(place for place in self.inputs if place in written),
+            tuple(sorted(fresh)),
+            tuple(sorted(views)),
+            slots,
+        )
+
+    def _roots(self, place: int) -> Iterable[int]:
+        """The places whose memory `place` may look into."""
+        into = self.looks_into.get(place, ())
+        return [root for other in into for root in self._roots(other)] if into else [place]
+
+
+def _viewed(step: CompiledStep) -> dict[int, tuple[int, ...]]:
+    """By result the operands that it may look into."""
+    returns = torch_private.schema_of(resolve(step.op)).returns
+    found: dict[int, tuple[int, ...]] = {}
+    for result, _ in step.makes:
+        info = returns[min(result, len(returns) - 1)].alias_info if returns else None
+        if info is not None:
+            found[result] = step.reads  # more than one only where a list is looked into
+    return found

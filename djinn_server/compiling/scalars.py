@@ -1,0 +1,86 @@
+"""Numbers with a fraction that differ from run to run, such as a scheduled learning rate or the bias corrections of Adam.
+
+Compiled code has its numbers built in. Arithmetic with a number is the same with a tensor of no dimensions, so such numbers become
+elements of one more input.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from djinn_core.ir.form import Argument, Form, ListArg, SlotArg, slots_taken
+from djinn_server.compiling.region import Region
+from djinn_server.running.template_compiler import CompiledTemplate
+
+aten: Final = torch.ops.aten
+_NAME: Final = re.compile(
+    r"aten::(?P<lists>_foreach_)?(?P<name>[a-z]+)(?P<in_place>_)?(\.(Scalar|ScalarList|Tensor|List))?"
+)
+_PLAIN: Final = frozenset({"add", "sub", "mul", "div"})
+_OF_TWO: Final[Mapping[str, Any]] = {"addcmul": aten.mul.Tensor, "addcdiv": aten.div.Tensor}
+_WEIGHT: Final = {"add": (2, "alpha"), "sub": (2, "alpha"), "addcmul": (3, "value"), "addcdiv": (3, "value")}
+Call = Callable[..., Any]
+
+
+def movable_slots(template: CompiledTemplate, region: Region) -> frozenset[int]:
+    """The slots of a region that may be tensors instead: the rest of a call is what `call_with_tensors` knows."""
+    found: list[int] = []
+    first = 0
+    for index, code in enumerate(template.source.code[: region.stop]):
+        form = template.source.forms[code]
+        if index >= region.start:
+            found += [first + offset for offset in _movable(form)]
+        first += form.slot_count
+    return frozenset(found)
+
+
+def _movable(form: Form) -> Iterator[int]:
+    """Offsets of such slots among those of a call."""
+    match = _NAME.fullmatch(form.op)
+    name = match["name"] if match else ""
+    if name not in _PLAIN and name not in _OF_TWO:
+        return
+    place, weight = _WEIGHT.get(name, (None, None))
+    if len(form.args) > 4 or any(key != weight for key, _ in form.kwargs):  # a rounding mode, for example
+        return
+    taken = 0
+    for position, argument in (*enumerate(form.args), *form.kwargs):
+        if position in {place, weight} or (position == 1 and name in _PLAIN):
+            yield from [taken + offset for offset, item in enumerate(_items(argument)) if type(item) is SlotArg]
+        taken += _slots(argument)
+
+
+def _items(argument: Argument) -> Sequence[Argument]:
+    return argument.items if isinstance(argument, ListArg) else (argument,)
+
+
+def _slots(argument: Argument) -> int:
+    return sum([slots_taken(item) for item in _items(argument)])
+
+
+def call_with_tensors(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call) -> Any:
+    """The results of a call whose numbers are tensors, in calls that take such; a list for an op on lists."""
+    match = _NAME.fullmatch(op)
+    assert match is not None
+    if not match["lists"]:
+        return _call_one(match["name"], bool(match["in_place"]), args, kwargs, call)
+    rows = zip(*[_row(argument, len(args[0])) for argument in args], strict=True)
+    return [_call_one(match["name"], bool(match["in_place"]), row, kwargs, call) for row in rows]
+
+
+def _row(argument: Any, count: int) -> Iterable[Any]:
+    return argument if isinstance(argument, list | tuple) else [argument] * count
+
+
+def _call_one(name: str, in_place: bool, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call) -> Any:
+    place, key = _WEIGHT.get(name, (len(args), ""))
+    weight = args[place] if place < len(args) else kwargs.get(key)
+    other = call(_OF_TWO[name], (args[1], args[2])) if name in _OF_TWO else args[1]
+    if weight is not None:
+        other = call(aten.mul.Tensor, (other, weight))
+    packet = getattr(aten, ("add" if name in _OF_TWO else name) + "_" * in_place)
+    return call(packet.Tensor, (args[0], other))

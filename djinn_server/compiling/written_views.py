@@ -1,0 +1,60 @@
+"""Inputs of a region that look into the memory of an input which it writes, such as the transpose of a weight that an optimizer steps.
+
+Compiled code is told of them: it makes such an input from the written one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from djinn_server.compiling.region import Region
+
+
+@attrs.frozen
+class WrittenView:
+    """An input that is a view of a written one.
+
+    Attributes:
+        view, base: their positions among the inputs.
+        offset: first element of the view in the memory of both.
+    """
+
+    view: int
+    base: int
+    offset: int
+
+
+def written_views(region: Region, tensors: Sequence[torch.Tensor]) -> tuple[WrittenView, ...]:
+    """Those of one run: views that are not written themselves, of inputs that lie in memory without gaps."""
+    written = {address_of(tensors[i]): i for i, place in enumerate(region.inputs) if place in region.written}
+    found: list[WrittenView] = []
+    for index, (place, tensor) in enumerate(zip(region.inputs, tensors, strict=True)):
+        base = written.get(address_of(tensor))
+        if base is not None and place not in region.written and _lies_within(tensor, tensors[base]):
+            found.append(WrittenView(index, base, int(tensor.storage_offset())))
+    return tuple(found)
+
+
+def are_followed(aliases: Sequence[WrittenView], tensors: Sequence[torch.Tensor]) -> bool:
+    """True if the inputs of a run are such views."""
+    return all(
+        address_of(tensors[alias.view]) == address_of(tensors[alias.base])
+        and tensors[alias.view].storage_offset() == alias.offset
+        and tensors[alias.base].storage_offset() == 0
+        for alias in aliases
+    )
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Address of a tensor's memory."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _lies_within(tensor: torch.Tensor, base: torch.Tensor) -> bool:
+    if not base.is_contiguous() or base.storage_offset() or tensor.dtype is not base.dtype or not tensor.numel():
+        return False
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.storage_offset() + sum([(size - 1) * step for size, step in steps]) < base.numel()

@@ -1,0 +1,163 @@
+"""Control pipe between an executor and its parent: orders in, reports out; the executor ends when the parent is gone."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from djinn_core.errors import StartupError
+from djinn_core.logs import get_logger
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.wire.executor_reports import Sessions
+from djinn_server.launch.orders import (
+    AssignTenant,
+    Drain,
+    End,
+    Evict,
+    Report,
+    ReportSessions,
+    Start,
+    read_order,
+    to_line,
+)
+from djinn_server.launch.pipe_lines import LineReader, write_line
+
+START_SECONDS = 30.0
+DRAIN_SECONDS = 10.0  # where the executor is terminated by itself, without a limit from its parent
+_WATCH_SECONDS = 1.0
+_DRAIN_STEP_SECONDS = 0.02
+_log = get_logger("djinn.server")
+
+
+class ControlledExecutor(Protocol):
+    """The executor as its parent's orders see it."""
+
+    def sessions(self, number: int) -> Sessions:
+        """The report of that number."""
+
+    def stop_accepting(self) -> None:
+        """Admit no further clients."""
+
+    def evict(self, tokens: Collection[str]) -> None:
+        """End the sessions of clients that were admitted with one of these tokens."""
+
+    def end(self, session: str, reason: str) -> None:
+        """End a session, and what it computes."""
+
+    def assign_tenant(self, tenant: str) -> None:
+        """Work for that tenant."""
+
+    def tick(self) -> None:
+        """Some time has passed: a second at most."""
+
+    @property
+    def idle(self) -> bool:
+        """True if no session is left."""
+
+
+class Control:
+    """Reads orders and writes reports, on the main thread."""
+
+    def __init__(self, orders: int, reports: int) -> None:
+        self._orders = LineReader(orders)
+        self._reports = reports
+        self._reporting = threading.Lock()
+        self._parent = os.getppid()
+        self._wake_receive, self._wake_send = os.pipe()
+        self._deadline: float | None = None
+        self._unused_until: float | None = None
+        self.orphaned = False  # the parent is gone and has not asked for the end
+
+    def catch_signals(self) -> None:
+        """Let SIGTERM drain; SIGINT from a terminal is for the parent, which will say what to do."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupt_mask.ignore()
+        signal.signal(signal.SIGTERM, lambda *_: os.write(self._wake_send, b"t"))
+
+    def read_start(self) -> Start:
+        """The first order.
+
+        Raises:
+            StartupError: it is another one, or none came.
+        """
+        try:
+            line = self._orders.read_line(START_SECONDS)
+        except TimeoutError:
+            line = None
+        order = None if line is None else read_order(line)
+        if not isinstance(order, Start):
+            raise StartupError(
+                "this is the inside of an executor and takes its orders from another process: run `djinn serve` instead"
+            )
+        return order
+
+    def report(self, report: Report) -> None:
+        """Send a report to the parent. Where the parent is gone, nothing is sent, and `run` notices that."""
+        try:
+            with self._reporting:  # lines of several threads do not mix
+                write_line(self._reports, to_line(report))
+        except OSError as error:
+            _log.info("the parent process does not listen any more", error=str(error))
+
+    def run(self, serving: ControlledExecutor, unused_seconds: float = 0.0) -> None:
+        """Follow orders until everything is drained or the parent is gone, or no session has begun after `unused_seconds`, if any."""
+        self._unused_until = time.monotonic() + unused_seconds if unused_seconds else None
+        self._follow_lines(serving)  # what came together with the first order
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._orders.descriptor, selectors.EVENT_READ, lambda: self._follow(serving))
+            selector.register(self._wake_receive, selectors.EVENT_READ, lambda: self._terminate(serving))
+            while not self._finished(serving):
+                for key, _ in selector.select(_WATCH_SECONDS if self._deadline is None else _DRAIN_STEP_SECONDS):
+                    action: Callable[[], bool] = key.data
+                    if not action():
+                        return
+                serving.tick()
+
+    def _finished(self, serving: ControlledExecutor) -> bool:
+        # The pipe alone is not enough: a forked child of the parent may hold its other end open.
+        if os.getppid() != self._parent:
+            _log.info("the parent process is gone")
+            self.orphaned = self._deadline is None
+            return True
+        if self._unused_until is not None:
+            if not serving.idle:
+                self._unused_until = None
+            elif time.monotonic() >= self._unused_until:
+                _log.info("no session has begun")
+                return True
+        return self._deadline is not None and (serving.idle or time.monotonic() >= self._deadline)
+
+    def _follow(self, serving: ControlledExecutor) -> bool:
+        more = self._orders.fill()
+        self._follow_lines(serving)
+        self.orphaned = not more and self._deadline is None
+        return more
+
+    def _follow_lines(self, serving: ControlledExecutor) -> None:
+        while (line := self._orders.next_line()) is not None:
+            order = read_order(line)
+            if isinstance(order, ReportSessions):
+                self.report(serving.sessions(order.number))
+            elif isinstance(order, Evict):
+                serving.evict(order.tokens)
+            elif isinstance(order, End):
+                serving.end(order.session, order.reason)
+            elif isinstance(order, AssignTenant):
+                serving.assign_tenant(order.tenant)
+            elif isinstance(order, Drain):
+                self._drain(serving, order.seconds)
+
+    def _terminate(self, serving: ControlledExecutor) -> bool:
+        os.read(self._wake_receive, 64)
+        self._drain(serving, DRAIN_SECONDS)
+        return True
+
+    def _drain(self, serving: ControlledExecutor, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
+        serving.stop_accepting()

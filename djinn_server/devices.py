@@ -1,0 +1,95 @@
+"""The device that an executor computes on: chosen, opened, described, and the figures of it that are reported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.devices import Device, DeviceRuntime
+from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.wire.messages import DeviceInfo
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.memory.eviction import Decider
+from djinn_server.memory.limited import LimitedRuntime
+
+FALLBACK = "cpu"
+
+
+@attrs.frozen
+class OpenDevice:
+    """A device that this process has opened."""
+
+    capabilities: DeviceCapabilities
+    runtime: DeviceRuntime
+
+    def info(self) -> DeviceInfo:
+        """The device as messages describe it, with its memory as it is now."""
+        memory = self.runtime.memory()
+        known = self.capabilities
+        return DeviceInfo(
+            id=known.id,
+            kind=known.kind,
+            name=known.name,
+            memory=memory.get("total", known.memory),
+            memory_free=memory.get("free", known.memory_free),
+            spill=memory.get("spill", 0),
+            pressure=memory.get("pressure", 0),
+            threads=torch.get_num_threads() if known.kind == FALLBACK else 0,
+            torch=str(torch.__version__),
+            flops=known.flops,
+            bandwidth=known.bandwidth,
+            dtypes=tuple(sorted(known.dtypes)),
+            unsupported=tuple(sorted(known.unsupported)),
+        )
+
+
+def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
+    """Open the device called `wanted` (`cuda:0`, or `cuda` for its first); empty: the first that is not a CPU, or else one.
+
+    Raises:
+        StartupError: there is no such device, or it does not work; the message names those that there are.
+    """
+    kind, _, index_text = (wanted or _best(devices)).partition(":")
+    device = next((d for d in devices if d.name == kind), None)
+    if device is None or not (index_text or "0").isdigit():
+        kinds = ", ".join(d.name for d in devices) or "none"
+        raise StartupError(
+            f"there is no device {wanted!r} here (kinds of device: {kinds}). Other kinds come with plugins, such as those in "
+            "plugins/devices of the checkout; `djinn plugins` shows what is installed"
+        )
+    index = int(index_text or 0)
+    found = device.discover()
+    if index >= len(found):
+        present = ", ".join(c.id for c in found) or f"no {kind} device"
+        raise StartupError(f"there is no device {kind}:{index} on this machine, which has {present}")
+    return OpenDevice(found[index], device.open(index))
+
+
+def limited(device: OpenDevice, memory: int, disk: DiskQuota, decider: Decider) -> OpenDevice:
+    """The device with at most `memory` bytes for what sessions hold, evicted as `decider` says; 0: as it is."""
+    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk, decider)) if memory else device
+
+
+def _best(devices: Sequence[Device]) -> str:
+    present = (device.name for device in devices if device.name != FALLBACK and device.discover())
+    return next(present, FALLBACK)
+
+
+def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
+    """The device's memory figures in bytes, as `device_total` and so on, and its number of processors."""
+    memory = {f"device_{name}": int(value) for name, value in runtime.memory().items()}
+    if runtime.device.type == "cpu":
+        return memory | {"multi_processor_count": os.cpu_count() or 1}
+    properties = torch.get_device_module(runtime.device.type).get_device_properties(runtime.device)
+    names = ("multi_processor_count", "major", "minor")
+    return memory | {name: int(getattr(properties, name, 0)) for name in names}
+
+
+def reset_device_peak(device: torch.device) -> None:
+    """Have the device's allocator count its peak again, where it has one."""
+    if device.type != "cpu":
+        torch.get_device_module(device.type).reset_peak_memory_stats(device)

@@ -1,0 +1,581 @@
+"""The executor process: one device, and the sessions that compute on it.
+
+It is started by a parent (`djinn_server.launch`), which tells it over pipes what to be, and it ends with that parent. It
+never registers `remote_accelerator`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import secrets
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import attrs
+import msgspec
+import torch
+
+from djinn_core import logs
+from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
+from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.launchers import Badge
+from djinn_core.hookspecs.transports import Connection, Limits, Listener
+from djinn_core.ir.operators import operators_digest
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.protocol.addresses import SOCKET_NAME, transport_for
+from djinn_core.protocol.delivery.session_channel import SessionChannel
+from djinn_core.protocol.net.striping import StripingConnection
+from djinn_core.registry.kinds import EXECUTOR_KINDS
+from djinn_core.registry.registry import Registry, load_where_started
+from djinn_core.settings import PARALLEL_CONNECTIONS_LIMIT
+from djinn_core.system.private_directories import remove_abandoned
+from djinn_core.system.role import become_server
+from djinn_core.wire.executor_reports import Ready, Sessions
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import Attached
+from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
+from djinn_server.admission_policies import AdmissionPolicies, ExecutorLimits
+from djinn_server.attach import AdmittedClient, admit, attached
+from djinn_server.compiling.compilation_queue import CompilationQueue, chosen
+from djinn_server.context import ExecutorContext
+from djinn_server.control import Control
+from djinn_server.devices import FALLBACK, OpenDevice, limited, open_device
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.events import ServerEvents
+from djinn_server.executor_metrics import metered
+from djinn_server.handshake import complain, instance, refuse, send_message
+from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
+from djinn_server.launch.listen_addresses import listening_transports
+from djinn_server.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
+from djinn_server.launch.tickets import TicketChecker
+from djinn_server.malloc_trim import keep_few_arenas, keep_freed_for_next_run, set_start_aside
+from djinn_server.memory.eviction import decider
+from djinn_server.parallel_groups import ParallelGroups
+from djinn_server.peers.exchange import PeerListener, serve_control_channel
+from djinn_server.peers.inbox import PeerConnection
+from djinn_server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
+from djinn_server.recovery.journal import SessionIdentity, remove_stale
+from djinn_server.recovery.leased_connection import CrashLoop, Leases
+from djinn_server.rlimits import confine
+from djinn_server.session import ExecutorSession
+from djinn_server.session_registry import ServedSession, SessionEntry, SessionRegistry
+from djinn_server.shared_device import SharedDevice
+from djinn_server.tenancy import Tenancy
+from djinn_server.weights.store import WeightStore
+from djinn_server.weights.weight_reader import WeightReader
+
+SessionFactory = Callable[[ExecutorContext, WeightStore | None, PeerListener], ServedSession]
+_LAST_EVENTS_SECONDS = 1.5  # less than its parent waits for its end
+_log = logs.get_logger("djinn.server")
+
+
+class Executor:
+    """Admits clients with valid tickets and gives each a session on the device."""
+
+    def __init__(
+        self,
+        device: OpenDevice,
+        context: ExecutorContext,
+        registry: Registry,
+        tickets: TicketChecker,
+        new: SessionFactory,
+        config: ExecutorConfig = ExecutorConfig(),  # noqa: B008 - a value
+        store: WeightStore | None = None,
+    ) -> None:
+        self._device = device
+        self._device_id = device.capabilities.id
+        self._context = context
+        self._config = config
+        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts, _folders(context, config.models))
+        self._registry = registry
+        self._tickets = tickets
+        self._new_session = new
+        self._roster = SessionRegistry()
+        self._parallel = ParallelGroups()
+        self._leases = Leases(config.recovery, context.usage, context.disk)
+        tls = None if config.network is None else config.network.tls
+        self._peer_listener = PeerListener(registry.transports, tls, self._leases.patience)
+        self._listeners: list[Listener] = []
+        self._limits = ExecutorLimits(context.usage, config.admission, self._leases.next_lease_end)
+        self._full_at = 0.0
+        self.tell: Callable[[Report], None] = lambda _: None
+        self._accepting = True
+        self._door = threading.Lock()
+        self._inside = 0  # sessions, those included that are just being made
+
+    def listen(self, directory: str) -> tuple[str, ...]:
+        """Listen at a socket in `directory`, and as configured with transports that clients reach directly; the URLs.
+
+        Raises:
+            TransportError: an address cannot be bound.
+            PluginError: there is no local transport.
+        """
+        own = f"unix://{directory}/{SOCKET_NAME}"
+        self._listeners.append(transport_for(own, self._registry.transports).listen(own, Limits(), self.serve))
+        network = self._config.network
+        unnamed: list[Listener] = []
+        for one in (
+            () if network is None else listening_transports(self._registry.transports, network.tls, network.listen_at)
+        ):
+            if not one.transport.capabilities.relayed:
+                self._listeners.append(one.transport.listen(one.url(0), Limits(), self.serve))
+                if one.transport.capabilities.named_only:
+                    unnamed.append(self._listeners[-1])
+        # What has to be named is left out: the user does not see how executors reach each other.
+        self._peer_listener.urls = tuple(listener.url for listener in self._listeners if listener not in unnamed)
+        return tuple(listener.url for listener in self._listeners)
+
+    def serve(self, connection: Connection) -> None:
+        """One connection from its first message to its last, in a thread of its own."""
+        admitted = admit(connection, self._tickets, self._peer_listener, self._context)
+        if admitted is None:
+            return
+        if isinstance(admitted, PeerConnection):
+            _serve_peer(admitted, connection)
+            return
+        if isinstance(admitted, Resume):
+            self._resume(connection, admitted)
+            return
+        if isinstance(admitted, ControlAttach):
+            self._serve_control_channel(connection, admitted)
+            return
+        if isinstance(admitted, ParallelAttach):
+            self._attend_parallel(connection, admitted)
+            return
+        if not self._accepting:
+            refuse(connection, "the executor is shutting down: connect again later")
+            return
+        with self._door:  # one after the other: many who come at once are not all the last one
+            self._tenancy.assign(admitted.grant.badge)
+            request, refusal = self._within_limits(admitted)
+            if refusal is not None and refusal.kind == "full":
+                self.full(refusal.reason)
+            self._inside += refusal is None
+        if refusal is None:
+            try:
+                refusal = self._context.policies.decide(request)  # which may take a while: others come meanwhile
+                if refusal is None:
+                    self._begin(connection, admitted)
+                    return
+            finally:
+                self._left()
+        self._context.events.note(
+            "session_refused", why=refusal.kind, tenant=request.tenant, key=request.key, client=request.client
+        )
+        refuse(connection, refusal.reason, retry=refusal.after is not None, retry_after=refusal.after or 0.0)
+
+    def _within_limits(self, admitted: AdmittedClient) -> tuple[AdmissionRequest, AdmissionRefusal | None]:
+        """A client's request for a session, and why the built-in limits refuse it."""
+        badge = admitted.grant.badge
+        request = self._context.request(SESSION, self._client(badge, admitted.grant.client), self._inside)
+        reason = self._tenancy.refusal(badge)
+        if reason:
+            return request, AdmissionRefusal(reason, kind="tenant")
+        return request, self._limits.decide(request)
+
+    def _begin(self, connection: Connection, admitted: AdmittedClient) -> None:
+        """A session from its beginning to its end."""
+        grant = admitted.grant
+        owner = SessionIdentity(secrets.token_hex(16), grant.client, secrets.token_urlsafe(32), grant.badge)
+        leased = self._leases.lease(owner, connection) if self._leases.seconds else None
+        talk = leased or PlainExecutorChannel(connection)
+        self._converse(owner, talk, connection, self._attached(owner, admitted))
+
+    def _resume(self, connection: Connection, asked: Resume) -> None:
+        """Let a client go on with a session that is here, or that an executor before this one has left."""
+        try:
+            found = self._leases.recover(connection, asked, self._assign_recovered)
+        except QuotaExceeded as error:
+            _log.warning("a session is not recovered now", session=asked.session, reason=str(error))
+            refuse(connection, str(error), retry=True)
+            return
+        except (SessionLost, OSError) as error:
+            _log.error("a session cannot be recovered", session=asked.session, error=str(error))
+            self._context.usage.count("recovery_failures")
+            crashes_executors = isinstance(error, CrashLoop)
+            refuse(connection, f"the session cannot be recovered: {error}", crashes_executors=crashes_executors)
+            return
+        if found is None:
+            resumed = lambda: self._context.events.note("session_resumed", session=asked.session)  # noqa: E731 - of this one
+            self._accept_parallel(connection, asked.session)
+            self._leases.serve(connection, asked, resumed)
+            return
+        owner, leased, taken = found
+        _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
+        self._context.usage.count("sessions_recovered")
+        self._context.usage.count("replayed_frames", taken)
+        with self._door:
+            self._inside += 1
+        try:
+            self._converse(owner, leased, connection, Resumed(taken, instance()))
+        finally:
+            self._left()
+
+    def _assign_recovered(self, badge: Badge) -> str:
+        """Work for the tenant of a session that is to be recovered; the reason why it cannot be now, empty if it can."""
+        reason = self._tenancy.refusal_to_recover(badge)
+        if reason:
+            return reason
+        self._tenancy.assign(badge)
+        return self._tenancy.refusal(badge) or self._context.usage.may_begin(self._inside)
+
+    def _left(self) -> None:
+        with self._door:
+            self._inside -= 1
+        self._room_again()  # not before: the gateway sends the next client at once
+
+    def _serve_control_channel(self, connection: Connection, asked: ControlAttach) -> None:
+        """Let a client say something beside its session; a wrong secret is answered like no such session."""
+        session = self._roster.session(asked.session)
+        if not self._leases.knows(asked.session, asked.secret) or not isinstance(session, ExecutorSession):
+            refuse(connection, "there is no such session (any more)")
+            return
+        serve_control_channel(connection, session.exchange)
+
+    def _attend_parallel(self, connection: Connection, asked: ParallelAttach) -> None:
+        """Have a connection carry large buffers of a session until it ends; a wrong secret is answered like no such session."""
+        if not self._leases.knows(asked.session, asked.secret) or not isinstance(connection, StripingConnection):
+            refuse(connection, "there is no such session (any more)")
+        elif not self._parallel.add(asked.session, asked.group, connection):
+            refuse(connection, f"a session has at most {PARALLEL_CONNECTIONS_LIMIT} parallel connections")
+        else:
+            try:
+                send_message(connection, Resumed(0))
+            except TransportError:
+                connection.close()  # which `attend` sees
+            self._parallel.attend(asked.session, asked.group, connection)
+
+    def _accept_parallel(self, connection: Connection, session: str) -> None:
+        if isinstance(connection, StripingConnection):
+            connection.accept_parallel(partial(self._parallel.take, session))
+
+    def _converse(
+        self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
+    ) -> None:
+        name, client = owner.session, owner.client
+        known = self._client(owner.badge, client)
+        events = self._context.events.bound(session=name, **known)
+        session = self._new_session(
+            attrs.evolve(self._context, events=events, client=known), self._tenancy.store, self._peer_listener
+        )
+        events.note("session_began", recovered=isinstance(greeting, Resumed))
+        began = time.monotonic()
+        try:
+            with (
+                self._roster.enter(SessionEntry(name, client, session, owner.badge.token, talk)),
+                _log_session(talk, name, client, partial(self._context.usage.count_as, "sessions_closed")),
+            ):
+                self._accept_parallel(connection, name)
+                send_message(connection, greeting)
+                talk.resend()
+                session.serve(talk)
+        finally:
+            events.note("session_ended", duration=time.monotonic() - began)
+            self._leases.end(name)
+            session.close()
+            self._context.trimmer.soon()
+
+    def _attached(self, owner: SessionIdentity, admitted: AdmittedClient) -> Attached:
+        caches_weights, leases = self._tenancy.store is not None, self._leases
+        said = attached(
+            owner.session,
+            os.getpid(),
+            self._device.info(),
+            admitted.operators,
+            caches_weights=caches_weights,
+            weight_sources=self._context.weights.schemes,
+        )
+        if not leases.seconds:
+            return said
+        return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
+
+    def _client(self, badge: Badge, client: str) -> dict[str, str]:
+        """Facts about a client for observers and policies."""
+        return {"tenant": badge.tenant, "key": badge.token, "client": client, "device": self._device_id}
+
+    def sessions(self, number: int) -> Sessions:
+        """The sessions that run now, with usage figures."""
+        tokens = self._roster.tokens()
+        holdings = self._context.usage.holdings()
+        figures = metered(self._context, self._tenancy.store, self._leases, holdings)
+        return Sessions(number, self._device.info(), self._roster.statuses(holdings), figures, tokens)
+
+    def evict(self, tokens: Collection[str]) -> None:
+        """End the sessions of clients that were admitted with one of these tokens (their ids)."""
+        for entry in self._roster.of_tokens(tokens):
+            self._context.usage.count_as("sessions_closed", "token")
+            _log.warning("a session is ended: its token is not good any more", session=entry.id, client=entry.client)
+            if entry.connection is not None:
+                _part(
+                    entry.connection, "the token that you came with has been revoked or has expired: ask for a new one"
+                )
+                entry.connection.close()
+
+    def end(self, session: str, reason: str) -> None:
+        """End a session, and what it computes."""
+        entry = self._roster.entry(session)
+        if entry is None or entry.connection is None:
+            return
+        _log.warning("a session is ended", session=entry.id, client=entry.client, reason=reason)
+        self._context.usage.count_as("sessions_closed", "killed")
+        entry.session.stop()
+        _part(entry.connection, reason)
+        entry.connection.close()
+
+    def full(self, reason: str) -> None:
+        """Report that no client is admitted for now: the gateway, which is less busy, refuses clients for `FULL_SECONDS`."""
+        if time.monotonic() - self._full_at > FULL_SECONDS / 2:
+            self._full_at = time.monotonic()
+            self.tell(Full(reason))
+
+    def _room_again(self) -> None:
+        """A session has ended."""
+        if self._full_at:
+            self._full_at = 0.0
+            self.tell(Full(""))
+
+    def assign_tenant(self, tenant: str) -> None:
+        """Work for that tenant."""
+        self._tenancy.assign_tenant(tenant)
+
+    def tick(self) -> None:
+        """Some time has passed."""
+        self._context.usage.account.tick()
+
+    @property
+    def idle(self) -> bool:
+        """True if no session is left."""
+        return self._roster.empty
+
+    def stop_accepting(self) -> None:
+        """Admit no further clients. Calling it again does nothing."""
+        self._accepting = False
+        self._leases.expire()
+        while self._listeners:
+            self._listeners.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop_accepting()
+        for entry in self._roster.entries():
+            if entry.connection is not None:
+                _part(entry.connection, "the server was stopped", stopped=True)
+                entry.connection.close()
+        self._context.events.close(_LAST_EVENTS_SECONDS)
+
+
+def _folders(context: ExecutorContext, models: ModelConfig) -> Sequence[Callable[[str], None]]:
+    """Give a tenant its folders for weights; called with its name."""
+    found: list[Callable[[str], None]] = []
+    if models.saving is not None:
+        found.append(partial(context.weights.save_in, models.saving, context.disk))
+    if models.published is not None and models.publish_hours:
+        longest = models.publish_hours * 3600
+        found.append(partial(context.weights.publish_in, models.published, longest, context.disk))
+    return found
+
+
+def _serve_peer(peer: PeerConnection, connection: Connection) -> None:
+    try:
+        peer.serve(connection)
+    except TransportError as error:
+        _log.debug("another executor hung up", source=peer.source, error=str(error))
+    except ProtocolError as error:
+        _log.warning("another executor was turned away: it does not follow the protocol", error=str(error))
+        complain(connection, str(error))
+
+
+@contextmanager
+def _log_session(connection: SessionChannel, name: str, client: str, closed: Callable[[str], None]) -> Iterator[None]:
+    """Log how a session began and ended; what goes wrong in it ends this connection and nothing else.
+
+    `closed` is told why, if it is this end that ends it.
+    """
+    log = _log.bind(session=name)
+    log.info("session began", client=client)
+    try:
+        with logs.in_context(session=name):
+            yield
+    except ProtocolError as error:
+        closed("protocol")
+        log.warning("session broken off: the client does not follow the protocol", error=str(error))
+        _part(connection, str(error))
+    except QuotaExceeded as error:
+        closed("quota")
+        log.warning("session broken off: its tenant has used up what it may", reason=str(error))
+        _part(connection, f"the server ended this session: {error}")
+    except TransportError as error:
+        log.info("session ended with its connection", error=str(error))
+    except Exception as error:
+        closed("error")
+        log.exception("session ended by an error of the executor's own", error=repr(error))
+        _part(connection, f"the executor failed: {error!r}; its log has the details")
+    else:
+        log.info("session ended")
+
+
+def _part(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:
+    """Say why a session ends, if its client is still there. `stopped`: as in `Broken`."""
+    connection.expire()
+    complain(connection, reason, stopped=stopped)
+
+
+def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int:
+    """Be an executor until it is time to end; the exit status.
+
+    Args:
+        device: name of the device, or an empty string for the best.
+        reports: file descriptor to report on. Orders come on the standard input.
+        new: makes a session on the device.
+    """
+    become_server("executor")
+    keep_few_arenas()
+    keep_freed_for_next_run()
+    if sys.stderr is not None:
+        faulthandler.enable(all_threads=False)  # a kernel that crashes leaves no more than a signal otherwise
+    control = Control(_take_standard_input(), reports)
+    control.catch_signals()
+    start = control.read_start()
+    try:
+        logs.show(start.config.log.level)
+        logs.set_debug_level(start.config.log.debug)
+        opened = _open(device, start, new)
+        start = start.without_secrets()
+        with opened as executor:
+            executor.tell = control.report
+            operators_digest()  # takes 0.06 s, for which the first client would wait
+            urls = executor.listen(start.directory)
+            control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
+            _log.info("executor is ready", urls=urls, process=os.getpid())
+            remove_abandoned(Path(start.directory).parent)
+            set_start_aside()
+            control.run(executor, start.config.unused_seconds)
+            if control.orphaned and start.config.recovery.outlives_parent:
+                shutil.rmtree(start.directory, ignore_errors=True)
+                os._exit(1)  # clients are told nothing, and journals stay for the executor in its place
+    except Exception as error:
+        expected = isinstance(error, DjinnError)
+        if not expected:
+            _log.exception("executor failed", error=repr(error))
+        control.report(Failed(str(error) if expected else f"the executor failed: {error!r}; its log has the details"))
+        return 1
+    finally:
+        shutil.rmtree(start.directory, ignore_errors=True)
+    _log.info("executor ends", process=os.getpid())
+    return 0
+
+
+def _open(device: str, start: Start, new: SessionFactory) -> Executor:
+    config = start.config
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    registry = load_plugins(config)
+    disk, policy = DiskQuota(), decider(registry, config.memory.policy)
+    opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
+    events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)
+    events.observe_with(registry)
+    weights = WeightReader(registry.weight_sources, config.permissions, registry.weight_formats)
+    context = ExecutorContext(
+        SharedDevice(opened.runtime),
+        weights=weights,
+        disk=disk,
+        events=events,
+        policies=policies,
+        idle_seconds=config.memory.idle_minutes * 60,
+        ahead_bytes=config.memory.ahead,
+    )
+    if opened.capabilities.kind == FALLBACK:
+        confine(opened.capabilities.memory)
+    begin_compiling(context, registry, config.compilers)
+    if config.batch_sessions:
+        begin_batching(context)
+    if config.recovery.journals is not None:
+        remove_stale(config.recovery.journals)
+    store = _open_store(config.store, disk)
+    return Executor(opened, context, registry, TicketChecker(start.key), new, start.without_secrets().config, store)
+
+
+def load_plugins(config: ExecutorConfig) -> Registry:
+    """The objects of the plugins that an executor uses.
+
+    Raises:
+        PluginError: one that is wanted cannot be used.
+    """
+    return load_where_started(config.plugins, builtins=builtin_plugins(EXECUTOR_KINDS), kinds=EXECUTOR_KINDS)
+
+
+def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequence[str]) -> None:
+    """Have hot templates of the device compiled by the compilers called `names`; none: nothing is compiled.
+
+    Raises:
+        StartupError: there is no such compiler.
+    """
+    if names:
+        context.device.compiling = CompilationQueue(chosen(registry.compilers, names), context.device.runtime)
+        context.device.compiling.prepare()
+
+
+def begin_batching(context: ExecutorContext) -> None:
+    """Run programs of several sessions together.
+
+    Raises:
+        StartupError: the executor does something that excludes this.
+    """
+    device = context.device
+    others = {"--compile": device.compiling, "--memory-gib": device.ledger, "a simulated device": device.timekeeper}
+    for name, other in others.items():
+        if other is not None:
+            raise StartupError(f"--batch-sessions and {name} exclude each other: leave one of them out")
+    device.begin_batching()
+
+
+def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:
+    if config.directory is None:
+        return None
+    try:
+        store = WeightStore(config.directory, config.limit, disk)
+    except OSError as error:
+        _log.warning("weights are not kept: their directory cannot be used", error=str(error))
+        return None
+    if config.warm:
+        store.lend(config.warm)
+    return store
+
+
+def _take_standard_input() -> int:
+    """A private descriptor of the parent's orders; what other code prints goes to the log."""
+    orders = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return orders
+
+
+def main(arguments: Sequence[str] | None = None, new: SessionFactory = ExecutorSession) -> None:
+    """Run an executor and end the process, without waiting for threads that may be deep inside an op."""
+    parser = argparse.ArgumentParser(prog="djinn executor", description="Started by djinn itself.")
+    parser.add_argument("--device", default="")
+    parser.add_argument("--report-fd", type=int, required=True)
+    options = parser.parse_args(arguments)
+    try:
+        status = run(options.device, options.report_fd, new)
+    except DjinnError as error:
+        sys.stderr.write(f"{error}\n")
+        status = 2
+    sys.stderr.flush()
+    os._exit(status)

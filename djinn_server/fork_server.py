@@ -1,0 +1,168 @@
+"""The process that executors are forked from (`djinn_server.launch.fork_server_client`): it imports what they need, and serves a socket.
+
+It is one thread, holds no device, outlives the process that had it started, and ends when there was no executor for a while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from djinn_core.system.files import CLOEXEC
+from djinn_core.system.processes import lock_file
+from djinn_core.system.role import become_server
+from djinn_server.launch.executor_config import ExecutorConfig, decode_config
+
+assert sys.platform == "linux", "elsewhere each executor is started anew"
+_MOST_BYTES = 8 << 20  # of an order
+_ORDER_SECONDS = 10.0
+
+
+class ForkServer:
+    """Forks executors for those who connect to a socket, and tells each how its executor ends."""
+
+    def __init__(self, place: Path, seconds: float) -> None:
+        """Listen at `place`; without an executor for so many `seconds`, `serve` returns.
+
+        Raises:
+            OSError: it cannot listen there.
+        """
+        self._seconds = seconds
+        place.unlink(missing_ok=True)
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(place))
+        self._listening.listen(64)
+        self._running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of a process: its id, who is told
+        self._events = select.poll()
+        self._events.register(self._listening, select.POLLIN)
+
+    def serve(self) -> list[str] | None:
+        """Fork until there was no executor for a while. In each fork the arguments of its executor are returned; here, None."""
+        while True:
+            found = self._events.poll(None if self._running else self._seconds * 1000)
+            if not found and not self._running:
+                return None
+            for ready, _ in found:
+                if ready in self._running:
+                    self._tell_end(ready)
+                elif (arguments := self._take_order()) is not None:
+                    return arguments
+
+    def _tell_end(self, ready: int) -> None:
+        process, told = self._running.pop(ready)
+        self._events.unregister(ready)
+        os.close(ready)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        with told, contextlib.suppress(OSError):  # its parent is gone
+            told.sendall(b"%d\n" % status)
+
+    def _take_order(self) -> list[str] | None:
+        """Arguments of an executor, in its process."""
+        told, _ = self._listening.accept()
+        told.settimeout(_ORDER_SECONDS)
+        given: list[int] = []
+        try:
+            head, given, _, _ = socket.recv_fds(told, 4, 8)
+            order = json.loads(_received(told, int.from_bytes(head, "little")))
+            process = os.fork()
+            if not process:
+                return self._begin(order, given, told)
+            descriptor = os.pidfd_open(process)
+            self._running[descriptor] = process, told
+            self._events.register(descriptor, select.POLLIN)
+            with contextlib.suppress(OSError):  # its parent is gone: it sees that and ends
+                told.sendall(b"%d\n" % process)
+        except (OSError, ValueError):
+            told.close()
+        finally:
+            for number in given:  # in a fork they have other numbers by now
+                with contextlib.suppress(OSError):
+                    os.close(number)
+        return None
+
+    def _begin(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
+        """Become the executor's process, or end: its streams, descriptors, folder and environment."""
+        try:
+            return self._become(order, given, told)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _become(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
+        told.close()
+        self._listening.close()
+        for descriptor, (_, other) in self._running.items():
+            os.close(descriptor)
+            other.close()
+        stdin, stderr, *kept = given
+        os.dup2(stdin, 0)
+        os.dup2(stderr, 2)
+        kept = [os.dup(number) for number in kept]
+        os.setpgid(0, 0)
+        os.chdir(order["folder"])
+        os.environ.clear()
+        os.environ.update(order["environment"])
+        time.tzset()
+        return [*order["arguments"], "--report-fd", str(kept[0])]
+
+
+def _received(told: socket.socket, length: int) -> bytes:
+    """So many bytes.
+
+    Raises:
+        OSError, ValueError: they do not come, or are too many.
+    """
+    if not 0 < length <= _MOST_BYTES:
+        raise ValueError("an order of no size")
+    with told.makefile("rb") as file:
+        return file.read(length)
+
+
+def main() -> None:
+    """Import, and serve; in forks, be an executor."""
+    parser = argparse.ArgumentParser(prog="djinn prepared", description="Started by djinn itself.")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    options = parser.parse_args()
+    lock = os.open(f"{options.socket}.lock", os.O_RDWR | os.O_CREAT | CLOEXEC, 0o600)
+    try:
+        lock_file(lock)
+    except BlockingIOError:
+        sys.exit(0)  # there is one
+    config = decode_config(sys.stdin.buffer.read())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _serve(options.socket, options.seconds, lock, config)
+
+
+def _serve(place: Path, seconds: float, lock: int, config: ExecutorConfig) -> NoReturn:
+    gc.disable()  # as in the entry of an executor process
+    become_server("executor")
+    importlib.import_module("structlog.dev")
+    executor = importlib.import_module("djinn_server.executor")
+    executor.load_plugins(config)
+    executor.operators_digest()  # forks inherit the list
+    gc.freeze()  # a collection in a fork would copy all of it
+    arguments = ForkServer(place, seconds).serve()
+    if arguments is None:
+        place.unlink(missing_ok=True)
+        os._exit(0)
+    os.close(lock)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    executor.main(arguments)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Admission of connections at the gateway: a client with a valid token gets a ticket, a relay or a status."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import DjinnError, ProtocolError, StartupError, TransportError
+from djinn_core.hookspecs.admission import CONNECTION, AdmissionRequest
+from djinn_core.hookspecs.assignment import AssignmentRequest
+from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
+from djinn_core.hookspecs.launchers import TICKET_SECONDS, Badge, Launched
+from djinn_core.hookspecs.transports import Connection, Limits, PeerCertified, PeerNamed, Transport
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import transport_for
+from djinn_core.protocol.tls_transports import trusting
+from djinn_core.registry.version import djinn_version
+from djinn_core.wire.messages import (
+    PROTOCOL_VERSION,
+    AnyMessage,
+    Attach,
+    Hello,
+    Kill,
+    Killed,
+    StatusRequest,
+    Welcome,
+)
+from djinn_core.wire.resume_messages import ControlAttach, Resume
+from djinn_server.admission_policies import AdmissionPolicies, ConnectionRate
+from djinn_server.gateway.assignment import Assigner
+from djinn_server.gateway.context import GatewayContext
+from djinn_server.gateway.relay import Relays, relay, relay_directions
+from djinn_server.gateway.server_status import status_of
+from djinn_server.handshake import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
+from djinn_server.malloc_trim import MemoryTrimmer
+from djinn_server.rate_limit import Bucket
+
+HELLO_SECONDS = 5.0  # for a client's first message, which it sends as soon as it is connected
+REFUSAL_SECONDS = (
+    0.05,
+    0.25,
+)  # pause before a refusal, at random: it slows guessing down and hides how long a check took
+WRONG_A_SECOND = 20.0
+_FIRST: Final = "the first message must be one that shows a token"
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class Admission:
+    """Admits clients with valid credentials: to an executor, by a ticket and where necessary a relay, or to the status.
+
+    Attributes:
+        transports: those with which executors are reached.
+        rate: limits how often tenants connect.
+        policies: admission policies of plugins.
+        assigner: chooses the executors of new sessions.
+        relays: limits the relayed connections of each tenant.
+        trimmer: returns memory to the system after connections have ended.
+        wrong: limits how often wrong tokens are answered; clients with valid ones never wait.
+    """
+
+    context: GatewayContext
+    transports: tuple[Transport, ...]
+    rate: ConnectionRate = attrs.field(factory=ConnectionRate)
+    policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
+    assigner: Assigner = attrs.field(factory=Assigner)
+    relays: Relays = attrs.field(factory=Relays)
+    trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
+    wrong: Bucket = attrs.field(factory=lambda: Bucket(WRONG_A_SECOND, 5 * WRONG_A_SECOND))
+
+    def serve(self, connection: Connection) -> None:
+        """Serve one connection until it ends, in a thread of its own."""
+        connection.limits = UNAUTHENTICATED_LIMITS
+        self.context.events.note("connected", peer=_peer(connection))
+        self.trimmer.soon()
+        with self.context.unauthenticated.entered(connection):
+            message = self._first_message(connection)
+            if message is None:
+                return
+            identity = self._identify(connection, message)
+        if identity is None or not isinstance(message, Hello | StatusRequest | Kill):
+            return
+        try:
+            if isinstance(message, Kill):
+                self._kill(connection, message, identity)
+            elif isinstance(message, StatusRequest):
+                self.context.events.note("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
+                connection.limits = Limits()  # a status is longer than what clients without a token are sent
+                send_message(connection, status_of(self.context, self.assigner.policy.name, _scope(identity)))
+            else:
+                self._welcome(connection, message, identity)
+        except TransportError as error:
+            _log.info("a connection ended", error=str(error))
+        except ProtocolError as error:
+            _log.warning("a connection was closed that does not follow the protocol", error=str(error))
+            complain(connection, str(error))
+
+    def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
+        """The identity of the client by its first message; None: it was refused."""
+        if not isinstance(message, Hello | StatusRequest | Kill):
+            self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
+            return None
+        certificate = connection.certificate if isinstance(connection, PeerCertified) else b""
+        identity = self.context.authentication.identify(Credentials(message.token, certificate, _peer(connection)))
+        if isinstance(identity, Denial):
+            self._refuse(connection, identity, type(message).__name__)
+            return None
+        if message.protocol != PROTOCOL_VERSION:
+            self._refuse(connection, Denial(_versions(message), "version"), type(message).__name__, identity)
+            return None
+        if identity.monitor and not isinstance(message, StatusRequest):
+            denied = Denial("this token is valid for watching the server only", "monitor")
+            self._refuse(connection, denied, type(message).__name__, identity)
+            return None
+        denial = self._denial(connection, message, identity)
+        if denial is not None:
+            self._refuse(connection, denial, type(message).__name__, identity)
+            return None
+        return identity
+
+    def _denial(
+        self, connection: Connection, message: Hello | StatusRequest | Kill, identity: Identity
+    ) -> Denial | None:
+        """The denial of a client with valid credentials, which may not connect now; None: it may."""
+        request = AdmissionRequest(
+            CONNECTION,
+            identity.tenant,
+            identity.key,
+            identity.monitor,
+            peer=_peer(connection),
+            quota=identity.quota,
+        )
+        refusal = self.rate.decide(request)
+        if refusal is None and isinstance(message, Hello):
+            refusal = self.policies.decide(attrs.evolve(request, client=message.client, device=message.device))
+        if refusal is None:
+            return None
+        return Denial(refusal.reason, refusal.kind, refusal.after is not None, refusal.after or 0.0)
+
+    def _refuse(
+        self, connection: Connection, denial: Denial, asked: str, who: Identity | None = None, client: str = ""
+    ) -> None:
+        if who is None and self.wrong.take():
+            self.context.events.note("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
+            return  # without a reply: a client that has a token does not send hundreds of wrong ones
+        known = {} if who is None else {"tenant": who.tenant, "key": who.key}
+        known |= {"client": client} if client else {}
+        self.context.events.note("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
+        if who is None:
+            time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
+        refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
+
+    def _first_message(self, connection: Connection) -> AnyMessage | None:
+        try:
+            return receive_message(connection, HELLO_SECONDS)
+        except TimeoutError:
+            self.context.events.note("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
+        except ProtocolError as error:
+            self.context.events.note("refused", why="protocol", peer=_peer(connection))
+            _log.warning("a connection was closed that does not follow the protocol", error=str(error))
+            complain(connection, str(error))
+        except TransportError as error:
+            _log.info("a connection ended before it asked for anything", error=str(error))
+        return None
+
+    def _kill(self, connection: Connection, kill: Kill, identity: Identity) -> None:
+        """End a session that the client may see."""
+        shown = self.context.tenants.statuses(_scope(identity))
+        sessions = [session for executor in shown for session in executor.sessions]
+        found = {s.session: s.client for s in sessions if s.session.startswith(kill.session)}
+        if len(found) != 1 or not kill.session:
+            several = f"{len(found)} sessions begin with" if found else "there is no session that begins with"
+            reason = f"{several} {kill.session!r}: `djinn status --json` shows their whole names"
+            self._refuse(connection, Denial(reason, "no_such_session"), "Kill", identity)
+            return
+        ((session, client),) = found.items()
+        facts = {"session": session, "client": client, "tenant": identity.tenant, "key": identity.key}
+        self.context.events.note("killed", **facts, peer=_peer(connection))
+        who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
+        self.context.tenants.end(session, f"it was ended by {who}, with `djinn kill`")
+        send_message(connection, Killed(session, client))
+
+    def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
+        pool = self.context.tenants.start_pool(identity.tenant, identity.quota.memory)
+        if isinstance(pool, Refusal):
+            self._refuse(connection, _denied(pool), "Hello", identity, hello.client)
+            return
+        newcomer = AssignmentRequest(identity.tenant, (), hello.client, hello.device, hello.hint, identity.quota)
+        others = self.context.tenants.others(identity.tenant)
+        found = pool.assign(newcomer, self.assigner, others, counts=not hello.secondary)
+        if isinstance(found, Refusal):
+            self._refuse(connection, _denied(found), "Hello", identity, hello.client)
+            return
+        number, executor = found
+        ready = executor.ready
+        if hello.torch != ready.torch:
+            _log.warning("client and server run different torch", client=hello.torch, server=ready.torch)
+        if identity.key:
+            self.context.keys.add(identity.key)
+        facts = {"tenant": identity.tenant, "key": identity.key, "client": hello.client}
+        where = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
+        self.context.events.note("admitted", **facts, **where)
+        badge = Badge(identity.tenant, identity.key, identity.quota)
+        try:
+            ticket = executor.issue_ticket(hello.client, badge=badge)
+        except StartupError as error:  # its machine does not answer, or it has just died
+            _log.error("an executor cannot let a client in", executor=executor.process_id, error=str(error))
+            refuse(connection, "the executor cannot be reached: connect again", retry=True)
+            return
+        offered = (ready.device, self.context.urls, pool.devices, number)
+        welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered, executor.fingerprint)
+        send_message(connection, welcome)
+        attach = _receive_attach(connection)
+        if attach is None:
+            return
+        with self.relays.reserve(identity.tenant) as reserved:
+            if reserved:
+                self._relay(connection, attach, executor, identity.tenant)
+            else:
+                reason = (
+                    f"too many connections of {identity.tenant} go through this gateway: end some, or try again later"
+                )
+                self._refuse(connection, Denial(reason, "relays", again=True), type(attach).__name__, identity)
+
+    def _relay(
+        self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: Launched, tenant: str
+    ) -> None:
+        url = executor.ready.urls[0]
+        try:
+            transports = trusting(self.transports, executor.fingerprint)
+            inner = transport_for(url, transports).connect(url, Limits(), HELLO_SECONDS)
+        except DjinnError as error:
+            _log.error("cannot reach an executor", executor=executor.process_id, error=str(error))
+            refuse(connection, "the executor cannot be reached: connect again", retry=True)
+            return
+        connection.limits = Limits()
+        self.context.events.note("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
+        try:
+            send_message(inner, attach)
+            pair = relay_directions(connection, inner)
+            with self.relays.limiting(tenant, *pair):
+                relay(*pair)
+        finally:
+            inner.close()
+            self.trimmer.soon()
+
+
+def _scope(identity: Identity) -> str | None:
+    """The tenant whose sessions a client may see; None: all."""
+    return None if identity.sees_all else identity.tenant
+
+
+def _peer(connection: Connection) -> str:
+    """Name of the peer, as far as the transport knows it."""
+    return connection.peer.removeprefix("client ") if isinstance(connection, PeerNamed) else ""
+
+
+def _receive_attach(connection: Connection) -> Attach | Resume | ControlAttach | None:
+    """The message with which a client asks for a relay; None: it has closed the connection, because it reached the executor directly."""
+    try:
+        message = receive_message(connection, TICKET_SECONDS)
+    except (TransportError, TimeoutError):
+        return None
+    if not isinstance(message, Attach | Resume | ControlAttach):
+        raise ProtocolError(f"expected Attach, got {type(message).__name__}")
+    return message
+
+
+def _denied(refusal: Refusal) -> Denial:
+    return Denial(refusal.reason, "busy" if refusal.retry else "device", refusal.retry)
+
+
+def _versions(message: Hello | StatusRequest | Kill) -> str:
+    client = f" (Djinn {message.version})" if isinstance(message, Hello) else ""
+    newer = f"Djinn {message.version}" if isinstance(message, Hello) else "the client's version of Djinn"
+    older = message.protocol < PROTOCOL_VERSION
+    cure = f"install Djinn {djinn_version()} at the client" if older else f"install {newer} on the server"
+    return (
+        f"the client speaks protocol version {message.protocol}{client} and this server version {PROTOCOL_VERSION} "
+        f"(Djinn {djinn_version()}): {cure}, with all of its packages"
+    )

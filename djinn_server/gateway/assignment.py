@@ -1,0 +1,146 @@
+"""Assignment of new sessions to executors: the load of each, and the policy that chooses one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import PluginError
+from djinn_core.hookspecs.assignment import AssignmentPolicy, AssignmentRefusal, AssignmentRequest, ExecutorLoad
+from djinn_core.logs import get_logger
+from djinn_core.registry.registry import Registry
+from djinn_core.wire.executor_reports import Sessions
+from djinn_server.builtins.assignment import LEAST_LOADED, LeastLoaded
+
+LOAD_SECONDS: Final = 1.0  # after which a report is too old to give the load of an executor
+RECENT_SECONDS: Final = 60.0
+_HINTS: Final = 32  # of an executor, the latest
+_REASON: Final = 1000  # characters
+_log = get_logger("djinn.server")
+
+
+class LoadMeter:
+    """Load of one executor, from its reports and its assignments. Methods may be called from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reported_at = 0.0
+        self._executed: tuple[float, float] | None = (
+            None  # time of the last report, and seconds of running programs by then
+        )
+        self._load = ExecutorLoad()
+        self.assigned = 0  # sessions, those of earlier processes included
+        self._assigned: list[float] = []
+        self._hints: dict[str, None] = {}
+
+    @property
+    def is_due(self) -> bool:
+        """True if the last report is too old."""
+        return time.monotonic() - self._reported_at > LOAD_SECONDS
+
+    def note(self, report: Sessions) -> None:
+        """Note a report that has just come."""
+        now = time.monotonic()
+        executed = report.metered.counters.get("execute_seconds", 0.0)
+        with self._lock:
+            before, self._executed = self._executed, (now, executed)
+            if not report.sessions and not self._beginning():
+                self._hints.clear()
+            self._reported_at = now
+            busy = 0.0
+            if before is not None and executed >= before[1]:  # otherwise another process has taken its place
+                busy = min(1.0, (executed - before[1]) / max(now - before[0], 1e-3))
+            self._load = ExecutorLoad(
+                busy=busy,
+                sessions=len(report.sessions),
+                memory=report.device.memory,
+                memory_free=report.device.memory_free,
+                held=sum(session.memory for session in report.sessions),
+            )
+
+    def assign(self, hint: str = "") -> None:
+        """Note that a session was assigned to it."""
+        with self._lock:
+            self.assigned += 1
+            self._assigned.append(time.monotonic())
+            if hint:
+                self._hints.pop(hint, None)
+                self._hints[hint] = None
+                while len(self._hints) > _HINTS:
+                    del self._hints[next(iter(self._hints))]
+
+    def load(self) -> ExecutorLoad:
+        """Its load, as far as it is known."""
+        with self._lock:
+            now = time.monotonic()
+            self._assigned = [at for at in self._assigned if now - at < RECENT_SECONDS]
+            beginning, recent = self._beginning(), len(self._assigned)
+            return attrs.evolve(self._load, beginning=beginning, recent=recent, hints=tuple(self._hints))
+
+    def _beginning(self) -> int:
+        return sum(at > self._reported_at for at in self._assigned)
+
+
+@attrs.define
+class AssignmentCounters:
+    """Counters of decisions by policy: sessions that it assigned, those that it refused, and decisions that failed."""
+
+    assigned: Counter[str] = attrs.field(factory=Counter)
+    refused: Counter[str] = attrs.field(factory=Counter)
+    failed: Counter[str] = attrs.field(factory=Counter)
+
+
+@attrs.frozen
+class Assigner:
+    """The assignment policy of a gateway, and `least_loaded` where it fails.
+
+    Attributes:
+        policy: the policy. plugin: name of its plugin for messages. counts: counters of its decisions.
+    """
+
+    policy: AssignmentPolicy = attrs.field(factory=LeastLoaded)
+    plugin: str = ""
+    counts: AssignmentCounters = attrs.field(factory=AssignmentCounters)
+
+    @classmethod
+    def of(cls, registry: Registry, name: str, counts: AssignmentCounters | None = None) -> Assigner:
+        """The policy of that name; `counts`: where its decisions are counted.
+
+        Raises:
+            PluginError: no plugin in use offers it.
+        """
+        for policy in registry.assignment_policies:
+            if policy.name == (name or LEAST_LOADED):
+                plugin = registry.owner("assignment_policies", policy.name)
+                return cls(policy, plugin, counts or AssignmentCounters())
+        offered = ", ".join(policy.name for policy in registry.assignment_policies) or "none"
+        raise PluginError(f"no plugin in use offers the assignment policy {name!r}; there are: {offered}")
+
+    def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
+        """Number of one of the executors of the request, or a refusal."""
+        decided = self._decide(request)
+        counted = self.counts.refused if isinstance(decided, AssignmentRefusal) else self.counts.assigned
+        counted[self.policy.name] += 1
+        return decided
+
+    def _decide(self, request: AssignmentRequest) -> int | AssignmentRefusal:
+        try:
+            result: object = self.policy.assign(request)  # a plugin may return anything
+        except Exception as raised:
+            return self._fallback(request, f"`assign` raised {raised!r}")
+        if isinstance(result, AssignmentRefusal):
+            return AssignmentRefusal(str(result.reason)[:_REASON], bool(result.retry))
+        numbers = [load.number for load in request.executors]
+        if isinstance(result, int) and result in numbers:
+            return result
+        return self._fallback(request, f"`assign` returned {result!r}, which is none of {numbers}")
+
+    def _fallback(self, request: AssignmentRequest, error: str) -> int | AssignmentRefusal:
+        self.counts.failed[self.policy.name] += 1
+        facts = {"policy": self.policy.name, "plugin": self.plugin, "error": error}
+        _log.warning("an assignment policy failed: the least loaded executor is taken", **facts)
+        return LeastLoaded().assign(request)

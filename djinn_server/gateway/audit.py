@@ -1,0 +1,91 @@
+"""The audit log of connections and refusals: one JSON object a line, without secrets."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import logging
+import sys
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.server_observers import ServerEvent
+from djinn_core.logs import get_logger, redact
+from djinn_core.system.shared_files import open_privately
+from djinn_server.gateway.log_rate_limit import LogRateLimit
+
+EVENTS: Final = frozenset({"admitted", "refused", "status", "evicted", "killed", "started", "stopped"})
+BUSY_SECONDS: Final = 30.0  # between log lines that a client was refused because the server is full
+_log = get_logger("djinn.server")
+
+
+class Audit:
+    """A server observer that writes a file which only its owner can read, where there is one, and the server's log.
+
+    The file is opened again where another process (logrotate) has moved it away.
+    """
+
+    name = "audit"
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Raises `ConfigurationError` where the file cannot be written."""
+        self._log_limit = LogRateLimit()
+        self._busy_limit = LogRateLimit(at_once=1, a_second=1 / BUSY_SECONDS)
+        try:
+            self._file = None if path is None else _AuditFile(path)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write the audit log {path}: {error.strerror or error}") from error
+
+    def observe(self, event: ServerEvent) -> None:
+        """Write one line about an event of `EVENTS`, none about others.
+
+        Of many refusals for the same reason some are left out, and the next line says how many.
+        """
+        if event.name not in EVENTS:
+            return
+        facts = dict(event.fields)
+        if event.name == "refused":
+            # A client of a full server retries every few seconds.
+            limit, who = (
+                (self._busy_limit, facts.get("client")) if facts.get("why") == "busy" else (self._log_limit, "")
+            )
+            left_out = limit.count(f"{facts.get('why')} {facts.get('tenant', '')} {who}")
+            if left_out is None:
+                return
+            if left_out:
+                facts["left_out"] = left_out
+        level = _log.warning if event.name == "refused" else _log.info
+        level(f"audit: {event.name}", **facts)
+        if self._file is None:
+            return
+        time = dt.datetime.fromtimestamp(event.seconds, dt.UTC).isoformat()
+        clean = redact(None, event.name, {"time": time, "audit": event.name, **facts})
+        self._file.handle(logging.makeLogRecord({"msg": msgspec.json.encode(clean).decode()}))
+
+    def close(self) -> None:
+        """Write nothing more to the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+class _AuditFile(WatchedFileHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """As `logging.Handler.emit`; a file that cannot be opened again is an error like any other."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging calls it so
+        """As `logging.Handler.handleError`: auditing must not end what is audited."""
+        del record
+        _log.error("the audit log cannot be written", path=self.baseFilename, error=str(sys.exception()))
+
+    def _open(self) -> io.TextIOWrapper:
+        path = Path(self.baseFilename)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return open(path, "a", encoding="utf-8", opener=open_privately)

@@ -1,0 +1,164 @@
+"""Authentication of clients: the server's own tokens, then the authenticators of plugins that the operator chose."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+from djinn_core.errors import ConfigurationError, PluginError
+from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
+from djinn_core.hookspecs.quotas import Quota
+from djinn_core.logs import HIDDEN, get_logger
+from djinn_core.registry.registry import Registry
+from djinn_server.admission_policies import KIND, LATEST
+from djinn_server.gateway.log_rate_limit import LogRateLimit
+from djinn_server.gateway.tenants import MOST
+from djinn_server.gateway.token_authenticator import TokenAuthenticator
+from djinn_server.launch.token_table import check_tenant
+
+_UNKNOWN: Final = Denial("the token is not the one that this server asks for: see its connection file", "token")
+_FAILED: Final = Denial(
+    "the server cannot check what this client shows: its operator finds the reason in the server's log", "authenticator"
+)
+_REASON: Final = 1000  # characters
+_KEY: Final = re.compile(r"[\x21-\x7e]{0,64}")
+_log = get_logger("djinn.server")
+
+
+class Authentication:
+    """Gives the identity of clients. Where an authenticator fails, the client is refused."""
+
+    def __init__(self, tokens: TokenAuthenticator) -> None:
+        self._tokens = tokens
+        self._chosen: dict[str, tuple[Authenticator, str]] = {}
+        self._log_limit = LogRateLimit()
+
+    def use(self, registry: Registry, names: Sequence[str]) -> None:
+        """From now on, ask these authenticators of plugins as well, in this order.
+
+        Raises:
+            ConfigurationError: an authenticator cannot be used as it is configured.
+            PluginError: there is none of a name, or one failed.
+        """
+        self._chosen = {name: _prepared(registry, name) for name in names if name != self._tokens.name}
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Tenants that have a valid token; authenticators of plugins may know others."""
+        return self._tokens.tenants
+
+    @property
+    def expected(self) -> int:
+        """Number of tenants that may connect."""
+        return MOST if self._chosen else len(self.tenants)
+
+    @property
+    def has_keys(self) -> bool:
+        """True if there are credentials besides the server's own token."""
+        return self._tokens.has_table or bool(self._chosen)
+
+    def identify(self, credentials: Credentials) -> Identity | Denial:
+        """The identity of a client, or the denial with which it is refused."""
+        found = self._tokens.authenticate(credentials)
+        if found is not None:
+            return found
+        for authenticator, plugin in self._chosen.values():
+            result = self._ask(authenticator, plugin, credentials)
+            if result is not None:
+                return result
+        return _UNKNOWN
+
+    def is_valid(self, key: str) -> bool:
+        """True while sessions that were begun with the credentials of this key may go on."""
+        name, separator, own = key.partition(":")
+        if not separator:
+            return self._tokens.is_valid(key)
+        if name not in self._chosen:  # the key is of an earlier server, which used another authenticator
+            return False
+        authenticator, plugin = self._chosen[name]
+        try:
+            return authenticator.is_valid(own) is True
+        except Exception as error:
+            self._log_failure("an authenticator failed: sessions are ended", authenticator, plugin, _described(error))
+            return False
+
+    def _ask(self, authenticator: Authenticator, plugin: str, credentials: Credentials) -> Identity | Denial | None:
+        try:
+            result = authenticator.authenticate(credentials)
+            if result is None:
+                return None
+            if isinstance(result, Denial):
+                return _without(credentials, result)
+            self._check(result)
+        except Exception as error:
+            self._log_failure(
+                "an authenticator failed: the client is refused", authenticator, plugin, _described(error)
+            )
+            return _FAILED
+        quota = self._tokens.quota_of(result.tenant) if result.quota == Quota() else result.quota
+        key = result.key and f"{authenticator.name}:{result.key}"
+        return Identity(result.tenant, key, result.monitor, quota)
+
+    def _check(self, result: object) -> None:
+        if not isinstance(result, Identity):
+            raise _InvalidResult(f"`authenticate` returned a {type(result).__name__}, and not with an Identity")
+        key, monitor, quota = _untyped(result.key), _untyped(result.monitor), _untyped(result.quota)
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise _InvalidResult("the `key` of an identity must be text of at most 64 printable characters")
+        if not isinstance(monitor, bool) or not isinstance(quota, Quota):
+            raise _InvalidResult("`monitor` of an identity must be a bool, and `quota` a Quota")
+        try:
+            check_tenant(result.tenant)
+        except (ConfigurationError, TypeError):
+            raise _InvalidResult("the `tenant` of an identity is not a valid name") from None
+
+    def _log_failure(self, what: str, authenticator: Authenticator, plugin: str, error: str) -> None:
+        left_out = self._log_limit.count(f"{what} {authenticator.name}")
+        if left_out is not None:
+            _log.error(what, authenticator=authenticator.name, plugin=plugin, error=error, left_out=left_out)
+
+
+class _InvalidResult(Exception):  # noqa: N818 - a signal within this file
+    """The result of an authenticator cannot be used; the message holds nothing of it."""
+
+
+def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
+    for authenticator in registry.authenticators:
+        if authenticator.name == name:
+            plugin = registry.owner("authenticators", name)
+            try:
+                authenticator.prepare()
+            except ConfigurationError as error:
+                raise ConfigurationError(f"the authenticator {name!r} ({plugin}) cannot be used: {error}") from error
+            except Exception as error:
+                raise PluginError(f"the authenticator {name!r} ({plugin}) failed: {_described(error)}") from error
+            return authenticator, plugin
+    there = ", ".join(one.name for one in registry.authenticators) or "none"
+    raise PluginError(
+        f"there is no authenticator {name!r} here (authenticators: {there}). They come with plugins; `djinn plugins` shows what "
+        "is installed"
+    )
+
+
+def _without(credentials: Credentials, denial: Denial) -> Denial:
+    """A denial of a plugin, as clients and logs may see it: without the token."""
+    reason = str(denial.reason)[:_REASON]
+    if credentials.token:
+        reason = reason.replace(credentials.token, HIDDEN)
+    kind = denial.kind if KIND.fullmatch(str(denial.kind)) else "credentials"
+    return Denial(reason, kind, bool(denial.again), min(max(0.0, float(denial.after)), LATEST))
+
+
+def _untyped(value: object) -> object:
+    """The value of a plugin, whatever its type says that it is."""
+    return value
+
+
+def _described(error: Exception) -> str:
+    """Type and line of an exception, without its message, which may have the credentials in it."""
+    if isinstance(error, _InvalidResult):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} at {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__

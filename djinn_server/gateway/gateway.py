@@ -1,0 +1,357 @@
+"""The gateway process: admits clients, and starts and supervises the executors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from djinn_core.errors import ConfigurationError, PluginError, StartupError
+from djinn_core.hookspecs.launchers import Launched
+from djinn_core.hookspecs.operations import WatchedServer
+from djinn_core.logs import get_logger
+from djinn_core.protocol.connection_file import ConnectionFile, remove_connection_file, write_connection_file
+from djinn_core.protocol.net.tls_contexts import fingerprint_of_file, server_context
+from djinn_core.registry.kinds import GATEWAY_KINDS
+from djinn_core.registry.registry import Registry, load_registry
+from djinn_core.system.directories import runtime_directory
+from djinn_core.system.private_directories import make_run_directory
+from djinn_core.system.role import become_server
+from djinn_core.wire.messages import status_facts
+from djinn_server.admission_policies import AdmissionPolicies
+from djinn_server.events import ServerEvents
+from djinn_server.gateway.admission import Admission
+from djinn_server.gateway.assignment import Assigner
+from djinn_server.gateway.audit import Audit
+from djinn_server.gateway.authentication import Authentication
+from djinn_server.gateway.context import GatewayContext, GatewayCounters, RecentEvents
+from djinn_server.gateway.device_discovery import ALL, offered
+from djinn_server.gateway.gateway_config import GatewayConfig
+from djinn_server.gateway.metrics import exporter
+from djinn_server.gateway.operations import Operations
+from djinn_server.gateway.reaper import SessionReaper
+from djinn_server.gateway.server_status import status_of
+from djinn_server.gateway.tenants import Tenants
+from djinn_server.gateway.token_authenticator import (
+    Token,
+    TokenAuthenticator,
+    check_exposure,
+    find_token,
+    has_table,
+)
+from djinn_server.handshake import UNAUTHENTICATED_LIMITS
+from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.launchers import LOCAL, launcher_named
+from djinn_server.launch.listen_addresses import ListeningTransport, advertised, configured_transports
+from djinn_server.malloc_trim import keep_few_arenas, set_start_aside
+from djinn_server.rlimits import allow_many_files, leave_no_cores
+
+if TYPE_CHECKING:
+    from djinn_server.gateway.operations_listener import OperationsListener
+
+_SIGNAL_SECONDS: Final = 1.0  # after which a signal is handled at the latest
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class GatewayHandle:
+    """A gateway that is ready: its addresses, its devices, and the connection file for clients.
+
+    `dialled`: the same as other machines connect to them. `authenticators`, `pages`: names of those of plugins.
+    """
+
+    urls: tuple[str, ...]
+    dialled: tuple[str, ...]
+    executors: tuple[Launched, ...]
+    connection_file: Path
+    token_from: str
+    fingerprint: str = ""
+    operations: str = ""
+    authenticators: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
+
+
+class Gateway:
+    """A gateway: its executors, listeners and connection file."""
+
+    def __init__(self, config: GatewayConfig, token: Token, authentication: Authentication, audit: Audit) -> None:
+        self._config = config
+        self._token = token
+        self._authentication = authentication
+        self._audit = audit
+        self._counts = GatewayCounters()
+        self._recent = RecentEvents()
+        self._events = ServerEvents.of("gateway", self._counts, audit, self._recent)
+        self._context: GatewayContext | None = None
+        self._operations: OperationsListener | None = None
+        self._reaper: SessionReaper | None = None
+        self._file: tuple[Path, ConnectionFile] | None = None
+        self._accounts: tuple[str, int] | None = None  # a directory, and the descriptor that locks it
+
+    def start(self, tell: Callable[[str], None]) -> GatewayHandle:
+        """Start the executors, listen, and write the connection file. `tell` is called with messages about what takes long.
+
+        Raises:
+            StartupError: an executor did not start.
+            TransportError: an address cannot be bound.
+            ConfigurationError: the connection file cannot be written, or an authenticator is not set up.
+            PluginError: there is no such authenticator or assignment policy.
+        """
+        self._config.network.listen_at.check_ports(self._config.access.operations_port)
+        try:
+            self._accounts = make_run_directory()
+            executors = _executors(self._config, Path(self._accounts[0]))
+            names = ", ".join(dict.fromkeys(executor.device or "the best device" for executor in executors))
+            number = "an executor" if len(executors) == 1 else f"{len(executors)} executors"
+            tell(f"Starting {number} for {names}: this takes some seconds")
+        except OSError as error:
+            raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
+        elsewhere = self._config.engine.name not in {"", LOCAL}
+        early = self._plugins() if elsewhere else None  # a plugin starts the executors
+        tenants = Tenants(
+            executors,
+            self._config.start_timeout,
+            lambda: self._authentication.expected,
+            events=self._events,
+            launcher=launcher_named(self._config.engine.name or LOCAL, early.launchers if early is not None else ()),
+            wishes=partial(self._config.engine.wishes, len(executors), tell),
+        )
+        self._context = context = GatewayContext(
+            self._authentication, tenants, self._events, self._counts, self._recent
+        )
+        self._operations = self._listen_for_operations(context)
+        registry = early or self._plugins()
+        assigner = Assigner.of(registry, self._config.assignment, self._counts.assignments)
+        chosen = configured_transports(registry.transports, self._config.network.tls, self._config.network.listen_at)
+        ready = tenants.wait_ready()
+        self._begin_pages(registry, assigner.policy.name)
+        urls = self._listen(chosen, registry, context, assigner)
+        named = self._config.network.tls is not None and not self._config.pinned
+        # Clients name other addresses themselves; those of the connection file they take as they are.
+        offered = [url for url, one in zip(urls, chosen, strict=True) if not one.transport.capabilities.named_only]
+        dialled = advertised(offered, self._config.advertise, named)
+        path = self._config.connection_file or default_connection_file()
+        content = ConnectionFile(dialled, self._token.value, self.fingerprint if self._config.pinned else "")
+        write_connection_file(path, content)
+        self._file = (path, content)
+        _log.info("ready", urls=urls, process=os.getpid())
+        self._events.note("started", urls=urls, process=os.getpid())
+        operations = self._operations.url if self._operations is not None else ""
+        others = (
+            self._token.origin,
+            self.fingerprint,
+            operations,
+            self._config.access.authenticators,
+            tuple(context.pages),
+        )
+        return GatewayHandle(urls, dialled, ready, path, *others)
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of its certificate; empty where it has none."""
+        tls = self._config.network.tls
+        return fingerprint_of_file(tls.certificate) if tls is not None and tls.certificate is not None else ""
+
+    def close(self, drain_seconds: float) -> None:
+        """Admit no further clients, wait at most `drain_seconds` for sessions to end, then end the executors."""
+        context = self._context
+        if context is not None:
+            context.draining.set()
+            self._end_pages(context)
+        if self._reaper is not None:
+            self._reaper.close()
+        while context is not None and context.listeners:
+            context.listeners.pop().close()
+        if self._file is not None:
+            remove_connection_file(*self._file)
+        if context is not None:
+            context.tenants.close(drain_seconds)
+        if self._operations is not None:
+            self._operations.close()
+        if self._accounts is not None:
+            shutil.rmtree(self._accounts[0], ignore_errors=True)
+            os.close(self._accounts[1])
+            self._accounts = None
+        self._events.note("stopped", process=os.getpid())
+        self._events.close()
+        self._audit.close()
+
+    def _plugins(self) -> Registry:
+        """The plugins of a gateway, whose authenticators and observers are in use from now on."""
+        # Imported here because it imports PyTorch, which takes as long as the executors take to start.
+        from djinn_core.planning.builtins import builtin_plugins
+
+        kinds = GATEWAY_KINDS - {"devices"}  # those are queried in a process of their own
+        registry = load_registry(self._config.executor.plugins, builtins=builtin_plugins(), kinds=kinds)
+        self._authentication.use(registry, self._config.access.authenticators)
+        self._events.observe_with(registry)
+        return registry
+
+    def _begin_pages(self, registry: Registry, assignment: str) -> None:
+        """Have the operations listener, where there is one, serve the pages of plugins."""
+        context = self._context
+        assert context is not None
+        if self._operations is None:
+            return
+        for pages in registry.operations_pages:
+            try:
+                pages.begin(WatchedServer(lambda tenant: status_facts(status_of(context, assignment, tenant))))
+            except Exception as error:
+                plugin = registry.owner("operations_pages", pages.name)
+                _log.exception("pages of a plugin are left out", pages=pages.name, plugin=plugin, error=repr(error))
+            else:
+                context.pages[pages.name] = pages
+
+    def _end_pages(self, context: GatewayContext) -> None:
+        for pages in context.pages.values():
+            try:
+                pages.end()
+            except Exception as error:
+                _log.exception("pages of a plugin do not end", pages=pages.name, error=repr(error))
+
+    def _listen(
+        self, chosen: Sequence[ListeningTransport], registry: Registry, context: GatewayContext, assigner: Assigner
+    ) -> tuple[str, ...]:
+        policies = AdmissionPolicies.of(registry)
+        admission = Admission(context, registry.transports, policies=policies, assigner=assigner)
+        self._reaper = SessionReaper(context)
+        for one in chosen:
+            try:
+                listener = one.transport.listen(one.url(one.address.port), UNAUTHENTICATED_LIMITS, admission.serve)
+            except ImportError as error:
+                name = one.transport.name
+                raise PluginError(
+                    f"the transport {name!r} cannot listen, because a package is missing: {error}. Install it, or leave the "
+                    f"transport out: --without-transport {name}"
+                ) from error
+            context.listeners.append(listener)
+        return context.urls
+
+    def _listen_for_operations(self, context: GatewayContext) -> OperationsListener | None:
+        """Start the operations listener before the executors, so that `/readyz` reports that they are not ready yet."""
+        access = self._config.access
+        port = access.operations_port
+        if port is None:
+            return None
+        network = self._config.network
+        tls = None if network.tls is None else server_context(network.tls)
+        return _operations_listener()(
+            network.listen_at.host, port, Operations(context, exporter(context), access.open_probes), tls
+        )
+
+
+def serve(
+    config: GatewayConfig, announce: Callable[[GatewayHandle], None], tell: Callable[[str], None] = lambda _: None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then let sessions end; `announce` is called when clients can connect.
+
+    `tell` is called meanwhile with messages about what takes long.
+
+    Must run in the main thread, because of the signals. A second signal ends the process at once, and with it the
+    executors.
+
+    Raises:
+        ConfigurationError: unauthenticated clients could connect, folders overlap, or a file cannot be read or written.
+        PluginError: there is nothing to listen with.
+        StartupError: an executor did not start.
+        TransportError: an address cannot be bound.
+    """
+    config.executor.check_folders()
+    access, network = config.access, config.network
+    table = access.token_file if access.token_file is not None and has_table(access.token_file) else None
+    token = find_token(None if table else access.token_file, {} if table else os.environ)
+    authentication = Authentication(TokenAuthenticator(token, table))
+    authenticated = token.supplied or table is not None or bool(access.authenticators)
+    for host in network.listen_at.hosts:
+        check_exposure(host, authenticated, network.tls is not None or access.plaintext_accepted)
+    if network.tls is not None:
+        server_context(network.tls)  # raises the error of a wrong certificate before anything starts
+    become_server("gateway")
+    keep_few_arenas()
+    allow_many_files()
+    leave_no_cores()
+    gateway = Gateway(config, token, authentication, Audit(access.audit_log))
+    received: list[str] = []
+    try:
+        with suppress(_Stop), _signals_stop(received):
+            announce(gateway.start(tell))
+            set_start_aside()
+            while not received:
+                # Handlers run in this thread alone, and the kernel may deliver the signal to another: `pause` would not return.
+                time.sleep(_SIGNAL_SECONDS)
+    except BaseException:
+        gateway.close(0.0)
+        raise
+    _log.info("draining", signal=received[0], seconds=config.drain_seconds)
+    gateway.close(config.drain_seconds)
+    _log.info("ended", process=os.getpid())
+
+
+def _operations_listener() -> type[OperationsListener]:
+    """The class, imported here because few servers need aiohttp for it.
+
+    Raises:
+        ConfigurationError: the library is missing.
+    """
+    try:
+        from djinn_server.gateway.operations_listener import OperationsListener
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the package `aiohttp` serves operations and cannot be imported ({error}): `pip install aiohttp`, or leave out "
+            "--operations-port"
+        ) from error
+    return OperationsListener
+
+
+def default_connection_file() -> Path:
+    """A file of its own for this server, in the user's runtime or state directory."""
+    return runtime_directory() / f"server-{os.getpid()}.json"
+
+
+class _Stop(BaseException):
+    """Raised where a signal asks the server to stop. It is no `Exception`, so that no handler takes it for an error."""
+
+
+@contextmanager
+def _signals_stop(received: list[str]) -> Iterator[None]:
+    """Raise `_Stop` in the main thread on SIGTERM and SIGINT; afterwards the signals do what they did before.
+
+    Their names are added to `received`: an exception that is raised in a finalizer or in a callback is lost.
+    """
+
+    def stop(number: int, _: FrameType | None) -> None:
+        received.append(signal.Signals(number).name)
+        raise _Stop
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _executors(config: GatewayConfig, accounts: Path) -> tuple[ExecutorConfig, ...]:
+    """Configurations of the executors, one for each device. `accounts`: directory for the device time that tenants use."""
+    devices: Sequence[str]
+    if config.engine.name in {"", LOCAL}:
+        devices = offered(config.devices, config.executor.plugins, config.start_timeout) or ("",)
+    elif ALL in config.devices:
+        raise ConfigurationError(
+            f"--device all lists the devices of this machine, and the executors are started by {config.engine.name}: "
+            "say --executors and what each takes (the setting `resources`)"
+        )
+    else:
+        devices = (config.devices or ("",)) * config.engine.executors
+    for number in range(len(devices)):
+        (accounts / str(number)).mkdir()
+    return tuple(config.executor_on(device, accounts / str(number)) for number, device in enumerate(devices))

@@ -1,0 +1,118 @@
+"""Configuration of a gateway, which contains that of its executors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from djinn_core.settings import Settings
+from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig
+from djinn_server.launch.flags import flagged
+from djinn_server.launch.launchers import EngineConfig
+
+
+@attrs.frozen
+class AccessConfig:
+    """Admission to the gateway, and its observation.
+
+    Attributes:
+        token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
+        authenticators: names of authenticators of plugins, in the order in which they are asked.
+        operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: these routes are not served.
+        open_probes: True if `/livez` and `/readyz` answer without a token, for probes that cannot keep one.
+        audit_log: file for connections and refusals; None: the log alone.
+        plaintext_accepted: True if the operator accepts unencrypted traffic on a network.
+    """
+
+    token_file: Path | None = flagged(
+        None,
+        "--token-file",
+        "File with the token that clients must show, or with those that `djinn token create` made. Mode 0600.",
+    )
+    authenticators: tuple[str, ...] = flagged(
+        (),
+        "--authenticator",
+        "Authenticator of a plugin, such as jwt, which tells who clients are beside --token-file. May be repeated.",
+    )
+    operations_port: int | None = flagged(
+        None,
+        "--operations-port",
+        "Port for /livez, /readyz and /metrics (Prometheus), which ask for a token; 0 takes any free one.",
+        least=0,
+        most=65535,
+    )
+    open_probes: bool = flagged(
+        False,
+        "--open-probes",
+        "Answer /livez and /readyz without a token, with a status alone: for probes of an orchestrator.",
+    )
+    audit_log: Path | None = flagged(
+        None, "--audit-log", "File that is told, in JSON lines, who connected and was refused.", file=True
+    )
+    plaintext_accepted: bool = flagged(
+        False,
+        "--insecure-plaintext-on-network",
+        "Accept that programs, data and the token travel unencrypted to other machines.",
+    )
+
+
+@attrs.frozen
+class GatewayConfig:
+    """Configuration of a gateway.
+
+    Attributes:
+        network: addresses at which it listens; its executors listen there too, with transports that clients reach directly.
+        advertise: host name under which other machines reach this one, for the connection file; empty: found out.
+        pinned: True if clients check the certificate by its fingerprint, which is in the connection file.
+        devices: devices to offer, an executor for each; `all`: every device; empty: the best that the machine has.
+        assignment: name of the policy that assigns new sessions to executors; empty: the setting's.
+        engine: starts its executors.
+        executor: configuration that its executors have in common.
+        connection_file: file for URLs and token; None: one in a directory of the user's.
+        drain_seconds: time for which sessions may go on after a signal to stop.
+        start_timeout: time that the executors may take to start, in seconds.
+        log_level: what it and its executors log.
+    """
+
+    network: NetworkConfig = attrs.field(factory=NetworkConfig)
+    advertise: str = ""
+    pinned: bool = False
+    devices: tuple[str, ...] = flagged(
+        (),
+        "--device",
+        "Device to offer, such as cpu or cuda:0, or `all`. May be repeated: an executor starts for each.",
+    )
+    assignment: str = flagged(
+        "",
+        "--assignment",
+        "Which executor a new session begins on: least_loaded, affinity, fair_share, or a plugin's. Default: least_loaded.",
+    )
+    engine: EngineConfig = attrs.field(factory=EngineConfig)
+    executor: ExecutorConfig = attrs.field(factory=ExecutorConfig)
+    access: AccessConfig = attrs.field(factory=AccessConfig)
+    connection_file: Path | None = flagged(
+        None,
+        "--connection-file",
+        "Where to write the URLs and the token once clients can connect. Only you can read it.",
+    )
+    drain_seconds: float = flagged(30.0, "--drain-seconds", "How long a stop waits for sessions.", least=0)
+    start_timeout: float = 60.0
+    log_level: str = "info"
+
+    def with_settings(self, settings: Settings) -> GatewayConfig:
+        """The same with the settings in place of what the command line does not give."""
+        return attrs.evolve(
+            self,
+            devices=self.devices or ((settings.device,) if settings.device else ()),
+            assignment=self.assignment or settings.assignment,
+            engine=self.engine.with_settings(settings),
+            executor=self.executor.with_settings(settings),
+            access=attrs.evolve(self.access, authenticators=self.access.authenticators or settings.authenticators),
+            start_timeout=settings.start_timeout,
+        )
+
+    def executor_on(self, device: str, accounts: Path) -> ExecutorConfig:
+        """Configuration of the executor on a device. `accounts`: where its tenants' time on it is recorded."""
+        log = attrs.evolve(self.executor.log, level=self.log_level)
+        return attrs.evolve(self.executor, device=device, network=self.network, log=log, accounts=accounts)

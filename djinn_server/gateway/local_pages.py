@@ -1,0 +1,64 @@
+"""Operations pages without a gateway: on loopback, for the user who started them, who shows a code in place of a token."""
+
+from __future__ import annotations
+
+import hmac
+from http import HTTPStatus
+
+import attrs
+
+from djinn_core.hookspecs.authentication import OPERATOR, Credentials, Identity
+from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
+from djinn_server.gateway.operations import split_path
+from djinn_server.gateway.operations_listener import OperationsListener
+
+
+@attrs.frozen
+class _LocalPages:
+    """Implements `HttpResponder` with the pages of one plugin, for requests that show the code."""
+
+    pages: OperationsPages
+    code: str = attrs.field(repr=False)
+
+    def serves_browsers(self, path: str) -> bool:
+        """As `HttpResponder.serves_browsers`."""
+        return split_path(path)[0] == self.pages.name
+
+    def admits(self, shown: Credentials) -> bool:
+        """As `HttpResponder.admits`."""
+        return hmac.compare_digest(shown.token.encode(errors="replace"), self.code.encode())
+
+    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
+        """As `HttpResponder.answer`."""
+        del accept
+        name, rest = split_path(path)
+        if name == self.pages.name and rest in self.pages.open_paths:
+            return self.pages.answer(PageRequest(rest))
+        if not self.admits(shown):
+            text = f"the page is at /{self.pages.name}; this needs the code that the command printed\n"
+            return HttpResponse(HTTPStatus.UNAUTHORIZED, text.encode())
+        return self.pages.answer(PageRequest(rest if name == self.pages.name else path, Identity(OPERATOR)))
+
+
+class PageServer:
+    """Pages on loopback, with the status of any servers.
+
+    Attributes:
+        url: address of the pages.
+    """
+
+    def __init__(self, pages: OperationsPages, server: WatchedServer, code: str, port: int = 0) -> None:
+        """Listen. `server`: has the status that the pages show; `code`: what a browser shows in place of a token.
+
+        Raises:
+            TransportError: the port is taken.
+        """
+        self._pages = pages
+        pages.begin(server)
+        self._listener = OperationsListener("127.0.0.1", port, _LocalPages(pages, code))
+        self.url = f"{self._listener.url}/{pages.name}"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._pages.end()
+        self._listener.close()

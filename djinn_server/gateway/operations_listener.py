@@ -1,0 +1,316 @@
+"""HTTP server for the routes of operations and for pages of plugins: one thread with an event loop, one request for each connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Final, Protocol
+
+import attrs
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.authentication import Credentials
+from djinn_core.hookspecs.operations import EventFeed, HttpResponse
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import network_location
+from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
+from djinn_server.gateway.admission import REFUSAL_SECONDS
+from djinn_server.launch.http_hosts import is_called, own_names
+
+REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included
+_MOST: Final = 64  # connections at a time
+_REQUEST_BYTES: Final = 16 << 10  # of a connection: nothing but a line and headers is expected
+_MOST_FEEDS: Final = 64
+_WRITE_SECONDS: Final = 20.0  # in which a client takes an event
+_CHECK_SECONDS: Final = 2.0  # after which the token of a feed is checked again
+_PAUSE_SECONDS: Final = 0.1
+# What browsers may do with a page: nothing from elsewhere, no scripts or styles in markup, in no frame of another page.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Server": "djinn",
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_CLOSE_SECONDS: Final = 10.0
+_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_log = get_logger("djinn.server")
+
+
+class _Malformed(logging.Filter):
+    """Logs a line in place of a traceback for a request that is not HTTP: any client can send many."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """As `logging.Filter`."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        _log.info("a request for operations was refused that is no HTTP/1.1", reason=error.message.partition(":")[0])
+        return False
+
+
+_requests = logging.getLogger("djinn.server.operations")
+_requests.addFilter(_Malformed())
+
+
+class HttpResponder(Protocol):
+    """Gives the responses of an HTTP server; called in threads."""
+
+    def serves_browsers(self, path: str) -> bool:
+        """True for paths that scripts of this server's own pages may ask for."""
+
+    def admits(self, shown: Credentials) -> bool:
+        """True while the credentials are valid."""
+
+    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
+        """The response to `GET path` from a client with these credentials."""
+
+
+class OperationsListener:
+    """An HTTP server for the routes of `Operations`, or those of another `HttpResponder`.
+
+    Attributes:
+        url: where it listens.
+    """
+
+    def __init__(self, host: str, port: int, operations: HttpResponder, context: ssl.SSLContext | None = None) -> None:
+        """Listen, under TLS where there is a context.
+
+        Raises:
+            TransportError: the address cannot be bound.
+        """
+        try:
+            self._socket = _listening_socket(host, port)
+        except OSError as error:
+            raise TransportError(f"cannot listen for operations at {network_location(host, port)}: {error}") from error
+        scheme = "http" if context is None else "https"
+        self.url = f"{scheme}://{network_location(host, self._socket.getsockname()[1])}"
+        self._names = own_names(self.url)
+        self._operations, self._context = operations, context
+        self._unauthenticated = UnauthenticatedLimit(_MOST)
+        self._connections: dict[web.RequestHandler, _Connection] = {}
+        self._feeds = 0
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="djinn-operations", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, and end the connections that there are."""
+        with suppress(RuntimeError):  # the loop has ended: closed before
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(_CLOSE_SECONDS)
+
+    # --- in the event loop ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with self._socket, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        http = web.Server(self._handle, handler_cancellation=True, access_log=None, logger=_requests)
+        accepting = asyncio.create_task(self._accept(http))
+        closing = asyncio.create_task(self._closing.wait())
+        await asyncio.wait({accepting, closing}, return_when=asyncio.FIRST_COMPLETED)
+        if accepting.done():
+            accepting.result()
+
+    async def _accept(self, http: web.Server) -> None:
+        """Accept connections, each in a task of its own; the runner ends those that are left."""
+        loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(self._socket)
+            except OSError as error:  # out of file descriptors, say
+                _log.warning("cannot accept a connection for operations", url=self.url, error=str(error))
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            task = asyncio.create_task(self._converse(sock, str(address[0]), http))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _converse(self, sock: socket.socket, peer: str, http: web.Server) -> None:
+        """Serve one connection, within a time limit; where there are too many connections, it is ended before."""
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        handler = http()
+        self._connections[handler] = connection = _Connection(handler, loop.create_future(), loop.create_future())
+        transport: asyncio.BaseTransport | None = None
+        try:
+            with self._unauthenticated.entered(_TaskCloser(task)):
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    transport, _ = await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._context)
+                    await asyncio.wait({connection.ended, connection.is_feed}, return_when=asyncio.FIRST_COMPLETED)
+            await connection.ended  # of a feed, whose client has shown a valid token
+        except (OSError, TimeoutError) as error:
+            _log.info("a connection for operations broke off", peer=peer, error=repr(error))
+        finally:
+            self._connections.pop(handler, None)
+            if isinstance(transport, asyncio.Transport):
+                transport.abort()
+            else:
+                sock.close()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        page = await self._answer(request)
+        if isinstance(page, EventFeed):
+            return await self._feed(request, page)
+        headers = _HEADERS | {"Content-Type": page.content_type}
+        if page.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        response = web.Response(status=page.status, body=page.body, headers=headers)
+        response.force_close()
+        return response
+
+    async def _feed(self, request: web.BaseRequest, feed: EventFeed) -> web.StreamResponse:
+        """Send events until the client is gone, its token is not valid any more, or the feed ends."""
+        if self._feeds >= _MOST_FEEDS:
+            return web.Response(
+                status=HTTPStatus.SERVICE_UNAVAILABLE, text="too many pages are open\n", headers=_HEADERS
+            )
+        response = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})
+        response.force_close()
+        self._feeds += 1
+        try:
+            await response.prepare(request)
+            if (connection := self._connections.get(request.protocol)) is not None:
+                connection.is_feed.set_result(None)
+            loop, shown = asyncio.get_running_loop(), _credentials(request)
+            checked = loop.time()
+            while (data := await asyncio.to_thread(feed.next)) is not None:
+                async with asyncio.timeout(_WRITE_SECONDS):
+                    await response.write(b"data: " + data + b"\n\n" if data else b":\n\n")
+                await asyncio.sleep(feed.seconds)
+                if loop.time() - checked > _CHECK_SECONDS:
+                    checked = loop.time()
+                    if not await asyncio.to_thread(self._operations.admits, shown):
+                        break
+        except (OSError, TimeoutError) as error:
+            _log.info("a feed broke off", peer=str(request.remote), error=repr(error))
+        except Exception as error:
+            _log.exception("a feed failed", path=request.path[:64], error=repr(error))
+        finally:
+            self._feeds -= 1
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> HttpResponse | EventFeed:
+        hosts = request.headers.getall("Host", [])
+        path = request.rel_url.raw_path
+        if not _same_origin(request) or (_from_browser(request) and not self._operations.serves_browsers(path)):
+            return HttpResponse(HTTPStatus.FORBIDDEN, b"this server does not talk to web pages\n")
+        if len(hosts) != 1 or not is_called(hosts[0], self._names):
+            return HttpResponse(
+                HTTPStatus.MISDIRECTED_REQUEST, b"the Host header is missing, or names another server\n"
+            )
+        if request.method != "GET":
+            return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
+        # In a thread: files are read, and metrics of many executors take a while.
+        asked = (path, _credentials(request), request.headers.get("Accept", ""))
+        response = await asyncio.to_thread(self._operations.answer, *asked)
+        if isinstance(response, HttpResponse) and response.status == HTTPStatus.UNAUTHORIZED:
+            await asyncio.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
+        return response
+
+
+@attrs.frozen
+class _TaskCloser:
+    """Ends a connection by cancelling its task."""
+
+    task: asyncio.Task[None]
+
+    def close(self) -> None:
+        """As `Closable.close`; called in the event loop alone, where a further connection takes the place of this one."""
+        self.task.cancel()
+
+
+class _Connection(asyncio.Protocol):
+    """aiohttp's protocol for a connection, limited to a request of `_REQUEST_BYTES`.
+
+    Attributes:
+        ended: done when the connection is over.
+        is_feed: done when the response is a feed, which has no time limit.
+    """
+
+    def __init__(self, http: web.RequestHandler, ended: asyncio.Future[None], is_feed: asyncio.Future[None]) -> None:
+        self._http = http
+        self._left = _REQUEST_BYTES
+        self._transport: asyncio.Transport | None = None
+        self.ended = ended
+        self.is_feed = is_feed
+        self.pause_writing, self.resume_writing = http.pause_writing, http.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._http.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """As `asyncio.Protocol`."""
+        assert self._transport is not None
+        self._left -= len(data)
+        if self._left >= 0:
+            self._http.data_received(data)
+        elif not self._transport.is_closing():
+            self._transport.write(_TOO_LARGE)
+            self._transport.close()
+
+    def eof_received(self) -> None:
+        """As `asyncio.Protocol`."""
+        self._http.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As `asyncio.Protocol`."""
+        self._http.connection_lost(exc)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+def _listening_socket(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    sock = socket.create_server(address[:2], family=family, backlog=_MOST)
+    sock.setblocking(False)
+    return sock
+
+
+def _from_browser(request: web.BaseRequest) -> bool:
+    """True for a request of a browser."""
+    return "Origin" in request.headers or "Sec-Fetch-Site" in request.headers
+
+
+def _same_origin(request: web.BaseRequest) -> bool:
+    """True unless the request is of a page of another site."""
+    origin = request.headers.get("Origin")
+    own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
+    return own and request.headers.get("Sec-Fetch-Site", "none") in {"none", "same-origin"}
+
+
+def _credentials(request: web.BaseRequest) -> Credentials:
+    token = _bearer(request.headers.get("Authorization", ""))
+    return Credentials(token, _certificate(request), str(request.remote))
+
+
+def _certificate(request: web.BaseRequest) -> bytes:
+    """Certificate that the client showed, in DER; empty if it showed none."""
+    tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+    return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

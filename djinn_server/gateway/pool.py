@@ -1,0 +1,358 @@
+"""Pool of a gateway's executor processes: started ahead of use, supervised, and restarted when one dies."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.assignment import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
+from djinn_core.hookspecs.launchers import Launched, Launcher, LaunchWish
+from djinn_core.logs import get_logger
+from djinn_core.protocol.backoff import Backoff
+from djinn_core.wire.executor_reports import Sessions
+from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
+from djinn_server.events import ServerEvents
+from djinn_server.gateway.assignment import Assigner, LoadMeter
+from djinn_server.handshake import Refusal
+from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.launchers import LocalLauncher
+
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+_STATUS_SECONDS = 2.0
+# Metrics that `djinn status` and dashboards show.
+SHOWN: Final = frozenset(
+    "submissions ops queue_seconds decode_seconds execute_seconds encode_seconds fetched_bytes received_bytes op_failures "
+    "quota_refusals memory_refusals submissions_stopped waiting_sessions longest_wait_seconds memory_bytes "
+    "memory_limit_bytes memory_pressure_level shared_weight_bytes evicted_bytes spill_bytes resident_memory_bytes "
+    "sessions_closed disk_bytes".split()
+)
+_log = get_logger("djinn.server")
+
+
+class SupervisedExecutor:
+    """An executor of a pool: its process is watched, and replaced when it dies."""
+
+    def __init__(
+        self, config: ExecutorConfig, start_timeout: float, events: ServerEvents, launcher: Launcher, wish: LaunchWish
+    ) -> None:
+        """Start the first process, without waiting for it."""
+        self._config = config
+        self._events = events
+        self._start_timeout = start_timeout
+        self._closing = threading.Event()
+        self._state = "starting"
+        self._device_id = config.device
+        self._restarts = 0
+        self._restarted_at = -math.inf
+        self._meter = LoadMeter()
+        self._process = launcher.launch(config, wish)
+        self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
+
+    def wait_ready(self) -> None:
+        """Wait until the first process is ready, then watch it.
+
+        Raises:
+            StartupError: it did not start.
+        """
+        self._device_id = self._process.wait_ready(self._start_timeout).device.id
+        self._state = "ready"
+        self._watcher.start()
+
+    @property
+    def launched(self) -> Launched | None:
+        """Its process; None while that is not ready."""
+        return self._process if self._state == "ready" else None
+
+    @property
+    def device_id(self) -> str:
+        """Id of its device, also while its process is started again."""
+        return self._device_id
+
+    def status(self) -> ExecutorStatus:
+        """The executor's entry in `djinn status`."""
+        process, state = self._process, self._state
+        if state == "ready":
+            try:
+                report = self._report()
+                load = self.load
+                busy = round(load.busy + load.beginning, 3)
+                shown = {name: value for name, value in _figures(report) if name in SHOWN}
+                return ExecutorStatus(
+                    report.device,
+                    process.process_id,
+                    state,
+                    report.sessions,
+                    busy,
+                    restarts=self._restarts,
+                    figures=shown,
+                )
+            except StartupError as error:
+                _log.warning("an executor does not report", process=process.process_id, error=str(error))
+                state = "silent"
+        name = self._device_id or "default"
+        about = DeviceInfo(id=name, kind=name.partition(":")[0])
+        return ExecutorStatus(about, process.process_id, state, restarts=self._restarts)
+
+    @property
+    def restarts(self) -> int:
+        """Number of times that its process was started again."""
+        return self._restarts
+
+    def is_idle(self, seconds: float) -> bool:
+        """Return True if it has no session, and was not started again within `seconds`: clients of a dead process come back."""
+        report = self.report()
+        return report is not None and not report.sessions and time.monotonic() - self._restarted_at >= seconds
+
+    @property
+    def assigned(self) -> int:
+        """Number of sessions that were assigned to it, those of earlier processes included."""
+        return self._meter.assigned
+
+    def report(self) -> Sessions | None:
+        """The executor's report of its sessions; None if it is not ready or does not answer."""
+        if self._state != "ready":
+            return None
+        try:
+            return self._report()
+        except StartupError as error:
+            _log.warning("an executor does not report", process=self._process.process_id, error=str(error))
+            return None
+
+    def refresh_load(self) -> None:
+        """Ask for a report where the last one is too old to give its load."""
+        if self._meter.is_due:
+            self.report()
+
+    def _report(self) -> Sessions:
+        """A report, from which its load is noted where that is due.
+
+        Raises:
+            StartupError: it does not answer.
+        """
+        report = self._process.status(_STATUS_SECONDS)
+        if self._meter.is_due:
+            self._meter.note(report)
+        return report
+
+    @property
+    def load(self) -> ExecutorLoad:
+        """Its load, by its last report and the sessions that were assigned to it since."""
+        return self._meter.load()
+
+    def assign(self, hint: str = "") -> None:
+        """Note that a session was assigned to it."""
+        self._meter.assign(hint)
+
+    def evict(self, tokens: tuple[str, ...]) -> None:
+        """End the sessions of these tokens, which are no longer valid."""
+        self._process.evict(tokens)
+
+    def end(self, session: str, reason: str) -> None:
+        """End a session, where it has that session."""
+        self._process.end(session, reason)
+
+    def drain(self, seconds: float) -> None:
+        """Begin no further session, and end with its last one or after `seconds`; returns at once."""
+        self._closing.set()
+        self._process.drain(seconds)
+
+    def close(self, drain_seconds: float) -> None:
+        """End its process, and wait until that has ended."""
+        self._closing.set()
+        self._process.close(drain_seconds)
+        if self._watcher.is_alive():
+            self._watcher.join()
+
+    def _watch(self) -> None:
+        while True:
+            status = self._process.wait()
+            self._state = "restarting"
+            if self._closing.is_set():
+                return
+            died = {"process": self._process.process_id, "exit_status": status}
+            _log.error("an executor died; its sessions are lost", **died)
+            self._events.note("executor_died", device=self._device_id, tenant=self._process.tenant, **died)
+            if not self._restart():
+                return
+
+    def _restart(self) -> bool:
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while not self._closing.is_set():
+            try:
+                self._process = self._process.again()
+                self._process.wait_ready(self._start_timeout)
+            except StartupError as error:
+                pause = backoff.pause()
+                _log.error("an executor does not start again", error=str(error), next_try_seconds=pause)
+                self._closing.wait(pause)
+                continue
+            if self._closing.is_set():  # while it was starting: `close` has ended the process before this one
+                self._process.close(0.0)
+                return False
+            self._restarted_at = time.monotonic()
+            self._state = "ready"
+            self._restarts += 1
+            _log.info("an executor was started again", process=self._process.process_id)
+            self._events.note("executor_restarted", device=self._device_id, process=self._process.process_id)
+            return True
+        return False
+
+
+def _figures(report: Sessions) -> Iterator[tuple[str, float]]:
+    """All metrics of a report; values of a labelled one are added up."""
+    metered = report.metered
+    yield from metered.counters.items()
+    yield from metered.gauges.items()
+    yield from ((name, sum(one.value for one in values)) for name, values in metered.labelled.items())
+
+
+class Pool:
+    """All executors of a gateway, one for each device."""
+
+    def __init__(
+        self,
+        configs: Sequence[ExecutorConfig],
+        start_timeout: float,
+        events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
+        launcher: Launcher = LocalLauncher(),  # noqa: B008 - has no state
+        wishes: Sequence[LaunchWish] = (),
+    ) -> None:
+        """Start all executors at the same time, without waiting for them.
+
+        `launcher`: starts their processes. `wishes`: where, one for each; none: the launcher does not look at them.
+
+        Raises:
+            StartupError: a process cannot be started.
+        """
+        self._executors: list[SupervisedExecutor] = []
+        self._assigning = threading.Lock()
+        try:
+            for number, one in enumerate(configs):
+                wish = wishes[number] if wishes else LaunchWish(number, len(configs))
+                self._executors.append(SupervisedExecutor(one, start_timeout, events, launcher, wish))
+        except StartupError:
+            self.close(0.0)
+            raise
+
+    def wait_ready(self) -> tuple[Launched, ...]:
+        """Wait until all are ready.
+
+        Raises:
+            StartupError: one did not start; the message says why.
+        """
+        for supervised in self._executors:
+            supervised.wait_ready()
+        return tuple(supervised.launched for supervised in self._executors if supervised.launched is not None)
+
+    def find(self, device: str) -> tuple[int, Launched] | Refusal:
+        """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or a refusal with the reason."""
+        found = self._candidates(device)
+        return found if isinstance(found, Refusal) else found[0]
+
+    def assign(
+        self,
+        newcomer: AssignmentRequest,
+        assigner: Assigner = Assigner(),  # noqa: B008 - a frozen value
+        others: Sequence[tuple[str, Pool]] = (),
+        *,
+        counts: bool = True,
+    ) -> tuple[int, Launched] | Refusal:
+        """The executor for a new session; of several with devices of the same kind and name, the policy chooses.
+
+        Args:
+            newcomer: the session, without executors.
+            assigner: has the policy.
+            others: the pools of other tenants, with their names.
+            counts: True if the session is load to come for the executor.
+        """
+        found = self._candidates(newcomer.device)
+        if isinstance(found, Refusal):
+            return found
+        first = found[0][1].ready.device
+        alike = {
+            number: executor
+            for number, executor in found
+            if (executor.ready.device.kind, executor.ready.device.name) == (first.kind, first.name)
+        }
+        if len(alike) > 1:
+            for number in alike:
+                self._executors[number].refresh_load()
+        with self._assigning:  # one client at a time: an assignment counts as load for the next
+            loads = tuple(self._load(number, executor, others) for number, executor in alike.items())
+            chosen = assigner.assign(attrs.evolve(newcomer, executors=loads))
+            if isinstance(chosen, AssignmentRefusal):
+                return Refusal(chosen.reason, chosen.retry)
+            if counts:
+                self._executors[chosen].assign(newcomer.hint)
+        return chosen, alike[chosen]
+
+    def refresh_loads(self) -> None:
+        """As `SupervisedExecutor.refresh_load`, for all."""
+        for supervised in self._executors:
+            supervised.refresh_load()
+
+    def _load(self, number: int, executor: Launched, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
+        theirs = [(tenant, pool.executors[number].load) for tenant, pool in others]
+        loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in theirs)
+        present = tuple(load for load in loads if load.sessions)
+        return attrs.evolve(
+            self._executors[number].load, number=number, device=executor.ready.device.id, others=present
+        )
+
+    def _candidates(self, device: str) -> list[tuple[int, Launched]] | Refusal:
+        ready = [
+            (n, supervised.launched) for n, supervised in enumerate(self._executors) if supervised.launched is not None
+        ]
+        full, found = "", []  # reason of one that has no room; those that have
+        for number, executor in ready:
+            if not device or device in {str(number), executor.ready.device.id, executor.ready.device.kind}:
+                reason = executor.full()
+                full = full or reason
+                if not reason:
+                    found.append((number, executor))
+        if found:
+            return found
+        if full:
+            return Refusal(full, retry=True)
+        if len(ready) < len(self._executors):
+            return Refusal("an executor is being started again after it died: try again in a few seconds", retry=True)
+        offered = ", ".join(executor.ready.device.id for _, executor in ready)
+        return Refusal(f"this server has no device {device!r}, it offers {offered}")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Ids of the devices, in the order of their numbers, as the executors said at first."""
+        return tuple(supervised.device_id for supervised in self._executors)
+
+    @property
+    def executors(self) -> tuple[SupervisedExecutor, ...]:
+        """The executors, in the order of their numbers."""
+        return tuple(self._executors)
+
+    def evict(self, tokens: tuple[str, ...]) -> None:
+        """End the sessions of these tokens, which are no longer valid."""
+        for supervised in self._executors:
+            supervised.evict(tokens)
+
+    def end(self, session: str, reason: str) -> None:
+        """End a session, on the executor that has it."""
+        for supervised in self._executors:
+            supervised.end(session, reason)
+
+    def statuses(self) -> tuple[ExecutorStatus, ...]:
+        """Entries of all executors in `djinn status`."""
+        return tuple(supervised.status() for supervised in self._executors)
+
+    def close(self, drain_seconds: float) -> None:
+        """Let sessions end for at most `drain_seconds`, then end all processes."""
+        for supervised in self._executors:
+            supervised.drain(drain_seconds)
+        for supervised in self._executors:
+            supervised.close(drain_seconds)

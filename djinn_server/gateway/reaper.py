@@ -1,0 +1,53 @@
+"""Reaper of the gateway: every two seconds it ends sessions whose token is no longer valid and executors of idle tenants."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Final
+
+from djinn_core.logs import get_logger
+from djinn_server.gateway.context import GatewayContext
+
+PAUSE_SECONDS: Final = 2.0
+_log = get_logger("djinn.server")
+
+
+class SessionReaper:
+    """A thread that ends such sessions and executors, and refreshes the loads of the others."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="djinn-reaper", daemon=True).start()
+
+    def close(self) -> None:
+        """Have the thread end."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(PAUSE_SECONDS):
+            try:
+                self.reap()
+            except Exception as error:
+                _log.exception("sessions or executors could not be ended; trying again", error=repr(error))
+
+    def reap(self) -> None:
+        """End what is to be ended now."""
+        invalid = self._invalid(self._context.keys | self._reported())
+        if invalid:
+            self._context.tenants.evict(invalid)
+            self._context.keys.difference_update(invalid)
+            self._context.events.note("evicted", keys=invalid, why="revoked or expired")
+        self._context.tenants.release_idle()
+        self._context.tenants.refresh_loads()
+
+    def _invalid(self, keys: Collection[str]) -> tuple[str, ...]:
+        return tuple(sorted(key for key in keys if not self._context.authentication.is_valid(key)))
+
+    def _reported(self) -> frozenset[str]:
+        """Keys of the live sessions: also of those that an earlier gateway admitted, or whose ticket was used late."""
+        if not self._context.authentication.has_keys:
+            return frozenset()
+        reports = [supervised.report() for _, pool in self._context.tenants.pools() for supervised in pool.executors]
+        return frozenset(token for report in reports if report is not None for token in report.tokens)

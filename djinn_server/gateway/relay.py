@@ -1,0 +1,172 @@
+"""Relay of frames between two connections, without decoding them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Holding
+from djinn_core.logs import get_logger
+from djinn_core.wire.frames import weight
+from djinn_server.memory.free_memory import total_bytes
+
+MOST: Final = 512  # twice the sessions that an executor serves: those beside sessions are short
+EACH_BYTES: Final = 2 << 30  # a frame may have 1 GiB, and one goes each way
+_REASON_SECONDS: Final = 5.0  # for which the other direction goes on where one cannot send: it may bring the reason
+_CHECK_SECONDS: Final = 0.25
+_log = get_logger("djinn.server")
+
+
+class RelayDirection:
+    """One direction of a relayed connection."""
+
+    def __init__(self, source: Connection, target: Connection, name: str) -> None:
+        self._source = source
+        self._target = target
+        self._name = name
+        self._sending = 0  # bytes of the frame that is being sent
+        self._ended = threading.Event()  # nothing more is sent
+
+    def held(self) -> int:
+        """Bytes that were received and not sent on: of a frame that is not whole yet, or whose receiver is slow."""
+        return self._sending + (self._source.held if isinstance(self._source, Holding) else 0)
+
+    def close(self) -> None:
+        """End both connections."""
+        self._source.close()
+        self._target.close()
+
+    def run(self, other: RelayDirection) -> None:
+        """Send frames on until the source ends or the target takes no more, then close both connections.
+
+        Where the target takes no more, the `other` direction is waited for: the reason may be among its frames.
+        """
+        try:
+            source_ended = self._send_on()
+            self._ended.set()
+            if not source_ended:
+                other._ended.wait(_REASON_SECONDS)
+        finally:
+            self._ended.set()
+            self.close()
+
+    def _send_on(self) -> bool:
+        """Send frames on until the source ends (True) or the target takes no more (False)."""
+        try:
+            while True:
+                frame = self._source.receive()
+                self._sending = weight(frame)
+                try:
+                    self._target.send(frame)
+                except TransportError as error:
+                    _log.debug("a relayed frame was not delivered", source=self._name, error=str(error))
+                    return False
+                del frame  # its memory is not kept while the next one is waited for
+                self._sending = 0
+        except ProtocolError as error:
+            _log.warning("a relayed connection broke the protocol", source=self._name, error=str(error))
+        except TransportError as error:
+            _log.debug("a relayed connection ended", source=self._name, error=str(error))
+        return True
+
+
+def relay_directions(client: Connection, executor: Connection) -> tuple[RelayDirection, RelayDirection]:
+    """The directions of a connection that is relayed: from the client, and from the executor."""
+    return RelayDirection(client, executor, "client"), RelayDirection(executor, client, "executor")
+
+
+def relay(up: RelayDirection, down: RelayDirection) -> None:
+    """Relay frames in both directions until one of the connections ends, then close both.
+
+    A sender that is faster than its receiver is slowed down, because `send` waits.
+    """
+    back = threading.Thread(target=down.run, args=(up,), name="djinn-relay", daemon=True)
+    back.start()
+    up.run(down)
+    back.join()
+
+
+class Relays:
+    """Limits of relaying by tenant: number of connections, and bytes that were received and not sent on yet."""
+
+    def __init__(self, most: int = MOST, each: int = EACH_BYTES, together: int = 0) -> None:
+        """`most`: connections of a tenant. `each`: bytes of a tenant. `together`: bytes of all; 0: half of the machine's memory."""
+        self._most = most
+        self._each = each
+        self._together = together or total_bytes() // 2
+        self._lock = threading.Lock()
+        self._running: Counter[str] = Counter()
+        self._directions: dict[RelayDirection, str] = {}
+        self._checking = False
+
+    @contextmanager
+    def reserve(self, tenant: str) -> Iterator[bool]:
+        """Reserve one more relayed connection while the block lasts; False if the tenant has too many."""
+        with self._lock:
+            reserved = self._running[tenant] < self._most
+            self._running[tenant] += reserved
+        try:
+            yield reserved
+        finally:
+            with self._lock:
+                self._running[tenant] -= reserved
+
+    @contextmanager
+    def limiting(self, tenant: str, *directions: RelayDirection) -> Iterator[None]:
+        """Apply the limit of bytes to these directions while the block lasts: those that hold most are closed where it is exceeded."""
+        with self._lock:
+            self._directions.update(dict.fromkeys(directions, tenant))
+            if not self._checking:
+                self._checking = True
+                threading.Thread(target=self._run, name="djinn-relays", daemon=True).start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                for direction in directions:
+                    del self._directions[direction]
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_CHECK_SECONDS)
+            with self._lock:
+                if not self._directions:
+                    self._checking = False
+                    return
+            try:
+                self._close_largest()
+            except Exception as error:
+                _log.exception(
+                    "relayed connections over the limit could not be closed; trying again", error=repr(error)
+                )
+
+    def _close_largest(self) -> None:
+        held: dict[str, dict[RelayDirection, int]] = {}
+        with self._lock:
+            for direction, tenant in self._directions.items():
+                held.setdefault(tenant, {})[direction] = direction.held()
+        for direction, tenant in over_limits(held, self._each, self._together).items():
+            _log.warning("a relayed connection is ended: too much is under way for its tenant", tenant=tenant)
+            direction.close()
+
+
+def over_limits(
+    held: Mapping[str, Mapping[RelayDirection, int]], each: int, together: int
+) -> dict[RelayDirection, str]:
+    """The directions to close, with their tenants, so that the rest is within the limits: the largest first, of the tenant that holds most."""
+    left = {tenant: dict(directions) for tenant, directions in held.items()}
+    found: dict[RelayDirection, str] = {}
+    while left:
+        sums = {tenant: sum(directions.values()) for tenant, directions in left.items()}
+        most = max(sums, key=sums.__getitem__)
+        if sums[most] <= each and sum(sums.values()) <= together:
+            break
+        largest = max(left[most], key=left[most].__getitem__)
+        del left[most][largest]
+        found[largest] = most
+    return found

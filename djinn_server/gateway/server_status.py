@@ -1,0 +1,36 @@
+"""The reply to `djinn status`, for clients and for the pages of the operations listener."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+import msgspec
+
+from djinn_core.registry.version import djinn_version
+from djinn_core.wire.messages import ExecutorStatus, Status
+from djinn_server.gateway.context import GatewayContext
+from djinn_server.handshake import instance
+
+MOST_WITH_DECISIONS: Final = 100  # sessions
+
+
+def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
+    """The same without the decisions of plans where there are many sessions: a reply may have 4 MiB."""
+    if sum(len(executor.sessions) for executor in executors) <= MOST_WITH_DECISIONS:
+        return executors
+    replace = msgspec.structs.replace
+    return tuple(
+        replace(executor, sessions=tuple(replace(session, decisions=()) for session in executor.sessions))
+        for executor in executors
+    )
+
+
+def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> Status:
+    """The status as a tenant sees it, or (None) the operator. `assignment`: name of the assignment policy."""
+    age = time.monotonic() - context.since
+    executors = _shortened(context.tenants.statuses(tenant))
+    least = context.tenants.least_load()
+    told = context.recent.of(tenant)
+    return Status(djinn_version(), os.getpid(), age, executors, *least, assignment, told, instance())

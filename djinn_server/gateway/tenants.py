@@ -1,0 +1,263 @@
+"""Executor pools by tenant: tenants do not share processes, so one tenant's crash does not affect another's programs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import msgspec
+
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.launchers import TICKET_SECONDS, Launched, Launcher, LaunchWish
+from djinn_core.logs import get_logger
+from djinn_core.wire.messages import ExecutorStatus
+from djinn_server.events import ServerEvents
+from djinn_server.gateway.pool import Pool
+from djinn_server.handshake import Refusal
+from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.launchers import LocalLauncher
+
+MOST: Final = 16  # tenants that have executors at a time
+STARTS: Final = 2  # tenants whose executors start at the same time: more would make all of them slow
+RETURN_SECONDS: Final = 60.0  # in which clients of an executor that died come back to its successor
+IDLE_SECONDS: Final = 600.0  # after which the executors of a tenant without sessions are ended
+_log = get_logger("djinn.server")
+
+
+class Tenants:
+    """The executors of a gateway: a pool for each tenant that has come, and one in reserve where more may come.
+
+    A pool that was started ahead goes to the first tenant that connects, and to no other afterwards.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[ExecutorConfig],
+        start_timeout: float,
+        expected: Callable[[], int] = lambda: 1,
+        most: int = MOST,
+        events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
+        launcher: Launcher = LocalLauncher(),  # noqa: B008 - has no state
+        wishes: Callable[[], Sequence[LaunchWish]] = tuple,
+    ) -> None:
+        """Start the first pool, without waiting for it.
+
+        `expected`: gives the number of tenants that may connect. `launcher`: as for a `Pool`. `wishes`: makes those of a new pool.
+
+        Raises:
+            StartupError: a process cannot be started.
+        """
+        self._configs = tuple(configs)
+        self._start_timeout = start_timeout
+        self._expected = expected
+        self._most = most
+        self._lock = threading.Lock()
+        self._starts = threading.Semaphore(STARTS)
+        self._starting: dict[str, threading.Lock] = {}
+        self._pools: dict[str, Pool] = {}
+        self._last_used: dict[str, float] = {}  # time of a tenant's last session or admission
+        self._last_admitted: dict[str, float] = {}
+        self._starting_tenants: set[str] = set()  # their pools are not in `_pools` yet
+        self._reserve: Pool | None = None
+        self._closed = False
+        self._events = events
+        self._launcher, self._wishes = launcher, wishes
+        self._first = Pool(self._configs, start_timeout, events, launcher, wishes())
+
+    def wait_ready(self) -> tuple[Launched, ...]:
+        """Wait until the first pool is ready.
+
+        Raises:
+            StartupError: it did not start.
+        """
+        ready = self._first.wait_ready()
+        self._reserve = self._first
+        return ready
+
+    def start_pool(self, tenant: str, memory: int = 0) -> Pool | Refusal:
+        """The tenant's executors, started where it has none, or a refusal with the reason.
+
+        `memory`: the tenant's quota of memory on each of them, in bytes; 0: as much as is configured.
+        """
+        with self._lock:
+            starting = self._starting.setdefault(tenant, threading.Lock())
+        with starting:  # executors of a tenant are started once, while other tenants do not wait for them
+            while True:
+                with self._lock:
+                    found = self._pools.get(tenant)
+                    has_room = len(self._pools.keys() | self._starting_tenants) < self._most
+                    if found is None and has_room and not memory:
+                        found = self._take_reserve(tenant)
+                    if found is not None:
+                        self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
+                        return found
+                    if self._closed:
+                        return Refusal("the server is shutting down: connect again later")
+                    if has_room:
+                        self._starting_tenants.add(tenant)
+                        break
+                if not self._evict_idlest():
+                    return Refusal(
+                        f"this server has executors for {self._most} tenants, its maximum, and none is idle: each has a session or was "
+                        "admitted within the last minute. Try again later",
+                        retry=True,
+                    )
+            try:
+                return self._start(tenant, memory)
+            finally:
+                with self._lock:
+                    self._starting_tenants.discard(tenant)
+
+    def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
+        """Entries in `djinn status` of one tenant's executors, or (None) of all."""
+        owned = [(name, pool.statuses()) for name, pool in self._owned(tenant)]
+        return tuple(msgspec.structs.replace(one, tenant=name) for name, statuses in owned for one in statuses)
+
+    def pools(self) -> list[tuple[str, Pool]]:
+        """All pools with their tenants; that in reserve has an empty name."""
+        return self._owned(None)
+
+    def others(self, tenant: str) -> list[tuple[str, Pool]]:
+        """Pools of the other tenants, which compute on the same devices."""
+        return [(name, pool) for name, pool in self._owned(None) if name not in {"", tenant}]
+
+    def least_load(self) -> tuple[float, int]:
+        """Load of the least loaded device, of all tenants together, and number of sessions that were assigned to it within a minute."""
+        pools = [pool for _, pool in self._owned(None)]
+        loads = [[pool.executors[number].load for pool in pools] for number in range(len(self._configs))]
+        devices = ((sum(one.busy + one.beginning for one in of), sum(one.recent for one in of)) for of in loads)
+        return min(((round(busy, 1), recent) for busy, recent in devices), default=(0.0, 0))
+
+    def refresh_loads(self) -> None:
+        """Refresh the loads of all executors where several tenants share the devices: a new session refreshes its own tenant's alone."""
+        owned = [pool for name, pool in self._owned(None) if name]
+        if len(owned) > 1:
+            for pool in owned:
+                pool.refresh_loads()
+
+    def evict(self, tokens: tuple[str, ...]) -> None:
+        """End the sessions of these tokens, which are no longer valid."""
+        for _, pool in self._owned(None):
+            pool.evict(tokens)
+
+    def end(self, session: str, reason: str) -> None:
+        """End a session, of any tenant."""
+        for _, pool in self._owned(None):
+            pool.end(session, reason)
+
+    @property
+    def ready(self) -> bool:
+        """True if a client that connects now finds an executor."""
+        return not self._closed and all(isinstance(pool.find(""), tuple) for _, pool in self._owned(None))
+
+    def release_idle(self) -> None:
+        """End the executors of tenants that have had no session for `IDLE_SECONDS`; where one tenant is expected, they stay."""
+        if self._expected() < 2:
+            return
+        for tenant, pool in self._owned(None):
+            if tenant and not _is_idle(pool):
+                self._last_used[tenant] = time.monotonic()
+        with self._lock:
+            limit = time.monotonic() - IDLE_SECONDS
+            idle = {tenant: self._pools.pop(tenant) for tenant, at in list(self._last_used.items()) if at < limit}
+            for tenant in idle:
+                del self._last_used[tenant], self._last_admitted[tenant]
+        for tenant, pool in idle.items():
+            _log.info("a tenant has had no session for long: its executors are ended", tenant=tenant)
+            pool.close(0.0)
+
+    def _evict_idlest(self) -> bool:
+        """End the executors of the longest idle tenant. Return False if no tenant is idle."""
+        with self._lock:
+            pools = [
+                (tenant, self._pools[tenant]) for tenant in sorted(self._last_used, key=self._last_used.__getitem__)
+            ]
+        for tenant, pool in pools:
+            if not _is_idle(pool):
+                continue
+            with self._lock:
+                # An admitted client may still use its ticket.
+                is_new = time.monotonic() - self._last_admitted.get(tenant, 0.0) < TICKET_SECONDS
+                if self._pools.get(tenant) is not pool or is_new:
+                    continue
+                del self._pools[tenant], self._last_used[tenant], self._last_admitted[tenant]
+            _log.info("ending the executors of an idle tenant to admit another tenant", tenant=tenant)
+            pool.close(0.0)
+            return True
+        return False
+
+    def close(self, drain_seconds: float) -> None:
+        """Let sessions end for at most `drain_seconds`, then end all processes."""
+        with self._lock:
+            self._closed = True
+            pools = [*self._pools.values(), self._reserve or self._first]
+            self._pools, self._last_used, self._last_admitted, self._reserve = {}, {}, {}, None
+        closing = [threading.Thread(target=pool.close, args=(drain_seconds,)) for pool in dict.fromkeys(pools)]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+    def _owned(self, tenant: str | None) -> list[tuple[str, Pool]]:
+        with self._lock:
+            pools = list(self._pools.items())
+            if self._reserve is not None:
+                pools.append(("", self._reserve))
+        return [(name, pool) for name, pool in pools if tenant is None or name == tenant]
+
+    def _take_reserve(self, tenant: str) -> Pool | None:
+        """The pool in reserve, from now on the tenant's; another one is started where more tenants may connect."""
+        pool, self._reserve = self._reserve, None
+        if pool is None:
+            return None
+        self._pools[tenant] = pool
+        if len(self._pools) < min(self._expected(), self._most):
+            threading.Thread(target=self._refill, name="djinn-reserve", daemon=True).start()
+        return pool
+
+    def _refill(self) -> None:
+        pool = self._started("")
+        if isinstance(pool, Refusal):
+            return
+        with self._lock:
+            if self._reserve is None and not self._closed:
+                self._reserve = pool
+                return
+        pool.close(0.0)
+
+    def _start(self, tenant: str, memory: int) -> Pool | Refusal:
+        pool = self._started(tenant, memory)
+        if isinstance(pool, Refusal):
+            return pool
+        with self._lock:
+            if not self._closed:
+                self._pools[tenant] = pool
+                self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
+                return pool
+        pool.close(0.0)
+        return Refusal("the server is shutting down: connect again later")
+
+    def _started(self, tenant: str, memory: int = 0) -> Pool | Refusal:
+        limited = tuple(_limited(config, memory) for config in self._configs) if memory else self._configs
+        try:
+            with self._starts:
+                pool = Pool(limited, self._start_timeout, self._events, self._launcher, self._wishes())
+                pool.wait_ready()
+        except StartupError as error:
+            _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
+            return Refusal("no executor could be started for you: try again later", retry=True)
+        _log.info("executors for a tenant were started", tenant=tenant or "the next one")
+        return pool
+
+
+def _is_idle(pool: Pool) -> bool:
+    """Return True if no executor has a session, or may have one: an executor that does not answer, or was just started again."""
+    return all(executor.is_idle(RETURN_SECONDS) for executor in pool.executors)
+
+
+def _limited(config: ExecutorConfig, memory: int) -> ExecutorConfig:
+    limit = min(memory, config.memory.limit or memory)
+    return attrs.evolve(config, memory=attrs.evolve(config.memory, limit=limit))

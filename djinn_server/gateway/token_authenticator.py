@@ -1,0 +1,187 @@
+"""Authentication by token: the server's own one, and those of a table that may change while the server runs."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.authentication import OPERATOR, Credentials, Denial, Identity
+from djinn_core.hookspecs.quotas import Quota
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import is_loopback
+from djinn_core.system.shared_files import FileVersion, version_of
+from djinn_server.launch.token_table import TokenRow, TokenTable, digest_of, is_table, read_private, read_table
+
+VARIABLE = "DJINN_TOKEN"
+GENERATED = "generated for this server"
+SHORTEST = 16  # characters; what people type and what can be tried out is shorter
+
+
+@attrs.frozen
+class Token:
+    """A token and its origin: `GENERATED`, or the file or variable in which the operator supplied it."""
+
+    value: str = attrs.field(repr=False)
+    origin: str
+
+    @property
+    def supplied(self) -> bool:
+        """True if the operator supplied the token."""
+        return self.origin != GENERATED
+
+    def matches(self, given: str) -> bool:
+        """Compare `given` with the token in constant time."""
+        return hmac.compare_digest(self.value.encode(), given.encode())
+
+
+def find_token(file: Path | None, environ: Mapping[str, str]) -> Token:
+    """The token from `file`, or from the environment, or a new one.
+
+    Raises:
+        ConfigurationError: the file cannot be read, others may read it, or the token is too short to protect anything.
+    """
+    if file is not None:
+        try:
+            return _checked(read_private(file).decode("utf-8").strip(), f"from the file {file}")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
+    if environ.get(VARIABLE):
+        return _checked(environ[VARIABLE], f"from the environment, {VARIABLE}")
+    return Token(secrets.token_urlsafe(32), GENERATED)
+
+
+def has_table(file: Path) -> bool:
+    """Check whether the file has a table of tokens, rather than one token as text.
+
+    Raises:
+        ConfigurationError: it cannot be read, or others may read it.
+    """
+    try:
+        return is_table(read_private(file))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
+
+
+def _checked(value: str, origin: str) -> Token:
+    if len(value) < SHORTEST:
+        raise ConfigurationError(
+            f"the token ({origin}) has {len(value)} characters and must have {SHORTEST} or more. A good one: "
+            "(umask 077; python -c 'import secrets; print(secrets.token_urlsafe(32))' > TOKEN_FILE)"
+        )
+    return Token(value, origin)
+
+
+def check_exposure(host: str, supplied: bool, protected: bool) -> None:
+    """Refuse to be reachable from other machines unless the operator took care of it.
+
+    Args:
+        host: where to listen.
+        supplied: whether the operator chose the token, or made a table of them.
+        protected: whether there is TLS, or the operator accepts that everything travels unencrypted.
+
+    Raises:
+        ConfigurationError: `host` is not a loopback address, and the token was not supplied or nothing is protected. The
+            message says what to do.
+    """
+    if is_loopback(host):
+        return
+    lacking = []
+    if not supplied:
+        lacking.append(
+            "a token of your own: `djinn token create TENANT` and --token-file FILE, or the variable DJINN_TOKEN"
+        )
+    if not protected:
+        lacking.append(
+            "encryption: --tls-cert FILE and --tls-key FILE, or --tls-self-signed; or keep --host 127.0.0.1 and let clients "
+            "come through `ssh -L 5556:127.0.0.1:5556 SERVER`; or, on a network that no other party can read, add "
+            "--insecure-plaintext-on-network"
+        )
+    if lacking:
+        raise ConfigurationError(
+            f"djinn serve does not listen on {host}, which other machines can reach, without "
+            + " and without ".join(lacking)
+        )
+
+
+_log = get_logger("djinn.server")
+
+
+class TokenAuthenticator:
+    """The built-in authenticator."""
+
+    name = "tokens"
+
+    def __init__(self, token: Token, table: Path | None = None) -> None:
+        """Raises `ConfigurationError` where the table cannot be used."""
+        self._token = token
+        self._file = table
+        self._lock = threading.Lock()
+        self._table = TokenTable()
+        self._version: FileVersion | None = None
+        self._trouble = ""
+        if table is not None:
+            self._table = read_table(table)
+            self._version = version_of(table)
+
+    @property
+    def has_table(self) -> bool:
+        """True if there are tokens besides the server's own."""
+        return self._file is not None
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Tenants that have a valid token."""
+        return frozenset({OPERATOR, *(row.tenant for row in self._valid_rows() if not row.monitor)})
+
+    def quota_of(self, tenant: str) -> Quota:
+        """The tenant's quota in the table."""
+        return self._current().quotas.get(tenant, Quota())
+
+    def prepare(self) -> None:
+        """As `Authenticator.prepare`: the table has been read."""
+
+    def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
+        """As `Authenticator.authenticate`; the time that it takes says nothing about other tokens."""
+        if self._token.matches(credentials.token):
+            return Identity(OPERATOR, quota=self.quota_of(OPERATOR))
+        digest, found = digest_of(credentials.token), None
+        table = self._current()
+        for row in table.tokens:
+            if hmac.compare_digest(row.digest, digest):
+                found = row
+        if found is None:
+            return None
+        if found.expired(time.time()):
+            return Denial("this token has expired: ask for a new one", "expired")
+        return Identity(found.tenant, found.id, found.monitor, table.quotas.get(found.tenant, Quota()))
+
+    def is_valid(self, key: str) -> bool:
+        """True if the token of that id has not been revoked and has not expired."""
+        return not key or any(row.id == key for row in self._valid_rows())
+
+    def _valid_rows(self) -> list[TokenRow]:
+        now = time.time()
+        return [row for row in self._current().tokens if not row.expired(now)]
+
+    def _current(self) -> TokenTable:
+        """The table as the file has it now; where the file cannot be read any more, the table that was read last."""
+        if self._file is None:
+            return self._table
+        with self._lock:
+            try:
+                version = version_of(self._file)
+                if version != self._version:
+                    self._table, self._version, self._trouble = read_table(self._file), version, ""
+                    _log.info("the table of tokens was read again", rows=len(self._table.tokens))
+            except (OSError, ConfigurationError) as error:
+                if str(error) != self._trouble:  # logged once, not for every connection
+                    _log.error("the table of tokens cannot be read; what was read before holds", error=str(error))
+                self._trouble = str(error)
+            return self._table

@@ -1,0 +1,118 @@
+"""An executor as a thread of the client's own process, for debugging with breakpoints on both sides.
+
+It shares the interpreter with the client, so it is slow and its crash is the client's. A client connects to it as to
+a process: ticket, session, messages.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.kinds import EXECUTOR_KINDS
+from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.settings import Settings, bytes_of
+from djinn_server.context import ExecutorContext
+from djinn_server.devices import limited, open_device
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.executor import Executor, begin_compiling
+from djinn_server.launch.executor_config import EVERYTHING
+from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
+from djinn_server.memory.eviction import decider
+from djinn_server.session import ExecutorSession
+from djinn_server.shared_device import SharedDevice
+from djinn_server.weights.weight_reader import WeightReader
+
+# An interpreter that ends stops threads wherever they are, and PyTorch's freeing of memory does not survive that.
+ENDING_SECONDS = 5.0  # for an op that runs, and for the session to free what it has
+
+
+class QueueConnection:
+    """One end of a connection within a process; as `Connection`, with the bytes of the frames counted."""
+
+    def __init__(self, incoming: queue.SimpleQueue[Frame | None], outgoing: queue.SimpleQueue[Frame | None]) -> None:
+        self.limits = Limits()
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.thread: threading.Thread | None = None  # the executor's, which ends with the connection
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._closed = False
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`. The body is copied: the buffers are the sender's again, and writable for the receiver."""
+        if self._closed:
+            raise TransportError("the connection to the inline executor is closed")
+        copied = Frame(frame.head, [memoryview(bytearray(buffer)) for buffer in frame.body])
+        self._check(copied)
+        self._outgoing.put(copied)
+        self.bytes_sent += _size(copied)
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        if self._closed:
+            raise TransportError("the connection to the inline executor is closed")
+        try:
+            frame = self._incoming.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError from None
+        if frame is None:
+            self._closed = True
+            raise TransportError("the other end of the inline executor's connection was closed")
+        self._check(frame)
+        self.bytes_received += _size(frame)
+        return frame
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        if not self._closed:
+            self._closed = True
+            self._incoming.put(None)
+            self._outgoing.put(None)
+        if self.thread is not None:
+            self.thread.join(ENDING_SECONDS)
+
+    def _check(self, frame: Frame) -> None:
+        self.limits.check(len(frame.head), len(frame.body), sum(len(memoryview(b)) for b in frame.body))
+
+
+def _size(frame: Frame) -> int:
+    return len(frame.head) + sum(len(memoryview(buffer)) for buffer in frame.body)
+
+
+def connected_pair() -> tuple[QueueConnection, QueueConnection]:
+    """Two ends of one connection."""
+    there: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    back: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    return QueueConnection(there, back), QueueConnection(back, there)
+
+
+def begin(settings: Settings, client: str) -> tuple[Connection, str]:
+    """Start an executor thread; a connection to it, and the ticket to show.
+
+    Raises:
+        StartupError: there is no such device.
+    """
+    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
+    key = new_key()
+    opened = open_device(registry.devices, settings.device)
+    disk, policy = DiskQuota(), decider(registry, settings.memory_policy)
+    device = limited(opened, bytes_of(settings.memory_gib), disk, policy)
+    weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
+    context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)
+    begin_compiling(context, registry, settings.compilers)
+    executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession)
+    ours, theirs = connected_pair()
+
+    def serve() -> None:
+        try:
+            executor.serve(theirs)
+        finally:
+            theirs.close()
+
+    ours.thread = threading.Thread(target=serve, name="djinn-inline-executor", daemon=True)
+    ours.thread.start()
+    return ours, issue_ticket(key, client)

@@ -1,0 +1,64 @@
+"""The command line and the environment of an executor process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from djinn_core.errors import StartupError
+from djinn_core.settings import PLUGIN_PREFIX
+
+EXECUTOR_MODULE = "djinn_server.executor_process"
+PREPARED_MODULE = "djinn_server.fork_server"
+
+
+def executor_command(module: str, device: str, report: int) -> list[str]:
+    """The command that runs `module` as an executor that reports on file descriptor `report`.
+
+    A command of its own instead of `multiprocessing`: the user's script needs no main guard and is not imported again.
+    `-P` keeps the working directory, which may hold a file named `random.py`, off the import path.
+
+    Raises:
+        StartupError: this interpreter does not know its own executable, as in some embedded interpreters.
+    """
+    if not sys.executable:
+        raise StartupError(
+            "cannot start an executor process: this Python does not know its own executable (`sys.executable` is "
+            "empty). Start `djinn serve` by hand and pass its address: djinn.configure(servers=[...])"
+        )
+    return [sys.executable, "-P", "-m", module, "--device", device, "--report-fd", str(report)]
+
+
+def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
+    """This process's environment, with its import path, so that the executor imports the same code.
+
+    The result omits the token, plugin settings and the variables in `without`. Executors need no token, and receive plugin
+    settings in their configuration.
+    """
+    left_out = {"DJINN_TOKEN", *without}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(PLUGIN_PREFIX)
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(_import_path())
+    # MKL otherwise keeps buffers for each thread, which are several megabytes for each session.
+    environment.setdefault("MKL_DISABLE_FAST_MM", "1")
+    # PyTorch's allocator then asks for huge pages for 2 MiB and more: small ones take longer to come than a copy of as much.
+    environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    return environment
+
+
+def _import_path() -> list[str]:
+    """`sys.path` in its order, the working directory (`""`) last so that nothing in it shadows a module."""
+    entries = [entry for entry in sys.path if entry]
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in entries:
+        entries.append(root)
+    if "" in sys.path:
+        entries.append(".")
+    with contextlib.suppress(FileNotFoundError):  # the working directory was removed: nothing in it can be imported
+        here = Path.cwd()
+        return [str(here / entry) for entry in entries if Path(entry).exists()]
+    return [entry for entry in entries if Path(entry).is_absolute()]

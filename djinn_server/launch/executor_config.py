@@ -1,0 +1,333 @@
+"""Configuration of an executor, by subject: as the command line, the settings and its parent process pass it on.
+
+A field that has a flag of `djinn serve` says so in its metadata; the option of the command line is made from that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+
+from djinn_core.errors import ConfigurationError, StartupError
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS
+from djinn_core.registry.registry import Selection
+from djinn_core.settings import Settings, bytes_of
+from djinn_server.launch.command import EXECUTOR_MODULE
+from djinn_server.launch.flags import flagged
+from djinn_server.launch.listen_addresses import ListenAddresses
+
+
+@attrs.frozen
+class NetworkConfig:
+    """Addresses for other machines.
+
+    Attributes:
+        listen_at: addresses by transport. An executor listens with those that clients reach directly, at free ports.
+        tls: the certificate to show, and the authority of client certificates; None: no TLS.
+    """
+
+    listen_at: ListenAddresses = attrs.field(factory=ListenAddresses)
+    tls: TlsOptions | None = None
+
+
+@attrs.frozen
+class LogConfig:
+    """Messages on the standard error output: from which `level` on, and the parts whose `debug` messages are shown."""
+
+    level: str = "warning"
+    debug: str = ""
+
+
+@attrs.frozen
+class MemoryConfig:
+    """Memory of an executor's sessions.
+
+    Attributes:
+        limit: bytes that they may hold together; 0: as much as the device has.
+        policy: name of the policy that orders evictions then; empty: the built-in one.
+        ahead: bytes that the results of programs may have which a session runs before they come; 0: none is.
+        idle_minutes: time without a message after which a session's values are moved off the device; 0: they stay.
+    """
+
+    limit: int = flagged(
+        0,
+        "--memory-gib",
+        "How much the sessions of each executor may hold together; what does not fit is spilled. Default: no limit.",
+        above=0,
+        gib=True,
+    )
+    policy: str = flagged("", "--memory-policy", "What --memory-gib evicts first, such as lru. Default: next_use.")
+    idle_minutes: float = flagged(
+        0.0,
+        "--idle-minutes",
+        "After how long without work a session's values are moved to the host's memory, and then to disk; 0: never.",
+        least=0,
+    )
+    ahead: int = flagged(
+        128 << 20,
+        "--ahead-gib",
+        "How much results of a session's programs may take that run before they come, while it waits for its client; 0: none does.",
+        least=0,
+        gib=True,
+    )
+
+
+@attrs.frozen
+class AdmissionLimits:
+    """Limits beyond which an executor admits no further session.
+
+    Attributes:
+        sessions: the most sessions at a time.
+        queue_seconds: longest time in seconds that a submission may have waited for its turn when a further session begins.
+    """
+
+    sessions: int = flagged(
+        256,
+        "--most-sessions",
+        "How many sessions each executor serves at a time; further ones are refused for now.",
+        least=1,
+    )
+    queue_seconds: float = flagged(
+        30.0,
+        "--most-queue-seconds",
+        "No further session begins while a program has waited longer for its turn on the device.",
+        above=0,
+    )
+
+
+@attrs.frozen
+class StoreConfig:
+    """The store: weights on disk that clients need not send again.
+
+    Attributes:
+        directory: where it is; None: there is none.
+        limit: bytes that the weights may have together.
+        warm: safetensors files whose tensors no client need send.
+    """
+
+    directory: Path | None = flagged(
+        None,
+        "--store",
+        "Directory for weights that clients need not send again. Default: djinn/weights in your cache directory.",
+    )
+    limit: int = flagged(20 << 30, "--store-gib", "How much the store may hold; 0: nothing is kept.", least=0, gib=True)
+    warm: tuple[Path, ...] = flagged(
+        (),
+        "--warm",
+        "Safetensors file, or a directory with some, whose weights no client need send. May be repeated.",
+        exists=True,
+    )
+
+
+@attrs.frozen
+class ModelConfig:
+    """Weights that executors read themselves, so that clients need not have them.
+
+    Attributes:
+        folders: folders whose models clients may name; caches of the Hugging Face hub included.
+        addresses: patterns of other addresses that clients may name.
+        saving: folder in which each tenant has one for weights that its clients save; None: clients save none.
+        published: folder in which each tenant has one for weights that its clients publish under names; None: clients publish none.
+        publish_hours: the longest time for which a name is valid; 0: nothing is published.
+    """
+
+    folders: tuple[Path, ...] = flagged(
+        (),
+        "--models",
+        "Folder whose models clients may have the server read, such as a cache of the Hugging Face hub. May be repeated.",
+        exists=True,
+    )
+    addresses: tuple[str, ...] = flagged(
+        (),
+        "--allow-weights",
+        "Pattern of addresses that clients may have the server read, such as 'hf://org/*' or 's3://bucket/*'. May be repeated.",
+    )
+    saving: Path | None = flagged(
+        None,
+        "--save-weights",
+        "Folder in which clients may have the server save weights, each tenant in a folder of its own.",
+        exists=True,
+    )
+
+    published: Path | None = flagged(
+        None,
+        "--published",
+        "Directory for weights that clients publish under names. Default: djinn/published in your cache directory.",
+    )
+    publish_hours: float = flagged(
+        168.0, "--publish-hours", "How long a published name lives at the most; 0: there are none.", least=0
+    )
+
+    @property
+    def permissions(self) -> WeightPermissions:
+        """Permissions before a tenant is assigned, for which a folder to save weights in may be added."""
+        return WeightPermissions(self.folders, self.addresses, self.folders if self.folders == ANYWHERE else ())
+
+
+ANYWHERE: Final = (Path(), Path("/"))  # relative paths begin in the working directory
+EVERYTHING: Final = ModelConfig(ANYWHERE, ("*",))  # for a program's own executor, whose files are those of its user
+
+
+@attrs.frozen
+class RecoveryConfig:
+    """Recovery of sessions whose connection breaks, or whose executor dies.
+
+    Attributes:
+        lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
+        journals: directory for the journals of sessions, from which the next executor recovers them when this one dies; None: there
+            are none.
+        journal_limit: bytes that each journal may have.
+        snapshot_seconds: shortest time between two snapshots of a session, to which its journal is compacted.
+        outlives_parent: True if another parent starts an executor in its place when its own parent dies. It then ends without a
+            word to its clients, as if it were killed, and leaves its journals.
+    """
+
+    lease_seconds: float = flagged(
+        0.0,
+        "--lease-seconds",
+        "How long a session waits for a client whose connection broke; 0: it ends at once.",
+        least=0,
+        serve_default=30.0,
+    )
+    journals: Path | None = flagged(
+        None,
+        "--journal",
+        "Directory for the journals of sessions, so that they outlive their executor. Default: djinn/journals in your cache directory.",
+    )
+    journal_limit: int = flagged(
+        8 << 30,
+        "--journal-gib",
+        "How much of a session is kept there; one with more, or with 0 all, is lost with its executor. Needs a store.",
+        least=0,
+        gib=True,
+    )
+    snapshot_seconds: float = flagged(
+        SNAPSHOT_SECONDS,
+        "--snapshot-seconds",
+        "How often a session's state is written to its journal, at most; a twentieth of its time is spent on that.",
+        least=0,
+    )
+    outlives_parent: bool = False
+
+
+@attrs.frozen
+class ExecutorConfig:
+    """Configuration of an executor.
+
+    Attributes:
+        device: `cpu`, `cuda:0` and so on; empty: the best that the machine has.
+        network: addresses at which it listens for other machines; None: it does not.
+        threads: torch threads; None: torch's default.
+        plugins: the plugins to load.
+        compilers: names of those that compile hot templates, in the order in which they are asked.
+        batch_sessions: True if sessions with the same weights may have the same template run together.
+        accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
+            from zero.
+        module: the Python module that the process runs; only tests change it.
+        unused_seconds: it ends where no session has begun after so long; 0: it waits for one.
+    """
+
+    device: str = ""
+    network: NetworkConfig | None = None
+    threads: int | None = flagged(None, "--threads", "Torch threads of each executor.", least=1)
+    memory: MemoryConfig = attrs.field(factory=MemoryConfig)
+    compilers: tuple[str, ...] = flagged(
+        (),
+        "--compile",
+        "Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
+    )
+    batch_sessions: bool = flagged(
+        False,
+        "--batch-sessions",
+        "Run programs of sessions with the same weights together, where their clients set exact=False. Takes more memory.",
+    )
+    admission: AdmissionLimits = attrs.field(factory=AdmissionLimits)
+    store: StoreConfig = attrs.field(factory=StoreConfig)
+    models: ModelConfig = attrs.field(factory=ModelConfig)
+    recovery: RecoveryConfig = attrs.field(factory=RecoveryConfig)
+    plugins: Selection = attrs.field(factory=Selection)
+    log: LogConfig = attrs.field(factory=LogConfig)
+    accounts: Path | None = None
+    module: str = EXECUTOR_MODULE
+    unused_seconds: float = 0.0
+
+    def with_settings(self, settings: Settings) -> ExecutorConfig:
+        """The same with the settings in place of what is not configured."""
+        memory = MemoryConfig(
+            self.memory.limit or bytes_of(settings.memory_gib),
+            self.memory.policy or settings.memory_policy,
+            self.memory.idle_minutes,
+            self.memory.ahead,
+        )
+        return attrs.evolve(
+            self,
+            threads=self.threads or settings.threads,
+            memory=memory,
+            compilers=self.compilers or settings.compilers,
+            plugins=Selection(settings.plugins, frozenset(settings.disable), plugin_settings=settings.plugin_settings),
+            log=attrs.evolve(self.log, debug=settings.debug),
+        )
+
+    @property
+    def recoverable(self) -> bool:
+        """True if sessions are to outlive the executor, by journals."""
+        return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
+
+    @property
+    def tenant_folders(self) -> Mapping[str, Path]:
+        """Map flags of `djinn serve` to their folders with files of all tenants."""
+        named = {
+            "--save-weights": self.models.saving,
+            "--published": self.models.published,
+            "--store": self.store.directory,
+            "--journal": self.recovery.journals,
+        }
+        return {flag: folder for flag, folder in named.items() if folder is not None}
+
+    def check_folders(self) -> None:
+        """Raise `ConfigurationError` if a folder that clients read overlaps a folder with files of all tenants."""
+        tenant_folders = self.tenant_folders
+        readable = [("--models", folder) for folder in self.models.folders]
+        readable += [(flag, folder) for flag, folder in tenant_folders.items() if flag == "--save-weights"]
+        for (flag, folder), (other_flag, other) in itertools.product(readable, tenant_folders.items()):
+            first, second = folder.resolve(), other.resolve()
+            if flag != other_flag and (first.is_relative_to(second) or second.is_relative_to(first)):
+                raise ConfigurationError(
+                    f"{flag} {folder} and {other_flag} {other} overlap, so clients could read files of other tenants: choose "
+                    "separate folders"
+                )
+
+    @property
+    def permissions(self) -> WeightPermissions:
+        """Permissions of clients before `save_in` adds the tenant's folder."""
+        hidden = () if self.models.folders == ANYWHERE else tuple(self.tenant_folders.values())
+        return attrs.evolve(self.models.permissions, hidden=hidden)
+
+    def sendable(self) -> ExecutorConfig:
+        """The same, with settings of plugins as values that JSON can hold."""
+        return attrs.evolve(self, plugins=self.plugins.sendable())
+
+    def encode(self) -> bytes:
+        """The configuration as JSON, for a launcher on another machine; `decode_config` reads it."""
+        return msgspec.json.encode(self.sendable(), enc_hook=str)
+
+
+def decode_config(data: bytes) -> ExecutorConfig:
+    """The configuration that `ExecutorConfig.encode` wrote.
+
+    Raises:
+        StartupError: it is not valid; the two machines run different versions of Djinn.
+    """
+    try:
+        return msgspec.json.decode(data, type=ExecutorConfig, dec_hook=lambda kind, text: kind(text))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StartupError(
+            f"the configuration of an executor cannot be read ({error}): both machines must run the same Djinn"
+        ) from error

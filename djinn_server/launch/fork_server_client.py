@@ -1,0 +1,195 @@
+"""Client of the fork server (`djinn_server.fork_server`): executors are forked from a process that has imported PyTorch.
+
+The import takes most of the time in which an executor starts, two seconds of a processor. The fork server outlives the parents of
+its executors: a program that is run again finds it. It holds no device and no tensors, and ends when it was not used for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+import attrs
+
+from djinn_core.logs import get_logger
+from djinn_core.registry.version import djinn_version
+from djinn_server.launch.command import PREPARED_MODULE
+
+_REPLY_SECONDS: Final = 10.0
+_KILLED: Final = -9
+# Beginnings of the names of variables that differ from executor to executor, and that no import reads.
+_OF_ONE_EXECUTOR: Final = (
+    *("RAY_", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("DBUS_SESSION_", "OLDPWD", "PWD", "SHLVL", "SSH_", "TERM_", "WINDOWID", "XDG_SESSION_"),
+)
+_log = get_logger("djinn.launch")
+
+
+class ChildProcess(Protocol):
+    """The process of an executor, as its parent uses it; `subprocess.Popen` is one."""
+
+    stdin: IO[bytes] | None
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit status; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; the exit status."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class ForkedExecutor:
+    """As `ChildProcess`: a fork of the fork server, which sends its process id and its exit status."""
+
+    def __init__(self, server: socket.socket, stdin: IO[bytes]) -> None:
+        """`server`: connection to the fork server.
+
+        Raises:
+            OSError: no process id comes.
+        """
+        self.stdin: IO[bytes] | None = stdin
+        self._server = server
+        self._lock = threading.Lock()
+        self._status: int | None = None
+        if not select.select([server], [], [], _REPLY_SECONDS)[0]:
+            raise TimeoutError("no executor is forked")
+        self.pid = self._number()
+
+    def _number(self) -> int:
+        """The next number that the fork server sends, a line that comes at once as soon as it has begun."""
+        line = b""
+        while not line.endswith(b"\n"):
+            byte = self._server.recv(1)
+            if not byte:
+                raise BrokenPipeError("the fork server has ended")
+            line += byte
+        return int(line)
+
+    def poll(self) -> int | None:
+        """As `ChildProcess.poll`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As `ChildProcess.wait`. Where the fork server is killed, so are its executors."""
+        if self._status is None and not select.select([self._server], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("executor", timeout or 0.0)
+        with self._lock:
+            if self._status is None:
+                try:
+                    self._status = self._number()
+                except OSError:
+                    self._status = _KILLED
+                self._server.close()
+            return self._status
+
+    def terminate(self) -> None:
+        """As `ChildProcess.terminate`."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """As `ChildProcess.kill`."""
+        self._send(getattr(signal, "SIGKILL", signal.SIGTERM))
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+@attrs.frozen
+class ForkServerClient:
+    """Starts fork servers of this machine, and has them fork executors.
+
+    Attributes:
+        folder: folder with their sockets, which only this user can enter.
+        seconds: time without executors after which a fork server ends.
+        plugins: configuration of an executor with the plugins that are imported, and nothing else.
+    """
+
+    folder: Path
+    seconds: float
+    plugins: bytes = attrs.field(repr=False)  # settings of plugins may be secrets
+
+    def fork(
+        self, arguments: Sequence[str], environment: Mapping[str, str], given: Sequence[int]
+    ) -> ForkedExecutor | None:
+        """An executor that is forked; None where no fork server runs, or it does not answer.
+
+        Args:
+            arguments: those of its command, without `--report-fd`, whose number the fork server adds.
+            environment: its environment.
+            given: the descriptor for its reports, and those that it keeps open.
+        """
+        if sys.platform == "win32":
+            return None
+        else:  # noqa: RET505 - mypy looks at one platform at a time
+            server = socket.socket(socket.AF_UNIX)
+            reading, writing = os.pipe()
+            stdin = os.fdopen(writing, "wb", 0)
+            try:
+                server.settimeout(_REPLY_SECONDS)
+                server.connect(str(self._socket(environment)))
+                order = json.dumps(
+                    {"arguments": [*arguments], "environment": {**environment}, "folder": str(Path.cwd())}
+                ).encode()
+                socket.send_fds(server, [len(order).to_bytes(4, "little")], [reading, 2, *given])
+                server.sendall(order)
+                server.settimeout(None)
+                return ForkedExecutor(server, stdin)
+            except (OSError, ValueError) as error:
+                _log.debug("an executor is started anew", reason=str(error))
+                stdin.close()
+                server.close()
+                return None
+            finally:
+                os.close(reading)
+
+    def start_server(self, environment: Mapping[str, str]) -> None:
+        """Start a fork server for later executors; returns at once. Where one runs already, the new one ends."""
+        kept = _read_by_imports(environment)
+        place, seconds = str(self._socket(environment)), str(self.seconds)
+        command = [sys.executable, "-P", "-m", PREPARED_MODULE, "--socket", place, "--seconds", seconds]
+        try:
+            # In a session of its own and not a child of this process, because an engine may end the children of a process with it.
+            subprocess.run(
+                ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", *command],
+                env=kept,
+                input=self.plugins,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_REPLY_SECONDS,
+                check=True,
+                start_new_session=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            _log.warning("no executors can be prepared on this machine", reason=str(error))
+
+    def _socket(self, environment: Mapping[str, str]) -> Path:
+        """Socket of the fork server for executors with this environment."""
+        kept = sorted(_read_by_imports(environment).items())
+        facts = json.dumps([sys.executable, djinn_version(), kept]).encode() + self.plugins
+        return self.folder / f"prepared-{hashlib.sha256(facts).hexdigest()[:12]}"
+
+
+def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that what an executor imports may read. `_` is the command, as a shell names it."""
+    return {n: value for n, value in environment.items() if n != "_" and not n.startswith(_OF_ONE_EXECUTOR)}

@@ -1,0 +1,223 @@
+"""Holder of an executor on a machine where a launcher has put it: the parent of an ordinary executor process.
+
+An engine runs it in a process of its own (an actor, a task, a container) and carries calls of its methods from the process that
+launched the executor. Arguments and results are text, bytes and numbers, so that no engine has to unpickle anything. It imports
+no PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+
+from djinn_core.errors import DjinnError, StartupError
+from djinn_core.hookspecs.launchers import Badge
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import address_towards
+from djinn_core.protocol.net.tls_contexts import fingerprint_of_file
+from djinn_core.registry.version import djinn_version
+from djinn_core.system.files import CLOEXEC, user_id
+from djinn_core.system.private_directories import private_directory
+from djinn_core.system.processes import lock_file
+from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
+from djinn_server.launch.fork_server_client import ForkServerClient
+from djinn_server.launch.listen_addresses import ListenAddresses
+from djinn_server.launch.own_journals import JOURNAL_BYTES, LEAST_ROOM, room_for_journals
+from djinn_server.launch.process import ExecutorProcess
+from djinn_server.launch.self_signed import self_signed
+
+_ABANDONED_SECONDS: Final = 86_400.0
+_LOCK: Final = "in-use"
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_badges: msgspec.json.Decoder[Badge] = msgspec.json.Decoder(Badge)
+_log = get_logger("djinn.launch")
+
+
+class ExecutorHolder:
+    """The parent of an executor process, with a folder for its certificate and journals. Methods may be called from several threads."""
+
+    def __init__(
+        self,
+        config: bytes,
+        name: str,
+        towards: str,
+        base: str = "",
+        share: int = 1,
+        threads: int = 0,
+        without: Collection[str] = (),
+        prepared_seconds: float = 0.0,
+    ) -> None:
+        """Start the process and return at once.
+
+        Args:
+            config: configuration of the executor, as `ExecutorOptions.encode` gives it.
+            name: name of its folder: the same for an executor and those that are started in its place, and of no other.
+            towards: address of another machine. The executor listens, under TLS, at the address of this machine from which
+                that one is reached.
+            base: folder for journals that all machines share, so that sessions outlive this machine; empty: journals lie with
+                the temporary files of this machine.
+            share: number of executors that share the disk.
+            threads: torch threads, where `config` does not say; 0: torch's default.
+            without: names of environment variables that the executor does not get.
+            prepared_seconds: how long this machine keeps a process from which the next executors are forked; 0: none.
+
+        Raises:
+            StartupError: it cannot be started.
+        """
+        self.fingerprint = ""
+        self._locks: list[int] = []  # descriptors
+        read = decode_config(config)
+        try:
+            local = Path(tempfile.gettempdir()) / f"djinn-launched-{user_id()}"
+            self._folder = _own_folder(local, name, self._locks)
+            _remove_abandoned(local)
+            self._journals = _own_folder(Path(base), name, self._locks) if base else self._folder
+            host = address_towards(towards)
+            tls = self._identity(host)
+            plugins = ExecutorConfig(plugins=read.plugins).encode()
+            fork_server = ForkServerClient(local, prepared_seconds, plugins) if prepared_seconds else None
+            self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without, fork_server)
+        except (OSError, DjinnError) as error:
+            self._unlock()
+            if isinstance(error, StartupError):
+                raise
+            raise StartupError(f"an executor finds no folder or no address on its machine: {error}") from error
+
+    def version(self) -> str:
+        """Version of Djinn here."""
+        return djinn_version()
+
+    def wait_ready(self, timeout: float) -> tuple[bytes, str, str]:
+        """The executor's `Ready` report as JSON, without addresses that only this machine reaches; its fingerprint; the name of this host.
+
+        Raises:
+            StartupError: as `ExecutorProcess.wait_ready`, or no transport listens for other machines.
+        """
+        ready = self._process.wait_ready(timeout)
+        urls = tuple(url for url in ready.urls if not url.startswith("unix:"))
+        if not urls:
+            self._process.close(0.0)
+            raise StartupError(
+                "the executor listens for no other machine: install a transport plugin there that does so under TLS, such as that for tcp"
+            )
+        return msgspec.json.encode(msgspec.structs.replace(ready, urls=urls)), self.fingerprint, socket.gethostname()
+
+    def issue_ticket(self, client: str, lifetime: float, badge: bytes) -> str:
+        """As `Launched.issue_ticket`; the ticket expires by the clock of this machine. `badge`: as JSON."""
+        return self._process.issue_ticket(client, lifetime, _badges.decode(badge))
+
+    def status(self, timeout: float) -> bytes:
+        """The executor's `Sessions` report as JSON.
+
+        Raises:
+            StartupError: it does not answer.
+        """
+        return msgspec.json.encode(self._process.status(timeout))
+
+    def full(self) -> str:
+        """As `Launched.full`."""
+        return self._process.full()
+
+    def evict(self, tokens: Collection[str]) -> None:
+        """As `Launched.evict`."""
+        self._process.evict(tuple(tokens))
+
+    def end(self, session: str, reason: str) -> None:
+        """As `Launched.end`."""
+        self._process.end(session, reason)
+
+    def drain(self, seconds: float) -> None:
+        """As `Launched.drain`."""
+        self._process.drain(seconds)
+
+    def wait(self) -> tuple[int, str]:
+        """Wait until the executor has ended; its exit status, and `Launched.ending`."""
+        status = self._process.wait()
+        return status, self._process.ending()
+
+    def close(self, drain_seconds: float, for_good: bool) -> None:
+        """End the executor. `for_good`: True if none is started in its place, so that its journals are removed."""
+        self._process.close(drain_seconds)
+        self._unlock()
+        if for_good:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self._journals, ignore_errors=True)
+
+    def _unlock(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop())
+
+    def _identity(self, host: str) -> TlsOptions:
+        """A certificate of this executor alone, whose key never leaves the folder of this process."""
+        folder = self._folder / "tls"
+        shutil.rmtree(folder, ignore_errors=True)  # the certificate of an executor before this one
+        made = self_signed(folder, (host,))
+        self.fingerprint = fingerprint_of_file(made.certificate)
+        return TlsOptions(made.certificate, made.key)
+
+    def _adapted(self, config: ExecutorConfig, host: str, tls: TlsOptions, share: int, threads: int) -> ExecutorConfig:
+        """The configuration with paths and addresses of this machine."""
+        journals, recovery = None, config.recovery
+        room = room_for_journals(self._journals)
+        if config.recoverable and room >= LEAST_ROOM:
+            journals = self._journals / "journals"
+            journals.mkdir(mode=0o700, exist_ok=True)
+        elif config.recoverable:
+            _log.warning("sessions will not outlive their executor: no room for journals", folder=str(self._journals))
+        return attrs.evolve(
+            config,
+            network=NetworkConfig(ListenAddresses(host), tls),
+            threads=config.threads or threads or None,
+            store=StoreConfig(None),
+            accounts=None,
+            recovery=attrs.evolve(
+                recovery,
+                journals=journals,
+                journal_limit=min(recovery.journal_limit, JOURNAL_BYTES, room // max(1, share)),
+                outlives_parent=True,
+            ),
+        )
+
+
+def _own_folder(base: Path, name: str, locks: list[int]) -> Path:
+    """The folder of that name, locked for this process by the descriptor that is added to `locks`.
+
+    Raises:
+        OSError: it cannot be made, or another process has locked it.
+        ConfigurationError: other users may write to `base`.
+    """
+    private_directory(base, "certificates and journals of executors")
+    if base.is_symlink():
+        raise PermissionError(f"{base} leads elsewhere")
+    folder = base / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    # A file, since network file systems lock nothing that is not open for writing.
+    locks.append(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | CLOEXEC, 0o600))
+    lock_file(locks[-1])
+    return folder
+
+
+def _remove_abandoned(base: Path) -> None:
+    """Remove the folders that no process has locked, and in which nothing was written for `_ABANDONED_SECONDS`."""
+    for folder in base.iterdir():
+        with contextlib.suppress(OSError):  # a process has locked it, or it has just been removed
+            newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+            if time.time() - newest < _ABANDONED_SECONDS:
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | CLOEXEC)
+            try:
+                lock_file(lock)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

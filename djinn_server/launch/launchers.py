@@ -1,0 +1,89 @@
+"""The launchers that can be chosen: the built-in one, processes on this machine, and those of plugins."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, cast
+
+import attrs
+
+from djinn_core.errors import PluginError
+from djinn_core.hookspecs.launchers import ExecutorOptions, Launched, Launcher, LaunchWish
+from djinn_core.settings import Settings
+from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.flags import flagged
+from djinn_server.launch.fork_server_client import ForkServerClient
+from djinn_server.launch.process import ExecutorProcess
+
+LOCAL: Final = "local"
+
+
+class LocalLauncher:
+    """Starts executors as processes on this machine, at once and whatever resources are wished for."""
+
+    name = LOCAL
+
+    def __init__(self, prepared: Callable[[ExecutorConfig], ForkServerClient | None] = lambda _: None) -> None:
+        """`prepared`: says by an executor's configuration from which process it is forked; None: it is started anew."""
+        self._prepared = prepared
+
+    def launch(self, options: ExecutorOptions, wish: LaunchWish) -> Launched:  # noqa: ARG002 - there is one place
+        """As `Launcher.launch`."""
+        config = cast("ExecutorConfig", options)
+        return ExecutorProcess(config, fork_server=self._prepared(config))
+
+
+def launcher_named(engine: str, launchers: Iterable[Launcher]) -> Launcher:
+    """The launcher that the setting `engine` names.
+
+    Raises:
+        PluginError: no launcher has this name. The message names the folder of Djinn's launchers.
+    """
+    if engine == LOCAL:
+        return LocalLauncher()
+    known = {launcher.name: launcher for launcher in launchers}
+    if engine not in known:
+        raise PluginError(
+            f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *known}))}). Install a launcher from "
+            "plugins/launchers of Djinn's repository, for example `pip install './plugins/launchers/ray[ray]'`. `djinn plugins` "
+            "lists installed, broken and disabled plugins"
+        )
+    return known[engine]
+
+
+@attrs.frozen
+class EngineConfig:
+    """The engine that starts executors.
+
+    Attributes:
+        name: of its launcher. address: where it is; empty: the launcher finds it.
+        executors: how many executors it starts for each device; 0: as many as the settings say.
+        resources, runtime_env, placement_group: as in `LaunchWish`.
+    """
+
+    name: str = flagged("", "--engine", "Engine that starts the executors, such as ray. Default: local, this machine.")
+    address: str = flagged("", "--engine-address", "Address of the engine, such as that of a cluster.")
+    executors: int = flagged(0, "--executors", "How many executors another engine starts for each device.", least=1)
+    resources: tuple[tuple[str, float], ...] = ()
+    runtime_env: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    placement_group: Any = None
+
+    def with_settings(self, settings: Settings) -> EngineConfig:
+        """The same with the settings in place of what is not configured."""
+        return EngineConfig(
+            self.name or settings.engine,
+            self.address or settings.engine_address,
+            self.executors or settings.executors,
+            settings.resources,
+            settings.runtime_env,
+            settings.placement_group,
+        )
+
+    def wishes(
+        self, count: int, notify: Callable[[str], None] = lambda _: None, first: int = 0
+    ) -> tuple[LaunchWish, ...]:
+        """A wish for each of `count` executors that are started together. `notify`: as in `LaunchWish`. `first`: number of the first."""
+        group = secrets.token_hex(4)
+        where = (self.address, dict(self.resources), self.runtime_env, self.placement_group)
+        return tuple(LaunchWish(number, count, group, *where, notify) for number in range(first, first + count))

@@ -1,0 +1,176 @@
+"""Listen addresses of a server: host and port for each transport, and the addresses that it advertises to clients."""
+
+from __future__ import annotations
+
+import difflib
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import attrs
+
+from djinn_core.errors import ConfigurationError, PluginError, TransportError
+from djinn_core.hookspecs.transports import SecurableTransport, TlsOptions, Transport
+from djinn_core.protocol.addresses import address_towards, at_host, is_loopback, is_wildcard, network_location
+
+# Transports that listen at a TCP port, named here so that their ports can be checked before plugins are loaded.
+_OVER_TCP = frozenset({"tcp", "tcps", "http", "https"})
+_ELSEWHERE = "192.0.2.1"  # an address of no machine (RFC 5737)
+
+
+@attrs.frozen
+class ListenAddress:
+    """An address and a port to listen at; empty host: the `host` of `ListenAddresses`; port 0: any free one."""
+
+    host: str = ""
+    port: int = 0
+
+
+@attrs.frozen
+class ListenAddresses:
+    """Listen addresses by transport, as the operator configured them.
+
+    Attributes:
+        host: address of the transports that are not in `given`.
+        given: address by name of a transport, or by one of its URL schemes.
+        without: names or schemes of transports that do not listen.
+    """
+
+    host: str = "127.0.0.1"
+    given: Mapping[str, ListenAddress] = attrs.field(factory=dict)
+    without: frozenset[str] = frozenset()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All addresses to listen at."""
+        others = tuple(at.host for name, at in self.given.items() if at.host and name not in self.without)
+        return (self.host, *others)
+
+    def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
+        """Listen address of a transport; None if it does not listen. `others`: further names of the transport."""
+        names = {transport.name, *transport.schemes, *others}
+        given = next((at for name, at in self.given.items() if name in names), None)
+        if names & self.without or (given is None and transport.capabilities.named_only):
+            return None
+        given = given or ListenAddress()
+        return ListenAddress(given.host or self.host, given.port)
+
+    def check_ports(self, operations: int | None) -> None:
+        """Check that the ports are free, before executors are started, which takes seconds.
+
+        Checks the transports of `_OVER_TCP` and the port for `operations`; other transports raise an error when they listen.
+
+        Raises:
+            ConfigurationError: two listeners are given the same port.
+            TransportError: another program listens at a port.
+        """
+        given = [(name, at) for name, at in self.given.items() if name in _OVER_TCP - self.without]
+        wanted = [(f"for {name}", at.host or self.host, at.port) for name, at in given if at.port]
+        if operations:
+            wanted.append(("for operations", self.host, operations))
+        taken: dict[tuple[str, int], str] = {}
+        for what, host, port in wanted:
+            if other := taken.get((host, port)):
+                raise ConfigurationError(f"port {port} is given twice, {other} and {what}: choose another for one")
+            taken[host, port] = what
+            _check_port(what, host, port)
+
+
+def _check_port(what: str, host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise TransportError(
+            f"cannot listen {what} at {network_location(host, port)}: {error.strerror or error}. Choose another port, or 0 "
+            "for any free one"
+        ) from error
+
+
+@attrs.frozen
+class ListeningTransport:
+    """A transport that listens, and its listen address."""
+
+    transport: Transport
+    address: ListenAddress
+
+    def url(self, port: int) -> str:
+        """URL of the listener at that port."""
+        return f"{self.transport.schemes[0]}://{network_location(self.address.host, port)}"
+
+
+def listening_transports(
+    transports: Iterable[Transport], tls: TlsOptions | None, addresses: ListenAddresses
+) -> tuple[ListeningTransport, ...]:
+    """The transports that reach other machines and were not left out, under TLS where there is a certificate."""
+    found = []
+    for plain in transports:
+        transport = plain if tls is None else plain.secured(tls) if isinstance(plain, SecurableTransport) else None
+        if transport is not None and not plain.capabilities.same_host:
+            address = addresses.of(transport, (plain.name, *plain.schemes))
+            found += [] if address is None else [ListeningTransport(transport, address)]
+    return tuple(found)
+
+
+def configured_transports(
+    transports: Sequence[Transport], tls: TlsOptions | None, addresses: ListenAddresses
+) -> tuple[ListeningTransport, ...]:
+    """The transports of `listening_transports`, after a check of what the operator configured.
+
+    Raises:
+        ConfigurationError: `addresses` names a transport that is not installed.
+        PluginError: no transport is left to listen with.
+    """
+    _check_names(addresses, [t for t in transports if not t.capabilities.same_host], tls)
+    found = listening_transports(transports, tls, addresses)
+    if not found:
+        raise PluginError(
+            "there is no transport to listen with: install one, such as those in plugins/transports of the checkout; `djinn "
+            "plugins` shows what is installed and what is broken or disabled"
+            + (
+                f", and --without-transport leaves out {', '.join(sorted(addresses.without))}"
+                if addresses.without
+                else ""
+            )
+        )
+    return found
+
+
+def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tls: TlsOptions | None) -> None:
+    names = {name for one in transports for name in (one.name, *one.schemes)}
+    secured = [one.secured(tls) for one in transports if tls is not None and isinstance(one, SecurableTransport)]
+    names |= {name for one in secured for name in (one.name, *one.schemes)}
+    for name in sorted({*addresses.given, *addresses.without} - names - _OVER_TCP):
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(names)) or 'none'}."
+        raise ConfigurationError(f"There is no transport {name!r} to listen with: {hint} `djinn plugins` shows why.")
+
+
+def own_address() -> str:
+    """Address by which other machines reach this one; the name of this machine where it has no network."""
+    try:
+        return address_towards(_ELSEWHERE)
+    except OSError:
+        return socket.gethostname()
+
+
+def advertised(urls: Iterable[str], advertise: str, named: bool) -> tuple[str, ...]:
+    """URLs of a server for its clients, one for each of its listeners.
+
+    Args:
+        urls: URLs of the listeners.
+        advertise: host by which other machines reach this one, as the operator says; empty: unknown.
+        named: True if that of a listener at every interface is this machine's name, which its certificate has, and not its address.
+    """
+    listed = tuple(urls)
+    hosts = [urlsplit(url).hostname or "" for url in listed]
+    local = [is_loopback(host) for host in hosts]
+    found = []
+    for url, host, loopback in zip(listed, hosts, local, strict=True):
+        if advertise and (not loopback or all(local)):
+            found.append(at_host(url, advertise))
+        elif is_wildcard(host):
+            found.append(at_host(url, socket.getfqdn() if named else own_address()))
+        else:
+            found.append(url)
+    return tuple(found)

@@ -1,0 +1,129 @@
+"""Messages between an executor process and its parent: JSON lines over two pipes.
+
+Orders go down the executor's standard input, reports come back on a pipe of their own. Secrets travel this way, never in
+arguments or the environment, which other users of the machine can read. The end of the orders means that the parent is
+gone.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import attrs
+import msgspec
+
+from djinn_core.errors import StartupError
+from djinn_core.registry.registry import Selection
+from djinn_core.wire.executor_reports import Ready, Sessions
+from djinn_core.wire.message_base import Count, Name
+from djinn_server.launch.executor_config import ExecutorConfig
+
+_T = TypeVar("_T")
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """First order: the executor's configuration.
+
+    Attributes:
+        directory: private directory for the local socket; the executor removes it when it ends.
+        key: the key that tickets are signed with.
+        config: the configuration, `ExecutorConfig.sendable`.
+    """
+
+    directory: str
+    key: bytes
+    config: ExecutorConfig
+
+    def without_secrets(self) -> Start:
+        """Return a copy without the key and plugin settings, for the process to keep after startup."""
+        return msgspec.structs.replace(self, key=b"", config=attrs.evolve(self.config, plugins=Selection()))
+
+    def __repr__(self) -> str:
+        """Text without secrets: the key, and the settings of plugins."""
+        return f"Start(directory={self.directory!r}, device={self.config.device!r})"
+
+
+class ReportSessions(msgspec.Struct, frozen=True, tag="report"):
+    """Report the sessions: send a `Sessions` report with the same number."""
+
+    number: Count
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Begin no further session, wait at most `seconds` for those that run, then end."""
+
+    seconds: float
+
+
+class Evict(msgspec.Struct, frozen=True, tag="evict"):
+    """End the sessions that were opened with tokens of these ids, which are no longer valid."""
+
+    tokens: tuple[str, ...]
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """End a session: stop its computation and tell its client the reason."""
+
+    session: Name
+    reason: str
+
+
+class AssignTenant(msgspec.Struct, frozen=True, tag="belong"):
+    """Work for a tenant. The executor recovers no other tenant's sessions, even for a client that has their secrets."""
+
+    tenant: str
+
+
+Order = Start | ReportSessions | Drain | Evict | End | AssignTenant
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The executor could not start."""
+
+    reason: str
+
+
+FULL_SECONDS: Final = 5.0  # how long a `Full` report holds
+
+
+class Full(msgspec.Struct, frozen=True, tag="full"):
+    """Report that no order asked for: the executor has no room for a further session, for `reason`; an empty `reason`: it has room again."""
+
+    reason: str
+
+
+Report = Ready | Failed | Sessions | Full
+
+# `dec_hook` makes paths of texts: JSON has no form for paths.
+_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order, dec_hook=lambda kind, text: kind(text))
+_reports: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+
+
+def to_line(message: Order | Report) -> bytes:
+    """The message as one line."""
+    return msgspec.json.encode(message, enc_hook=str) + b"\n"
+
+
+def read_order(line: bytes) -> Order:
+    """The order on a line.
+
+    Raises:
+        StartupError: it is not valid; parent and executor run different versions of Djinn.
+    """
+    return _read(line, _orders, "an executor cannot read what its parent process ordered")
+
+
+def read_report(line: bytes) -> Report:
+    """The report on a line.
+
+    Raises:
+        StartupError: it is not valid; parent and executor run different versions of Djinn.
+    """
+    return _read(line, _reports, "cannot read what an executor process reported")
+
+
+def _read(line: bytes, decoder: msgspec.json.Decoder[_T], failure: str) -> _T:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StartupError(f"{failure} ({error}): both must run the same Djinn") from error

@@ -1,0 +1,86 @@
+"""Session journals of a program's own executors: a private directory, removed with the program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Final
+
+from djinn_core.logs import get_logger
+from djinn_core.system.directories import cache_directory
+from djinn_core.system.files import CLOEXEC, DIRECTORY, user_id
+from djinn_core.system.private_directories import remove_abandoned
+from djinn_core.system.processes import lock_file
+
+JOURNAL_BYTES: Final = 8 << 30  # the most that one journal may have
+LEAST_ROOM: Final = 64 << 20  # bytes; with less for all of them, none is written
+_DISK_PART: Final = 4  # one part of so many of the free space: a journal is there twice while it is compacted
+_log = get_logger("djinn.launch")
+
+
+def room_for_journals(directory: Path) -> int:
+    """Number of bytes that all journals in a directory may have together, by the free space of its disk."""
+    return shutil.disk_usage(directory).free // _DISK_PART
+
+
+class OwnJournals:
+    """A directory for journals that only this user can enter.
+
+    It is removed when this object is closed or collected, and when the process ends; where the process is killed, by the next
+    program that makes one.
+    """
+
+    def __init__(self, base: Path) -> None:
+        """Make the directory in `base`.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if base.lstat().st_uid != user_id() or base.is_symlink():
+            raise PermissionError(f"{base} belongs to another user")
+        remove_abandoned(base, "*")
+        self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
+        lock = os.open(self.path, os.O_RDONLY | DIRECTORY | CLOEXEC)
+        lock_file(lock)
+        self._end = weakref.finalize(self, _remove, self.path, lock, os.getpid())
+
+    @property
+    def empty(self) -> bool:
+        """True if no session has left a journal."""
+        return not any(self.path.glob("*.journal"))
+
+    def close(self) -> None:
+        """Remove the directory. Calling it again does nothing."""
+        self._end()
+
+
+def own_journals() -> OwnJournals | None:
+    """A directory in the user's cache, or else where temporary files are; None if there is no room, which the log says."""
+    errors: list[str] = []
+    for base in _bases():
+        try:
+            made = OwnJournals(base)
+        except OSError as error:
+            errors.append(str(error))
+            continue
+        if room_for_journals(made.path) >= LEAST_ROOM:
+            return made
+        errors.append(f"{base} is on a disk that has {shutil.disk_usage(base).free:,} bytes left")
+        made.close()
+    _log.warning("an executor of this program's own will not be replaced if it dies: no journals", reasons=errors)
+    return None
+
+
+def _bases() -> tuple[Path, Path]:
+    return cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{user_id()}"
+
+
+def _remove(path: Path, lock: int, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked child
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)

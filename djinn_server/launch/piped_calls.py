@@ -1,0 +1,205 @@
+"""Calls of a holder over the standard input and output of a command that leads to it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shlex
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Final
+
+import msgspec
+
+from djinn_core.errors import StartupError
+from djinn_core.logs import get_logger
+from djinn_core.registry.version import djinn_version
+from djinn_server.launch.command import executor_environment
+from djinn_server.launch.pipe_lines import LineReader, write_line
+from djinn_server.launch.piped_messages import call_line, read_reply
+
+PLACED_SECONDS: Final = 60.0
+_END_SECONDS: Final = 5.0  # that the command may take to end after its holder
+_LOST: Final = -9
+_SHOWN: Final = 120  # characters of a command in a message
+_log = get_logger("djinn.launch")
+
+
+class PipedCalls:
+    """As `HolderCalls`, of a holder behind a command that passes standard input and output on to it.
+
+    The command ends with `holder_command()`, or runs that where it leads to: `unshare ...`, `numactl ...`, `ssh HOST ...`. The holder ends
+    when this process ends in any way, since its standard input does. What it and the executor log goes to standard error.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        arguments: tuple[Any, ...],
+        *,
+        variables: Mapping[str, str] | None = None,
+        placed_seconds: float = PLACED_SECONDS,
+    ) -> None:
+        """Run the command and return at once.
+
+        Args:
+            command: the command with its arguments. They can be read by other users of the machine, so no secret belongs there.
+            arguments: those of `ExecutorHolder`.
+            variables: environment variables of the command, beside those of this process.
+            placed_seconds: how long `wait_placed` waits for the holder.
+
+        Raises:
+            StartupError: the command cannot be run.
+        """
+        self._given = command, arguments, variables, placed_seconds
+        self._shown = _shortened(shlex.join(command))
+        self._numbers = itertools.count()
+        self._pending: dict[int, Future[Any]] = {}
+        self._over: Future[tuple[int, str]] = Future()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=executor_environment() | dict(variables or {}),
+                process_group=0,  # an interrupt from the keyboard is for the user's program alone
+            )
+        except OSError as error:
+            raise StartupError(f"cannot start an executor with `{self._shown}`: {error}") from error
+        self._placed = self._ask("", arguments)
+        self._ask("wait", ()).add_done_callback(self._hear_end)
+        threading.Thread(target=self._read, name="djinn-holder", daemon=True).start()
+
+    def wait_placed(self) -> None:
+        """As `HolderCalls.wait_placed`."""
+        seconds = self._given[-1]
+        try:
+            theirs = self._placed.result(seconds)
+        except TimeoutError:
+            raise StartupError(
+                f"`{self._shown}` did not start a holder in {seconds:g} s. It can ask for nothing, such as a password, and has to "
+                "pass its standard input and output on"
+            ) from None
+        if theirs != djinn_version():
+            raise StartupError(
+                f"where `{self._shown}` leads to is Djinn {theirs}, and this is Djinn {djinn_version()}: install the same version there"
+            )
+
+    def call(self, method: str, *arguments: Any, timeout: float) -> Any:
+        """As `HolderCalls.call`."""
+        try:
+            return self._ask(method, arguments).result(timeout)
+        except TimeoutError:
+            raise StartupError(f"the holder behind `{self._shown}` did not answer in {timeout:g} s") from None
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """As `HolderCalls.tell`."""
+        self._ask(method, arguments)
+
+    def wait(self) -> tuple[int, str]:
+        """As `HolderCalls.wait`."""
+        return self._over.result()
+
+    @property
+    def ended(self) -> bool:
+        """As `HolderCalls.ended`."""
+        return self._over.done()
+
+    def end(self) -> None:
+        """As `HolderCalls.end`."""
+        if not self._close_input(_END_SECONDS):
+            _log.warning("a holder takes no calls any more, killing its command", command=self._shown)
+            self._process.kill()
+            return
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            _log.warning("a command does not end with its holder, killing it", command=self._shown)
+            self._process.kill()
+
+    def again(self) -> PipedCalls:
+        """As `HolderCalls.again`."""
+        self.end()
+        command, arguments, variables, placed_seconds = self._given
+        return PipedCalls(command, arguments, variables=variables, placed_seconds=placed_seconds)
+
+    def _close_input(self, timeout: float = -1) -> bool:
+        """Close the command's input; False if a call is still being written to it after `timeout` seconds (-1: wait for that)."""
+        assert self._process.stdin is not None
+        if not self._writing.acquire(timeout=timeout):
+            return False
+        try:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        finally:
+            self._writing.release()
+        return True
+
+    def _ask(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        """Send a call; the future gets the reply, or `StartupError`."""
+        number, future = next(self._numbers), Future[Any]()
+        with self._lock:
+            self._pending[number] = future
+        assert self._process.stdin is not None
+        try:
+            with self._writing:
+                write_line(self._process.stdin.fileno(), call_line(number, method, arguments))
+        except (OSError, ValueError):  # the command has ended, or its input is closed
+            with self._lock:
+                self._pending.pop(number, None)
+            _settle(future, StartupError(f"the holder behind `{self._shown}` has ended"))
+        return future
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as replies:
+            lines = LineReader(replies.fileno())
+            try:
+                while (line := lines.read_line()) is not None:
+                    self._take(line)
+            except StartupError as error:
+                _log.warning("closing the pipe to a holder process", command=self._shown, reason=str(error))
+        self._close_input()
+        status = self._process.wait()
+        how = f"has ended with exit status {status}" if status >= 0 else f"was killed by signal {-status}"
+        with self._lock:
+            left = list(self._pending.values())
+            self._pending.clear()
+        _settle(self._over, (_LOST, f"was lost: `{self._shown}` {how}"))
+        for future in left:
+            _settle(future, StartupError(f"`{self._shown}` {how}; what it said is on the standard error output"))
+
+    def _take(self, line: bytes) -> None:
+        try:
+            reply = read_reply(line)
+        except msgspec.DecodeError:  # such as the greeting of a machine
+            _log.warning(
+                "a command says what is no reply of a holder",
+                command=self._shown,
+                line=line.decode(errors="replace").strip(),
+            )
+            return
+        with self._lock:
+            future = self._pending.pop(reply.number, None)
+        if future is not None:
+            _settle(future, reply.result if reply.error is None else StartupError(reply.error))
+
+    def _hear_end(self, heard: Future[Any]) -> None:
+        if heard.exception() is None:  # else the command has ended, and `_read` says how
+            status, how = heard.result()
+            _settle(self._over, (status, how))
+
+
+def _settle(future: Future[Any], reply: object) -> None:
+    with contextlib.suppress(InvalidStateError):  # it has one already
+        if isinstance(reply, BaseException):
+            future.set_exception(reply)
+        else:
+            future.set_result(reply)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

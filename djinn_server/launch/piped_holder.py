@@ -1,0 +1,91 @@
+"""Process that holds an executor and takes the calls of its `ExecutorHolder` over standard input and output.
+
+A launcher starts it with a command that leads to where the executor is to be (`PipedCalls`): in namespaces, in a container, on another
+machine. It imports no PyTorch. The end of its standard input means that the process that launched it is gone, or wants it to end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import BinaryIO
+
+from djinn_core.errors import StartupError
+from djinn_core.logs import get_logger
+from djinn_core.registry.version import djinn_version
+from djinn_server.launch.holder import ExecutorHolder
+from djinn_server.launch.pipe_lines import write_line
+from djinn_server.launch.piped_messages import METHODS, HolderCall, read_call, reply_line
+
+_log = get_logger("djinn.launch")
+
+
+def holder_command(python: str = sys.executable) -> tuple[str, ...]:
+    """The command that runs a holder, to be put behind one that leads to where it is to run.
+
+    `python`: the interpreter there. Its environment needs the same version of Djinn as here.
+    """
+    return python, "-P", "-m", "djinn_server.launch.piped_holder"
+
+
+class _CallServer:
+    """Answers calls, each in a thread of its own."""
+
+    def __init__(self, holder: ExecutorHolder, replies: int) -> None:
+        self._holder, self._replies = holder, replies
+        self._writing = threading.Lock()
+
+    def take(self, call: HolderCall) -> None:
+        threading.Thread(target=self._answer, args=(call,), daemon=True).start()
+
+    def _answer(self, call: HolderCall) -> None:
+        if call.method not in METHODS:
+            self._say(reply_line(call.number, None, f"a holder has no method {call.method!r}"))
+            return
+        try:
+            result = getattr(self._holder, call.method)(*call.arguments)
+        except StartupError as error:
+            self._say(reply_line(call.number, None, str(error)))
+        except Exception as error:
+            _log.exception("a call of a holder failed", method=call.method)
+            self._say(reply_line(call.number, None, f"{call.method} failed where the executor is: {error!r}"))
+        else:
+            self._say(reply_line(call.number, result))
+
+    def _say(self, line: bytes) -> None:
+        with self._writing:
+            write_line(self._replies, line)
+
+
+def main() -> None:
+    """Make the holder with the arguments of the first call, and answer the others until standard input ends."""
+    calls, replies = _take_pipes()
+    first = calls.readline()
+    if not first:
+        return
+    try:
+        holder = ExecutorHolder(*read_call(first).arguments)
+    except StartupError as error:
+        write_line(replies, reply_line(0, None, str(error)))
+        return
+    write_line(replies, reply_line(0, djinn_version()))
+    holding = _CallServer(holder, replies)
+    for line in calls:
+        holding.take(read_call(line))
+    # Without a word to the executor's clients, as if it had been killed: they go on with the next one, which finds the journals.
+    os._exit(0)
+
+
+def _take_pipes() -> tuple[BinaryIO, int]:
+    """The file that calls are read from, and the descriptor that replies go to: nothing else may read there or write here."""
+    calls, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return calls, replies
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""Handle of an executor process in its parent: start, status, tickets, drain and termination."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Collection
+from typing import Self
+
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
+from djinn_core.logs import get_logger
+from djinn_core.system.private_directories import make_run_directory
+from djinn_core.system.processes import CLIENT_ONLY
+from djinn_core.wire.executor_reports import Ready, Sessions
+from djinn_server.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
+from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.fork_server_client import ChildProcess, ForkedExecutor, ForkServerClient
+from djinn_server.launch.orders import (
+    FULL_SECONDS,
+    AssignTenant,
+    Drain,
+    End,
+    Evict,
+    Failed,
+    Full,
+    Order,
+    Report,
+    ReportSessions,
+    Start,
+    read_report,
+    to_line,
+)
+from djinn_server.launch.pipe_lines import LineReader, write_line
+from djinn_server.launch.tickets import issue_ticket, new_key
+
+_log = get_logger("djinn.launch")
+_TERMINATE_SECONDS = 2.0
+
+
+def check_platform() -> None:
+    """Raises `StartupError` on a system where Djinn has clients alone."""
+    if CLIENT_ONLY:
+        raise StartupError(
+            "on Windows, Djinn runs programs that use a server, and neither executors nor servers: name a server (`djinn login`, or the "
+            "setting `servers`), or run this in WSL, which is Linux (`wsl --install`; docs/platforms.md)"
+        )
+
+
+class ExecutorProcess:
+    """One executor process. It ends when this object is closed or collected, and when this process ends in any way.
+
+    Methods may be called from several threads. In a forked child the object is inert: `close` leaves the executor alone.
+    """
+
+    place = ""
+    fingerprint = ""  # it shows the certificate that it is configured with, which is not its own
+
+    def __init__(
+        self, config: ExecutorConfig, without: Collection[str] = (), fork_server: ForkServerClient | None = None
+    ) -> None:
+        """Start the process and return at once; `wait_ready` waits for it.
+
+        Args:
+            config: its configuration.
+            without: names of environment variables that it does not get.
+            fork_server: forks it where it runs; otherwise the executor is started anew.
+
+        Raises:
+            StartupError: it cannot be started.
+        """
+        check_platform()
+        self.config = config
+        self._without = frozenset(without)
+        self._fork_server = fork_server
+        self._key = new_key()
+        self._ready: Ready | None = None
+        self._last_number = 0
+        self._full = "", 0.0
+        self._tenant = NO_TENANT.tenant
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._owner = os.getpid()
+        self._directory, lock = make_run_directory()
+        receiving, sending = os.pipe()
+        self._report_lines = LineReader(receiving)
+        try:
+            self._process = _spawn(config, sending, lock, self._without, fork_server)
+        except (OSError, StartupError) as error:
+            os.close(receiving)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise StartupError(f"cannot start an executor process: {error}") from error
+        finally:
+            os.close(sending)
+            os.close(lock)  # the executor has its own copy
+        self._end = weakref.finalize(self, _end, self._process, receiving, self._directory, self._owner)
+        with contextlib.suppress(OSError):  # a process that died already cannot read this; `wait_ready` says so
+            self._order(Start(self._directory, self._key, config.sendable()))
+
+    def wait_ready(self, timeout: float) -> Ready:
+        """Wait until the executor listens; its report. Where it does not, the process is ended.
+
+        Raises:
+            StartupError: it failed, died, or took longer than `timeout` seconds.
+        """
+        with self._reading:
+            if self._ready is not None:
+                return self._ready
+            try:
+                self._ready = self._await_ready(timeout)
+            except StartupError:
+                self._end()
+                raise
+        if self._fork_server is not None and not isinstance(self._process, ForkedExecutor):
+            self._fork_server.start_server(
+                executor_environment(self._without)
+            )  # late, so that it does not slow this one down
+        return self._ready
+
+    @property
+    def ready(self) -> Ready:
+        """The executor's `Ready` report.
+
+        Raises:
+            StartupError: `wait_ready` has not succeeded.
+        """
+        if self._ready is None:
+            raise StartupError(f"executor process {self.process_id} is not ready")
+        return self._ready
+
+    @property
+    def process_id(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that it works for; empty if none has come."""
+        return self._tenant
+
+    @property
+    def alive(self) -> bool:
+        """True while the process runs."""
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Wait until the process has ended; its exit status, negative for a signal."""
+        return self._process.wait()
+
+    def ending(self) -> str:
+        """Predicate of a sentence about the process, such as "ended with exit status 1"."""
+        return _ending(self._process)
+
+    def issue_ticket(self, client: str = "", lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
+        """A ticket for one connection within `lifetime` seconds. `client`: name of the client, for messages."""
+        if badge.tenant != self._tenant:
+            self._tenant = badge.tenant
+            with contextlib.suppress(OSError):  # the process has ended: the ticket is of no use either
+                self._order(AssignTenant(badge.tenant))
+        return issue_ticket(self._key, client, lifetime, badge)
+
+    def status(self, timeout: float = 5.0) -> Sessions:
+        """The executor's report: its sessions, and the memory of its device.
+
+        Raises:
+            StartupError: the process has ended or does not answer.
+        """
+        with self._reading:
+            self._last_number += 1
+            try:
+                self._order(ReportSessions(self._last_number))
+                report = self._await_sessions(timeout, self._last_number)
+            except OSError as error:  # TimeoutError included
+                raise StartupError(f"executor process {self.process_id} does not answer: {error!r}") from error
+            if report is None:
+                raise StartupError(f"executor process {self.process_id} {_ending(self._process)}")
+            return report
+
+    def full(self) -> str:
+        """Reason why it refuses all clients for now, by its latest report; empty: it accepts them. Does not block."""
+        if self._reading.acquire(blocking=False):
+            try:
+                with contextlib.suppress(TimeoutError):  # nothing more was said
+                    while (line := self._report_lines.read_line(0.0)) is not None:
+                        self._note(read_report(line))
+            except (OSError, StartupError) as error:
+                _log.debug("an executor does not answer", process=self.process_id, reason=str(error))
+            finally:
+                self._reading.release()
+        reason, at = self._full
+        return reason if time.monotonic() - at < FULL_SECONDS else ""
+
+    def _note(self, report: Report) -> None:
+        if isinstance(report, Full):
+            self._full = report.reason, time.monotonic()
+
+    def evict(self, tokens: tuple[str, ...]) -> None:
+        """Have the sessions of these tokens, which are no longer valid, ended; returns at once."""
+        with contextlib.suppress(OSError):  # the process has ended, and its sessions
+            self._order(Evict(tokens))
+
+    def end(self, session: str, reason: str) -> None:
+        """Have a session ended, where the executor has it; returns at once."""
+        with contextlib.suppress(OSError):  # the process has ended, and its sessions
+            self._order(End(session, reason))
+
+    def drain(self, seconds: float) -> None:
+        """Have it begin no further session, and end with its last session or after `seconds`; returns at once."""
+        with contextlib.suppress(OSError):  # the process has ended
+            self._order(Drain(seconds))
+
+    def close(self, drain_seconds: float = 5.0) -> None:
+        """End the process: let its sessions end for at most `drain_seconds`, then terminate, then kill it."""
+        if self._end.alive and os.getpid() == self._owner:
+            self.drain(drain_seconds)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(drain_seconds + _TERMINATE_SECONDS)
+        self._end()
+
+    def again(self) -> ExecutorProcess:
+        """Another process in the place of this one, which has ended.
+
+        Raises:
+            StartupError: it cannot be started.
+        """
+        self.close(0.0)
+        return ExecutorProcess(self.config, self._without, self._fork_server)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(0.0)
+
+    def _order(self, order: Order) -> None:
+        stdin = self._process.stdin
+        with self._writing:
+            if stdin is None or stdin.closed:
+                raise BrokenPipeError("the executor process was closed")
+            write_line(stdin.fileno(), to_line(order))
+
+    def _await_ready(self, timeout: float) -> Ready:
+        try:
+            line = self._report_lines.read_line(timeout)
+        except TimeoutError:
+            raise StartupError(
+                f"the executor process {self.process_id} was not ready after {timeout:g} s: allow more with "
+                "djinn.configure(start_timeout=...) or DJINN_START_TIMEOUT"
+            ) from None
+        report: Report | None = None if line is None else read_report(line)
+        if isinstance(report, Ready):
+            return report
+        if isinstance(report, Failed):
+            raise StartupError(report.reason)
+        raise StartupError(
+            f"the executor process {self.process_id} {_ending(self._process)} before it was ready; what it said is on "
+            "the standard error output. `djinn doctor` checks the installation"
+        )
+
+    def _await_sessions(self, timeout: float, number: int) -> Sessions | None:
+        deadline = time.monotonic() + timeout
+        while (line := self._report_lines.read_line(max(0.0, deadline - time.monotonic()))) is not None:
+            report = read_report(line)
+            self._note(report)
+            if isinstance(report, Sessions) and report.number == number:
+                return report  # others answer requests that have timed out
+        return None
+
+
+def _spawn(
+    config: ExecutorConfig, report: int, lock: int, without: Collection[str], fork_server: ForkServerClient | None
+) -> ChildProcess:
+    environment = executor_environment(without)
+    if fork_server is not None and config.module == EXECUTOR_MODULE:
+        forked = fork_server.fork(["--device", config.device], environment, [report, lock])
+        if forked is not None:
+            return forked
+    return subprocess.Popen(
+        executor_command(config.module, config.device, report),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(report, lock),
+        env=environment,
+        bufsize=0,
+        process_group=0,  # so that Ctrl-C reaches the user's program alone
+    )
+
+
+def _ending(process: ChildProcess) -> str:
+    try:
+        status = process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return "closed its report pipe"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
+def _end(process: ChildProcess, reports: int, directory: str, owner: int) -> None:
+    """End the process, if necessary by SIGKILL; runs once, at the latest when the interpreter exits."""
+    if os.getpid() != owner:
+        return
+    if process.stdin is not None:
+        process.stdin.close()  # an executor ends at the end of its orders
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_TERMINATE_SECONDS)
+    except subprocess.TimeoutExpired:
+        _log.warning("executor does not end, killing it", process=process.pid)
+        process.kill()
+        process.wait()
+    os.close(reports)
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,178 @@
+"""Token table: the file with a server's access tokens, by tenant, with expiry times and quotas.
+
+Tokens are kept as digests, so that reading the file gives no access. They are random and long, so a plain digest is as good as
+a slow one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.quotas import Quota
+from djinn_core.system.files import mode_of, user_id
+from djinn_core.system.shared_files import locked, replace_file
+
+PREFIX: Final = "djinn_"  # so that people, and scanners for leaked secrets, recognise a token
+_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One token. Times in seconds since 1970; `expires` 0: never. `monitor`: as for `create`."""
+
+    id: str
+    tenant: str
+    digest: str
+    created: float
+    expires: float = 0.0
+    monitor: bool = False
+
+    def expired(self, now: float) -> bool:
+        """True if the token has expired."""
+        return bool(self.expires) and now >= self.expires
+
+
+class TokenTable(msgspec.Struct, frozen=True):
+    """Content of the file, as JSON."""
+
+    tokens: tuple[TokenRow, ...] = ()
+    quotas: dict[str, Quota] = {}
+
+
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_tables: msgspec.json.Decoder[TokenTable] = msgspec.json.Decoder(TokenTable)
+
+
+def digest_of(token: str) -> str:
+    """Digest of a token, as the file keeps it."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def check_tenant(name: str) -> str:
+    """`name`, if it can be a tenant's.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if not _TENANT.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of a tenant: letters, digits, dots, dashes and underscores, at most 64, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False) -> tuple[TokenTable, TokenRow, str]:
+    """The table with a new token, the token's row, and the token itself, of which the table keeps a digest alone.
+
+    Args:
+        table: the table without it.
+        tenant: its tenant.
+        seconds: how long it is valid; 0: for ever.
+        monitor: True if it is valid for status, metrics and health alone.
+    """
+    token, now = PREFIX + secrets.token_urlsafe(32), time.time()
+    row = TokenRow(
+        secrets.token_hex(4), check_tenant(tenant), digest_of(token), now, seconds and now + seconds, monitor
+    )
+    return msgspec.structs.replace(table, tokens=(*table.tokens, row)), row, token
+
+
+def check_mode(path: Path, descriptor: int) -> None:
+    """Check that no other user can read a file with secrets.
+
+    A file of root's may be readable by its group: orchestrators mount secrets so for processes that are not root.
+
+    Raises:
+        ConfigurationError: another user can, or owns it; the message says what to do.
+    """
+    status = os.fstat(descriptor)
+    others = 0o037 if status.st_uid == 0 != user_id() else 0o077
+    if mode_of(status) & others:
+        raise ConfigurationError(
+            f"others on this machine can read the token file {path} (mode {mode_of(status):04o}): "
+            f"chmod 600 {path}, and make new tokens if another user may have"
+        )
+    if status.st_uid not in {user_id(), 0}:
+        raise ConfigurationError(f"the token file {path} belongs to another user (id {status.st_uid}): chown it")
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a file that no other user may read.
+
+    Raises:
+        OSError: it cannot be read.
+        ConfigurationError: others may read it.
+    """
+    with path.open("rb") as file:
+        check_mode(path, file.fileno())
+        return file.read()
+
+
+def is_table(content: bytes) -> bool:
+    """True if a file has a table, and not a single token as text."""
+    return content.lstrip().startswith(b"{")
+
+
+def parse_table(content: bytes, path: Path) -> TokenTable:
+    """The table that a file has. `path`: of the file, for the message of the error.
+
+    Raises:
+        ConfigurationError: the file has no token table, or a tenant name in it is invalid.
+    """
+    try:
+        table = _tables.decode(content)
+        for row in table.tokens:
+            check_tenant(row.tenant)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the token file {path} cannot be used: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is no table of tokens as `djinn token create` writes it: {error}") from error
+    return table
+
+
+def read_table(path: Path) -> TokenTable:
+    """The table in a file.
+
+    Raises:
+        ConfigurationError: it cannot be read, is not a token table, or others may read it.
+    """
+    try:
+        return parse_table(read_private(path), path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the token file {path}: {error.strerror or error}") from error
+
+
+@attrs.define
+class TableChange:
+    """The table of a file that `change_table` has locked, as it is to be written."""
+
+    table: TokenTable
+
+
+@contextlib.contextmanager
+def change_table(path: Path) -> Iterator[TableChange]:
+    """The table in a file, empty if there is none; what the block has put in its place is written at the end.
+
+    Raises:
+        ConfigurationError: it cannot be read or written, or others may read it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(path):
+            change = TableChange(read_table(path) if path.exists() else TokenTable())
+            yield change
+            replace_file(path, msgspec.json.format(msgspec.json.encode(change.table)) + b"\n")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the token file {path}: {error.strerror or error}") from error

@@ -1,0 +1,77 @@
+"""Return of freed memory to the system (`malloc_trim` and garbage collection) some time after a connection has ended.
+
+The C library keeps what threads have freed, in as many arenas as there were threads at a time. Python collects reference cycles
+seldom, the more seldom the more objects there are: a connection's buffers and a session's programs would wait for that. Without
+this a server that has served a thousand clients keeps tens of megabytes that are no longer used.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from djinn_core.logs import get_logger
+from djinn_server.memory import free_memory as memory
+
+PAUSE_SECONDS: Final = 2.0
+_ARENAS: Final = 2
+_KEPT_BYTES: Final = 128 << 20  # of what an executor's programs free, for their next runs
+_log = get_logger("djinn.server")
+
+
+@functools.cache
+def trimmer() -> Callable[[], object]:
+    """A function that returns freed memory to the system; it does nothing where the C library cannot."""
+    try:
+        return memory.trimmer()
+    except OSError as error:
+        _log.info("what is freed stays with this process", reason=str(error))
+        return lambda: None
+
+
+def keep_few_arenas() -> None:
+    """Have threads allocate from the same places: with one for each of eight threads, what one session has freed is of no use to the next.
+
+    Only for processes whose threads mostly wait for Python's lock anyway.
+    """
+    memory.keep_few_arenas(_ARENAS)
+
+
+def keep_freed_for_next_run() -> None:
+    """Have an executor's process keep what a run has freed: the next one needs as much. It is given back as `MemoryTrimmer` says."""
+    memory.keep_freed(_KEPT_BYTES)
+
+
+def set_start_aside() -> None:
+    """Exclude the objects that exist now, mostly imported libraries, from garbage collection, which otherwise takes 0.2 s, and begin it."""
+    gc.freeze()
+    gc.enable()
+
+
+class MemoryTrimmer:
+    """Trims memory once for all connections that end within a few seconds, in a thread of its own."""
+
+    def __init__(self, pause: float = PAUSE_SECONDS) -> None:
+        self._pause = pause
+        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def soon(self) -> None:
+        """Something has ended; returns at once."""
+        self._wanted.set()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="djinn-memory-trimmer", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while self._wanted.wait():
+            time.sleep(self._pause)
+            self._wanted.clear()
+            gc.collect()
+            trimmer()()

@@ -1,0 +1,73 @@
+"""Liveness analysis of a template before it runs: the steps at which each value is used and released."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+import attrs
+
+from djinn_server.running.template_compiler import CompiledTemplate
+
+NEVER: Final = 1 << 62  # further off than any use
+
+
+@attrs.frozen(eq=False)
+class Lifetimes:
+    """Lifetimes of the values of a template, by position in the environment.
+
+    Attributes:
+        steps: how many steps the template has.
+        first_input: position of the first input.
+        uses: the steps that use the value, in order.
+        released: the step after which the value is not needed; values that survive are absent.
+        outputs: number of the output, for values that are one.
+        made_by: the step that makes the value; inputs are absent.
+    """
+
+    steps: int
+    first_input: int
+    uses: dict[int, list[int]]
+    released: dict[int, int]
+    outputs: dict[int, int]
+    made_by: dict[int, int]
+
+    def next_use(self, place: int, step: int) -> int:
+        """The first step after `step` that uses it, or NEVER."""
+        found = self.uses.get(place)
+        if not found:
+            return NEVER
+        at = bisect_right(found, step)
+        return found[at] if at < len(found) else NEVER
+
+    def last_use(self, place: int, step: int) -> int:
+        """The last step up to `step` that made or used it; -1 if there was none."""
+        found = self.uses.get(place, ())
+        at = bisect_right(found, step)
+        return found[at - 1] if at else self.made_by.get(place, -1)
+
+    def lives_until(self, place: int) -> int:
+        """The step after which it is released, or NEVER."""
+        return self.released.get(place, NEVER)
+
+
+def lifetimes_of(template: CompiledTemplate) -> Lifetimes:
+    """The lifetimes of a template's values."""
+    uses: dict[int, list[int]] = {}
+    released: dict[int, int] = {}
+    made_by: dict[int, int] = {}
+    for index, step in enumerate(template.steps):
+        for place in dict.fromkeys(step.reads):
+            uses.setdefault(place, []).append(index)
+        for _, place in step.makes:
+            made_by[place] = index
+        for place in step.release:
+            released[place] = index
+    return Lifetimes(
+        len(template.steps),
+        len(template.constants) + template.slots,
+        uses,
+        released,
+        {place: number for number, place in enumerate(template.outputs)},
+        made_by,
+    )

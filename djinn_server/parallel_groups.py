@@ -1,0 +1,53 @@
+"""Connections that clients open parallel to that of a session, until a frame on that one names them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from djinn_core.protocol.net.striping import StripingConnection
+from djinn_core.settings import PARALLEL_CONNECTIONS_LIMIT
+
+_NAMING_SECONDS: Final = 30.0
+_Key = tuple[str, bytes]
+
+
+class ParallelGroups:
+    """Groups of connections, by the session and the name that its client gave them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[_Key, list[StripingConnection]] = {}
+
+    def add(self, session: str, group: bytes, connection: StripingConnection) -> bool:
+        """Add a connection to a group; False where there are too many."""
+        with self._lock:
+            of_session = sum(len(found) for (name, _), found in self._waiting.items() if name == session)
+            if of_session >= PARALLEL_CONNECTIONS_LIMIT:
+                return False
+            self._waiting.setdefault((session, group), []).append(connection)
+            return True
+
+    def take(self, session: str, group: bytes) -> Sequence[StripingConnection]:
+        """The connections of a group, once; none if there is no such group."""
+        with self._lock:
+            return self._waiting.pop((session, group), ())
+
+    def attend(self, session: str, group: bytes, connection: StripingConnection) -> None:
+        """Wait until a connection of a group has ended; one that is not named in time ends."""
+        if connection.await_end(_NAMING_SECONDS):
+            self._forget(session, group, connection)
+        elif not self._forget(session, group, connection):
+            connection.await_end()
+
+    def _forget(self, session: str, group: bytes, connection: StripingConnection) -> bool:
+        """Remove a connection; False if it was not waiting any more."""
+        with self._lock:
+            waiting = self._waiting.get((session, group), [])
+            if connection not in waiting:
+                return False
+            waiting.remove(connection)
+            if not waiting:
+                del self._waiting[session, group]
+            return True

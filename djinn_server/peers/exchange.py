@@ -1,0 +1,348 @@
+"""Peer-to-peer exchange of values between executors: connections, their tickets, and the transfers on their way.
+
+A client that uses several executors asks one for a ticket (`PeerTicketRequest`) and hands it to another (`ConnectPeer`), which connects and
+shows it (`PeerAttach`). From then on values travel on that connection in one direction, sent by a thread of their own, so that
+neither executor waits for the link before it has to. A sent transfer is kept until the receiver has acknowledged it
+(`server/peers/route.py`), and the receiver journals it first (`server/peers/inbox.py`): neither a broken connection nor the
+death of an executor loses a value.
+
+A client has a control channel beside the connection of its session, over which executors are connected with each other again after one
+was recovered: it is another process then, with other addresses, and the tickets in its journal are used up. The session may be waiting
+for that executor, and reads no messages meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import attrs
+
+from djinn_core.errors import ConfigurationError, DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import has_transport, is_own_socket, transport_for
+from djinn_core.protocol.net.tls_contexts import fingerprint_of_file
+from djinn_core.protocol.tls_transports import with_tls
+from djinn_core.wire.messages import encode, expect
+from djinn_core.wire.peer_messages import (
+    ConnectPeer,
+    ConnectPeerReply,
+    PeerAttach,
+    PeerAttached,
+    PeerTicket,
+    PeerTicketRequest,
+)
+from djinn_core.wire.resume_messages import Resumed
+from djinn_server.handshake import complain, instance, receive_message, refuse, send_message
+from djinn_server.peers.inbox import PeerConnection, TransferInbox
+from djinn_server.peers.link_probe import LinkMeasurements, measure
+from djinn_server.peers.packed_values import Packed
+from djinn_server.peers.route import Route
+from djinn_server.recovery.transfer_log import (
+    PastTransfers,
+    PoolCounts,
+    TransferRecord,
+    TransfersAcknowledged,
+    WriteDown,
+)
+
+JOIN_SECONDS = 60.0  # for which a ticket is good
+DIAL_SECONDS = 5.0
+_log = get_logger("djinn.server")
+
+
+class PeerListener:
+    """Listener of an executor process for other executors, shared by its sessions."""
+
+    def __init__(
+        self, transports: Iterable[Transport] = (), tls: TlsOptions | None = None, patience: float = 0.0
+    ) -> None:
+        """`tls`: the certificate that this executor shows, where it listens under TLS.
+
+        `patience`: seconds for which executors whose connection broke are waited for.
+        """
+        self._transports = tuple(transports)
+        self._tls = tls or TlsOptions()
+        self._fingerprint = fingerprint_of_file(tls.certificate) if tls and tls.certificate else ""
+        self.patience = patience
+        self.urls: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._open: dict[bytes, tuple[PeerConnection, float]] = {}
+        self._known: dict[bytes, PeerConnection] = {}
+
+    def issue_ticket(self, inbox: TransferInbox, source: int) -> PeerTicket:
+        """A ticket for executor `source`, valid once and for a minute."""
+        ticket, now = secrets.token_urlsafe(32), time.monotonic()
+        secret = secrets.token_urlsafe(32) if self.patience else ""
+        with self._lock:
+            self._open = {key: entry for key, entry in self._open.items() if entry[1] > now}
+            self._open[_key(ticket)] = (PeerConnection(inbox, source, secret), now + JOIN_SECONDS)
+        return PeerTicket(ticket, self.urls, self._shown())
+
+    def _shown(self) -> str:
+        """Fingerprint of the certificate, which may have been renewed."""
+        if self._tls.certificate is not None:
+            try:
+                self._fingerprint = fingerprint_of_file(self._tls.certificate)
+            except ConfigurationError as error:
+                _log.warning("the certificate cannot be read; the one before is shown", error=str(error))
+        return self._fingerprint
+
+    def ways_to(self, fingerprint: str) -> tuple[Transport, ...]:
+        """The transports to another executor, which shows the certificate of that fingerprint if it speaks TLS."""
+        if not fingerprint:
+            return self._transports
+        return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
+
+    def redeem(self, ticket: str) -> PeerConnection | None:
+        """Admit a peer by a ticket, or by a secret when it reconnects; None if that is forged, used or expired."""
+        with self._lock:
+            known = self._known.get(_key(ticket))
+            if known is not None:
+                return known
+            peer, until = self._open.pop(_key(ticket), (None, 0.0))
+            if peer is None or time.monotonic() >= until:
+                return None
+            if peer.secret:
+                self._known[_key(peer.secret)] = peer
+            return peer
+
+    def forget(self, inbox: TransferInbox, source: int | None = None) -> None:
+        """Admit no further peers to a session, or none that has the number `source`."""
+
+        def stays(peer: PeerConnection) -> bool:
+            return peer.inbox is not inbox or source not in {None, peer.source}
+
+        with self._lock:
+            self._open = {key: entry for key, entry in self._open.items() if stays(entry[0])}
+            self._known = {key: peer for key, peer in self._known.items() if stays(peer)}
+
+
+def _key(ticket: str) -> bytes:
+    # Looked up by digest, so that the time it takes says nothing about the ticket.
+    return hashlib.sha256(ticket.encode()).digest()
+
+
+class PeerExchange:
+    """A session's connections to other executors: its inbox and its routes."""
+
+    def __init__(self, peer_listener: PeerListener) -> None:
+        self.sightings = LinkMeasurements()
+        self.inbox = TransferInbox(self.sightings, peer_listener.patience)
+        self.number = 0
+        self._peer_listener = peer_listener
+        self._routes: dict[int, Route] = {}
+        self._past = (0, 0)  # bytes and transfers that went to executors that have left
+        self._lock = threading.Lock()  # routes come from the client's other connection, too
+        self.begun = threading.Event()  # before that, no peer may be told how much was received
+        self._write: WriteDown | None = None
+        self._accepted: Mapping[int, int] = {}
+        self._closed = False
+
+    # --- what is journaled --------------------------------------------------------------------------------------
+
+    def begin(self, write: WriteDown | None, past: PastTransfers, counts: PoolCounts) -> None:
+        """Journal with `write`, if that is given, what another process needs to continue; `past` and `counts` are from one before."""
+        self.number = counts.number
+        self._write = write
+        self.inbox.begin(write, past, counts.arrived)
+        self._accepted = past.accepted
+        for peer, sent in counts.sent.items():
+            self._route(peer).restore(sent, counts.taken.get(peer, 0))
+        for under_way, items in past.under_way():
+            self._route(under_way.peer).restore_kept(under_way.header, items)
+        self.begun.set()
+
+    def state(self) -> tuple[PoolCounts, list[TransferRecord]]:
+        """Counts of transfers, and records to be written with a snapshot. The caller holds `inbox.writing`."""
+        arrived, waiting = self.inbox.state()
+        records = [arrival.record(items) for arrival, items in waiting]
+        sent: dict[int, int] = {}
+        taken: dict[int, int] = {}
+        for peer, route in list(self._routes.items()):
+            under_way = route.under_way()
+            sent[peer], taken[peer] = route.counts
+            records += [one.record(items) for one, items in under_way]
+        return PoolCounts(self.number, sent, taken, arrived), records
+
+    def _note_taken(self, peer: int, transfers: int) -> None:
+        if self._write is not None:
+            self._write(*TransfersAcknowledged(peer, transfers).record())
+
+    # --- others ------------------------------------------------------------------------------------------------
+
+    def issue_ticket(self, source: int) -> PeerTicket:
+        """A ticket with which executor `source` of the pool connects to this session.
+
+        Raises:
+            ProtocolError: the session has ended.
+        """
+        if self._closed:
+            raise ProtocolError("the session has ended")
+        return self._peer_listener.issue_ticket(self.inbox, source)
+
+    def connect(self, request: ConnectPeer) -> ConnectPeerReply:
+        """Connect to another executor; the reply has the reason where there is no connection."""
+        if self._closed:
+            return ConnectPeerReply(request.peer, error="the session has ended")
+        self.number = request.me
+        reasons: list[str] = []
+        for url in request.urls:
+            if not has_transport(url, self._peer_listener.ways_to(request.fingerprint)):
+                reasons.append(f"{url}: no transport")
+                continue
+            if url.startswith("unix:") and not is_own_socket(url):  # a client could make it connect to any process here
+                reasons.append(f"{url}: no socket of an executor")
+                continue
+            try:
+                connection, joined = self._dial(url, request.fingerprint, request.ticket)
+                latency, bandwidth = _measured(connection)
+            except (DjinnError, TimeoutError) as error:
+                reasons.append(f"{url}: {error}")
+                continue
+            again = partial(self._dial_again, url, request.fingerprint, joined.secret)
+            self._route(request.peer).adopt(connection, joined.received, again)
+            return ConnectPeerReply(request.peer, url, latency, bandwidth)
+        return ConnectPeerReply(request.peer, error="; ".join(reasons) or "it listens nowhere")
+
+    def note_connected(self, request: ConnectPeer, reply: ConnectPeerReply) -> None:
+        """Note a connection of the process before this one, which the client will have this one make again."""
+        self.number = request.me
+        if not reply.error:
+            self._route(request.peer)
+
+    def _dial(self, url: str, fingerprint: str, ticket: str) -> tuple[Connection, PeerAttached]:
+        ways = self._peer_listener.ways_to(fingerprint)
+        connection = transport_for(url, ways).connect(url, Limits(), DIAL_SECONDS)
+        try:
+            connection.send(Frame(encode(PeerAttach(ticket))))
+            return connection, expect(connection.receive(DIAL_SECONDS).head, PeerAttached)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _dial_again(self, url: str, fingerprint: str, secret: str) -> tuple[Connection, int]:
+        connection, joined = self._dial(url, fingerprint, secret)
+        return connection, joined.received
+
+    def _route(self, peer: int) -> Route:
+        with self._lock:
+            route = self._routes.get(peer)
+            if route is None:
+                note = partial(self._note_taken, peer)
+                route = self._routes[peer] = Route(peer, self.sightings, self._peer_listener.patience, note)
+                route.restore(0, self._accepted.get(peer, 0))
+            return route
+
+    # --- values ------------------------------------------------------------------------------------------------
+
+    def send(self, transfer: int, peer: int, pack: Callable[[], list[Packed]], wait: Callable[[], None]) -> bool:
+        """Queue a transfer, which `pack` packs. False if it is not needed: it was received before this process could send it.
+
+        `wait` is called again and again while there is no room for it.
+
+        Raises:
+            ProtocolError: there is no way to that executor.
+        """
+        route = self._routes.get(peer)
+        if route is None:
+            raise ProtocolError(f"there is no way to executor {peer}")
+        number = route.number()
+        if number is None:
+            return False
+        while not route.has_room(WAIT_SECONDS):
+            wait()
+        route.send(number, transfer, pack())
+        return True
+
+    def expect(self, transfer: int, source: int, wait: Callable[[], None]) -> list[Packed] | str:
+        """Wait for a transfer; or why it will not come. `wait` is called again and again meanwhile."""
+        while True:
+            found = self.inbox.take(transfer, source, WAIT_SECONDS)
+            if found is not None:
+                return found
+            wait()
+
+    def drop(self, peer: int) -> None:
+        """Disconnect an executor that has left the pool, and admit it no more."""
+        self._peer_listener.forget(self.inbox, peer)
+        self.inbox.forget(peer)
+        with self._lock:
+            route = self._routes.pop(peer, None)
+        if route is not None:
+            route.close()
+            self._past = (self._past[0] + route.bytes_sent, self._past[1] + route.counts[0])
+
+    def gauge(self, peer: int) -> None:
+        """Measure the link to an executor, if there is one and it is idle."""
+        if peer in self._routes:
+            self._routes[peer].gauge()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that went from this session to other executors."""
+        return self._past[0] + sum(route.bytes_sent for route in list(self._routes.values()))
+
+    @property
+    def transfers(self) -> tuple[int, int]:
+        """Number of transfers that were sent to other executors, and of those that came from there."""
+        sent = self._past[1] + sum(route.counts[0] for route in list(self._routes.values()))
+        return sent, self.inbox.arrived
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of transfers that are kept because they may have to be sent again."""
+        return sum(route.kept_bytes for route in list(self._routes.values()))
+
+    def close(self) -> None:
+        """Disconnect all executors."""
+        self._closed = True
+        self._peer_listener.forget(self.inbox)
+        with self._lock:
+            routes = list(self._routes.values())
+            self._routes.clear()
+        for route in routes:
+            route.close()
+        self.inbox.close()
+
+
+WAIT_SECONDS = 0.25  # between looks at messages of the client, while the session waits for another executor
+
+
+def _measured(connection: Connection) -> tuple[float, float]:
+    """The link's latency in seconds and bandwidth in bytes a second."""
+    try:
+        return measure(connection.send, connection.receive)
+    except BaseException:
+        connection.close()
+        raise
+
+
+_CONTROL_SECONDS = 60.0  # without a message, after which the channel is closed
+
+
+def serve_control_channel(connection: Connection, exchange: PeerExchange) -> None:
+    """Answer the messages of a client's control channel until it is closed."""
+    if not exchange.begun.wait(_CONTROL_SECONDS):  # it is being recovered from a journal
+        refuse(connection, "the session is not there yet", retry=True)
+        return
+    try:
+        send_message(connection, Resumed(0, instance()))
+        while True:
+            message = receive_message(connection, _CONTROL_SECONDS)
+            if isinstance(message, PeerTicketRequest):
+                send_message(connection, exchange.issue_ticket(message.source))
+            elif isinstance(message, ConnectPeer):
+                send_message(connection, exchange.connect(message))
+            else:
+                raise ProtocolError(f"{type(message).__name__} is no message of a control channel")
+    except (TransportError, TimeoutError) as error:
+        _log.debug("a control channel ended", reason=str(error))
+    except ProtocolError as error:
+        _log.warning("a client does not follow the protocol on its control channel", error=str(error))
+        complain(connection, str(error))

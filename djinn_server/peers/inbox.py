@@ -1,0 +1,293 @@
+"""Inbox of transfers from other executors: each is received exactly once, in order, and journaled before it is acknowledged."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.wire.messages import decode, encode, expect
+from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
+from djinn_server.memory.free_memory import total_bytes
+from djinn_server.peers.link_probe import LinkMeasurements
+from djinn_server.peers.packed_values import Packed, room_for
+from djinn_server.recovery.transfer_log import PastTransfers, TransferArrival, WriteDown
+
+WAITING_TRANSFERS: Final = 4096  # queued for the session; beyond, the inbox stops reading from other executors
+WAITING_BYTES: Final = 1 << 30  # of queued transfers, as `KEPT_LIMIT` of a sender. One transfer may be larger
+COMING_SECONDS: Final = 60.0  # that an executor has to connect for the first time
+_SAID_TRANSFERS: Final = 16  # received before the next acknowledgement
+_SAID_BYTES: Final = 1 << 20
+
+
+class TransferInbox:
+    """Queue of transfers from other executors to a session.
+
+    A full inbox stops reading, which slows the senders. It keeps reading from an executor that the session waits for.
+    """
+
+    def __init__(self, sightings: LinkMeasurements | None = None, patience: float = 0.0, limit: int = 0) -> None:
+        """Make an empty inbox.
+
+        Args:
+            sightings: records the bandwidth of transfers.
+            patience: seconds in which a disconnected sender may reconnect.
+            limit: bytes of queued transfers above which a further transfer is an error; 0: half of the machine's memory.
+        """
+        self._limit = limit or _half_of_memory()
+        self._sightings = sightings or LinkMeasurements()
+        self._patience = patience
+        self._arrived: dict[int, tuple[TransferArrival, list[Packed]]] = {}
+        self._nbytes = 0  # of queued transfers and of transfers that are being received
+        self._awaited: int | None = None  # the source that the session waits for
+        self._closed = False
+        self._counts: dict[int, int] = {}  # by source, of what came from there directly
+        self._connections: dict[int, Connection] = {}
+        self._left: set[int] = set()  # sources that do not come back
+        self._gone: dict[int, tuple[str, float]] = {}  # by source, why it is gone and until when it may come back
+        self._changed = threading.Condition()
+        self._past = PastTransfers()
+        self._write: WriteDown | None = None
+        # Held while transfers are received and journaled: the thread that compacts the journal takes it.
+        self.writing = threading.RLock()
+
+    def begin(self, write: WriteDown | None, past: PastTransfers, counts: Mapping[int, int]) -> None:
+        """Journal transfers with `write`, if that is given, beginning after those that an earlier process has received.
+
+        `counts`: by executor how many transfers that were at the snapshot which the journal begins with.
+        """
+        self._write, self._past = write, past
+        for before in (counts, past.arrived):
+            for source, count in before.items():
+                self._counts[source] = max(count, self._counts.get(source, 0))
+
+    @property
+    def arrived(self) -> int:
+        """Number of transfers that came from other executors directly."""
+        return sum(list(self._counts.values()))
+
+    # --- from executors ----------------------------------------------------------------------------------------
+
+    def join(self, source: int, connection: Connection) -> int:
+        """Note a connection, the first or a later one, of executor `source`; returns how many of its transfers were received.
+
+        Raises:
+            TransportError: it has left the pool meanwhile.
+        """
+        with self._changed:
+            if source in self._left:
+                raise TransportError(f"executor {source} has left the pool")
+            before = self._connections.get(source)
+            self._connections[source] = connection
+            self._gone.pop(source, None)
+        if before is not None:
+            before.close()
+        with self.writing:  # what the connection before has brought whole
+            return self._counts.get(source, 0)
+
+    def leave(self, source: int, connection: Connection, reason: str) -> None:
+        """Note that a connection of executor `source` has ended; for a while, it may connect again."""
+        with self._changed:
+            if self._connections.get(source) is connection:
+                del self._connections[source]
+                self._gone[source] = (reason, time.monotonic() + self._patience)
+            self._changed.notify_all()
+
+    def forget(self, source: int) -> None:
+        """Note that executor `source` does not connect again."""
+        with self._changed:
+            self._left.add(source)
+            connection = self._connections.pop(source, None)
+            self._gone.pop(source, None)
+            self._changed.notify_all()
+        if connection is not None:
+            connection.close()
+
+    def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int:
+        """Receive a transfer whose first frame has arrived; `receive` gives the others.
+
+        `source`: the executor that it comes from, where it comes from there directly; how many of its transfers were received then.
+
+        Raises:
+            TransportError: the connection has ended.
+            ProtocolError: the frames do not match the header, or queued transfers exceed the limit.
+        """
+        size = sum(item.size for item in header.items)
+        self._reserve(size, source)
+        taken_in = False
+        try:
+            buffers = [room_for(item) for item in header.items]
+            began = time.perf_counter()
+            for buffer in buffers:
+                _fill(buffer, receive)
+            if source:
+                self._sightings.arrived(source, size, time.perf_counter() - began)
+            with self.writing:
+                count, taken_in = self._take_in(
+                    TransferArrival(source, header), list(zip(header.items, buffers, strict=True))
+                )
+                return count
+        finally:
+            if not taken_in:
+                self._release(size)
+
+    def _reserve(self, size: int, source: int) -> None:
+        """Wait until the inbox may receive `size` bytes. Do not wait for the client's transfers: the session itself reads these."""
+        with self._changed:
+            if source:
+                self._changed.wait_for(lambda: self._may_receive(source))
+            if self._nbytes + size > self._limit:
+                raise ProtocolError(
+                    f"queued transfers of a session would have {self._nbytes + size:,} bytes; the limit is {self._limit:,} bytes, half of "
+                    "the memory of this machine. Send fewer values before the programs that use them"
+                )
+            self._nbytes += size
+
+    def _may_receive(self, source: int) -> bool:
+        has_room = self._nbytes < WAITING_BYTES and len(self._arrived) < WAITING_TRANSFERS
+        return has_room or self._closed or source in self._left or source == self._awaited
+
+    def _release(self, size: int) -> None:
+        with self._changed:
+            self._nbytes -= size
+            self._changed.notify_all()
+
+    def _take_in(self, arrival: TransferArrival, items: list[Packed]) -> tuple[int, bool]:
+        """Queue a transfer. Return the number of transfers received from its source, and False if it is a duplicate."""
+        source, number = arrival.source, arrival.header.number
+        count = self._counts.get(source, 0)
+        if source and number != count + 1:
+            if number > count:
+                raise ProtocolError(f"transfer {number} of executor {source} comes after {count}")
+            return count, False  # again
+        with self._changed:
+            before = self._arrived.pop(arrival.header.transfer, None)
+            self._nbytes -= _bytes_of(before[1]) if before is not None else 0
+            self._arrived[arrival.header.transfer] = arrival, items
+            self._changed.notify_all()
+        if source:  # what comes through the client is among the frames
+            self._counts[source] = number
+            if self._write is not None:
+                self._write(*arrival.record(items))
+        return number, True
+
+    # --- to the session ----------------------------------------------------------------------------------------
+
+    def take(self, transfer: int, source: int, seconds: float | None = None) -> list[Packed] | str | None:
+        """Wait at most `seconds` for a transfer. Returns its values, the reason why it will not come, or None if it is not there yet."""
+        before = self._past.taken(transfer)
+        if before is not None:
+            return before
+        with self._changed:
+            if source not in self._connections:
+                self._gone.setdefault(source, ("it has not come", time.monotonic() + self._coming))
+            self._awaited = source
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: transfer in self._arrived or self._is_lost(source), seconds)
+            self._awaited = None
+            found = self._arrived.pop(transfer, None)
+            if found is not None:
+                self._nbytes -= _bytes_of(found[1])
+                self._changed.notify_all()
+                return found[1]
+            return self._gone[source][0] if self._is_lost(source) else None
+
+    @property
+    def _coming(self) -> float:
+        return max(self._patience, COMING_SECONDS)
+
+    def _is_lost(self, source: int) -> bool:
+        gone = self._gone.get(source)
+        return gone is not None and time.monotonic() >= gone[1]
+
+    def state(self) -> tuple[dict[int, int], list[tuple[TransferArrival, list[Packed]]]]:
+        """Number of transfers by source, and those that wait. The caller holds `writing`, and compacts the journal."""
+        with self._changed:
+            past, self._past = self._past, PastTransfers()
+            waiting = past.waiting()
+            self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in waiting}
+            self._nbytes += sum(_bytes_of(items) for _, items in waiting)
+            return dict(self._counts), list(self._arrived.values())
+
+    def close(self) -> None:
+        """Disconnect all peers, which deliver nothing any more."""
+        with self._changed:
+            connections = list(self._connections.values())
+            self._closed = True
+            self._changed.notify_all()
+        for connection in connections:
+            connection.close()
+
+
+@attrs.frozen
+class PeerConnection:
+    """A connection of another executor that showed a valid ticket: it may deliver values to `inbox`, as number `source`.
+
+    `secret`: its credential for reconnecting.
+    """
+
+    inbox: TransferInbox
+    source: int
+    secret: str = attrs.field(default="", repr=False)
+
+    def serve(self, connection: Connection) -> None:
+        """Receive transfers until the connection ends.
+
+        Raises:
+            TransportError: it has ended.
+            ProtocolError: what came is no transfer.
+        """
+        reason = "the executor that it was on hung up"
+        try:
+            connection.limits = Limits()
+            received = self.inbox.join(self.source, connection)
+            connection.send(Frame(encode(PeerAttached(received, self.secret))))
+            self._take_all(connection)
+        except (TransportError, ProtocolError) as error:
+            reason = str(error)
+            raise
+        finally:
+            self.inbox.leave(self.source, connection, reason)
+
+    def _take_all(self, connection: Connection) -> None:
+        unsaid = unsaid_bytes = 0
+        while True:
+            message = decode(connection.receive().head)
+            if isinstance(message, LinkProbe):
+                connection.send(Frame(encode(LinkProbe())))
+            elif isinstance(message, TransferHeader):
+                received = self.inbox.unload(message, connection.receive, self.source)
+                unsaid, unsaid_bytes = unsaid + 1, unsaid_bytes + sum(item.size for item in message.items)
+                if unsaid >= _SAID_TRANSFERS or unsaid_bytes >= _SAID_BYTES:
+                    connection.send(Frame(encode(TransferAck(received))))
+                    unsaid = unsaid_bytes = 0
+            else:
+                raise ProtocolError(f"an executor does not bring a {type(message).__name__}")
+
+
+@functools.cache
+def _half_of_memory() -> int:
+    return total_bytes() // 2
+
+
+def _bytes_of(items: list[Packed]) -> int:
+    return sum(len(data) for _, data in items)
+
+
+def _fill(buffer: memoryview, receive: Callable[[], Frame]) -> None:
+    filled = 0
+    while filled < len(buffer):
+        frame = receive()
+        expect(frame.head, TransferChunk)
+        for part in frame.body:
+            octets = memoryview(part)
+            if filled + octets.nbytes > len(buffer):
+                raise ProtocolError("a transfer brings more bytes than it announced")
+            buffer[filled : filled + octets.nbytes] = octets
+            filled += octets.nbytes

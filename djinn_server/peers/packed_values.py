@@ -1,0 +1,252 @@
+"""Serialization of values for transfer between executors: a copy of their present contents, with views and aliasing preserved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
+
+import msgspec
+import torch
+
+from djinn_core import torch_private
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.ir.handles import storage_of
+from djinn_core.wire.frames import allocate
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.peer_messages import Item, View
+from djinn_core.wire.tensors import dtype_from_name, dtype_name
+from djinn_server.memory.limited import in_memory
+from djinn_server.memory.room import is_out_of_memory
+from djinn_server.running.random_state import octets_of, set_state, tensor_of
+from djinn_server.running.uninitialized_memory import copy_with_strides
+from djinn_server.running.values import Poison, Stored, ValueTable, no_such_value
+
+# A copy of a slice brings the memory between its elements along where that is little: it is laid out at once then.
+_GAPS = 1.25
+Packed = tuple[Item, memoryview]
+
+
+def pack_copies(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
+    """Copies of values, each with memory of its own; `executor` is this one's number, for what has failed here."""
+    with torch.inference_mode():
+        return [_pack_copy(handle, _found(values, handle), runtime, executor) for handle in handles]
+
+
+def pack_storages(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
+    """Copy the storages of values, and describe all views of each storage."""
+    packed: list[Packed] = []
+    with torch.inference_mode():
+        for item, tensor in storages_of_values(handles, values, executor):
+            try:
+                data = copy_memory(tensor, runtime) if tensor is not None else memoryview(b"")
+            except torch.OutOfMemoryError as error:
+                packed.append(_lacking([view.handle for view in item.views], _no_room(error), executor))
+            else:
+                packed.append((msgspec.structs.replace(item, size=len(data)), data))
+    return packed
+
+
+def storages_of_values(
+    handles: Sequence[int], values: ValueTable, executor: int
+) -> Iterator[tuple[Item, torch.Tensor | None]]:
+    """Yield an item for each storage of `handles`, with all its views, and a tensor of that storage. Nothing is copied.
+
+    The tensor is None for a value without memory. The item's size is the present size of the storage.
+    """
+    storages = {storage_of(handle) for handle in handles}
+    together: dict[int, list[int]] = {storage: [] for storage in storages}
+    for handle in dict.fromkeys((*handles, *values.sharing(storages))):
+        together[storage_of(handle)].append(handle)
+    for alike in together.values():
+        yield from _storages(alike, values, executor)
+
+
+def _found(values: ValueTable, handle: int) -> Stored:
+    return values[handle] if handle in values else Poison(no_such_value(0, handle))
+
+
+def _pack_copy(handle: int, value: Stored, runtime: DeviceRuntime, executor: int) -> Packed:
+    if not _travels(value):
+        return _lacking((handle,), value, executor)
+    try:
+        with in_memory(value, runtime):
+            return _pack_dense(handle, value, runtime)
+    except torch.OutOfMemoryError as error:
+        return _lacking((handle,), _no_room(error), executor)
+
+
+def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime) -> Packed:
+    tensor = value.resolve_conj().resolve_neg()
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    if dense := extent > _GAPS * tensor.numel():
+        tensor, extent = tensor.contiguous(), tensor.numel()
+    flat = tensor.as_strided((extent,), (1,))
+    data = _snapshot(flat, runtime)
+    view = View(handle, dtype_name(tensor.dtype), shape, stride)
+    return Item(len(data), (view,), dense), data
+
+
+def _storages(handles: Sequence[int], values: ValueTable, executor: int) -> Iterator[tuple[Item, torch.Tensor | None]]:
+    by_address: dict[int, list[tuple[int, torch.Tensor]]] = {}
+    for handle in handles:
+        value = _found(values, handle)
+        if _travels(value):  # one storage of the client's may be several here, as after `set_`
+            address = value.untyped_storage().data_ptr() or -torch_private.storage_key(value)
+            by_address.setdefault(address, []).append((handle, value))
+        elif isinstance(value, torch.Generator):
+            yield Item(0, (View(handle),), generator=octets_of(value.get_state())), None
+        else:
+            yield _lacking((handle,), value, executor)[0], None
+    for alike in by_address.values():
+        views = tuple(
+            View(h, dtype_name(t.dtype), tuple(t.shape), t.stride(), int(t.storage_offset())) for h, t in alike
+        )
+        tensor = alike[0][1]
+        yield Item(tensor.untyped_storage().nbytes(), views), tensor
+
+
+def _no_room(error: torch.OutOfMemoryError) -> Poison:
+    return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", str(error)))
+
+
+def copy_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+    """Copy the storage of a tensor to the host."""
+    with in_memory(tensor, runtime):
+        return _snapshot(_as_bytes(tensor), runtime)
+
+
+def host_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+    """Return the storage of a tensor in host memory, without a copy if it is host memory."""
+    with torch.inference_mode():
+        return _bytes_of(runtime.deliver(_as_bytes(tensor)))
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def can_move(value: Stored) -> bool:
+    """True if a value is unchanged by a move of the memory of all values."""
+    return _travels(value) or isinstance(value, torch.Generator | Poison)
+
+
+def _travels(value: Stored) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
+
+
+def _lacking(handles: Sequence[int], value: Stored, executor: int) -> Packed:
+    if isinstance(value, Poison):
+        failure = value.failure
+    else:
+        reason = f"a {type(value).__name__} cannot travel to another executor"
+        failure = Failure(0, -1, "transfer", "TypeError", reason)
+    if not failure.executor:
+        failure = Failure(failure.sequence, failure.instruction, failure.op, failure.kind, failure.message, executor)
+    return Item(0, tuple(View(handle) for handle in handles), failure=failure), memoryview(b"")
+
+
+def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+    """The bytes of a tensor without gaps; ops that follow may write into it."""
+    if not flat.numel():
+        return memoryview(b"")
+    host = runtime.deliver(flat)
+    if host.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr():
+        host = host.clone()
+    return _bytes_of(host)
+
+
+def _bytes_of(host: torch.Tensor) -> memoryview:
+    return memoryview(host.contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
+    """The values of an item by handle. The caller holds the turn on the device."""
+    if item.failure is not None:
+        for view in item.views:
+            yield view.handle, Poison(item.failure)
+        return
+    if item.generator:
+        yield item.views[0].handle, _generator(item.generator, runtime)
+        return
+    with torch.inference_mode():
+        octets = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+        try:
+            memory = runtime.receive(octets)
+        except torch.OutOfMemoryError as error:
+            lost = _no_room(error)
+            yield from ((view.handle, lost) for view in item.views)
+            return
+        for view in item.views:
+            typed = memory.view(dtype_from_name(view.dtype))
+            if item.dense:
+                yield view.handle, _laid_out(typed.view(view.shape), view)
+            else:
+                yield view.handle, typed.as_strided(view.shape, view.stride, view.offset)
+
+
+def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
+    generator = torch.Generator(device=runtime.device)
+    try:
+        set_state(generator, tensor_of(state))
+    except (RuntimeError, TypeError) as error:
+        return Poison(Failure(0, -1, "transfer", "RuntimeError", str(error)))
+    return generator
+
+
+def _laid_out(dense: torch.Tensor, view: View) -> Stored:
+    """Copy a dense tensor to the strides of `view`. Return poison if the copy fails, such as for lack of memory."""
+    try:
+        return copy_with_strides(dense, view.stride)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            reason = f"no memory for a layout of strides {view.stride}: {error}"
+            return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", reason))
+        return Poison(Failure(0, -1, "transfer", type(error).__name__, str(error)))
+
+
+def room_for(item: Item) -> memoryview:
+    """Memory for an item's bytes, once its views are known to lie within them.
+
+    Raises:
+        ProtocolError: they do not.
+    """
+    if item.failure is None and (not item.views or ((item.dense or item.generator) and len(item.views) != 1)):
+        raise ProtocolError("a transfer brings memory that no value looks into")
+    _check_views(item)
+    try:
+        return allocate(item.size) if item.size else memoryview(b"")
+    except (MemoryError, ValueError) as error:
+        raise ProtocolError(f"no memory for {item.size:,} bytes of a transfer") from error
+
+
+def check_item(item: Item, nbytes: int) -> None:
+    """Check that the views of an item lie within its memory, of which `nbytes` bytes have arrived.
+
+    Raises:
+        ProtocolError: they do not.
+    """
+    if item.size != nbytes:
+        raise ProtocolError(f"an item says {item.size:,} bytes, and {nbytes:,} come")
+    _check_views(item)
+
+
+def _check_views(item: Item) -> None:
+    for view in item.views if item.failure is None and not item.generator else ():
+        _check_view(item, view)
+
+
+def _check_view(item: Item, view: View) -> None:
+    itemsize = dtype_from_name(view.dtype).itemsize
+    if len(view.shape) != len(view.stride) or min((*view.shape, *view.stride, 0)) < 0:
+        raise ProtocolError(f"value {view.handle} has an impossible layout")
+    elements = 1
+    for n in view.shape:
+        elements *= n
+    last = sum((n - 1) * s for n, s in zip(view.shape, view.stride, strict=True))
+    extent = 0 if not elements else view.offset + 1 + last
+    needed = elements if item.dense else extent
+    if needed * itemsize > item.size or item.size % itemsize:
+        raise ProtocolError(f"value {view.handle} needs {needed * itemsize} bytes, and {item.size} come")

@@ -1,0 +1,320 @@
+"""Route from a session to another executor: transfers are kept until acknowledged, and resent after a broken connection."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.logs import get_logger
+from djinn_core.protocol.backoff import Backoff
+from djinn_core.protocol.delivery.reconnect_limit import ReconnectLimit
+from djinn_core.wire.messages import decode, encode
+from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe, TransferAck, TransferChunk, TransferHeader
+from djinn_server.peers.link_probe import WORTH, LinkMeasurements, measure
+from djinn_server.peers.packed_values import Packed
+from djinn_server.recovery.transfer_log import UnacknowledgedTransfer
+
+PARCEL: Final = 4 << 20  # bytes
+WAITING_LIMIT: Final = 64  # transfers that were not acknowledged, before the executor waits for the link, too
+KEPT_LIMIT: Final = 1 << 30  # bytes of them
+ECHOES_LIMIT: Final = 16  # queued replies to probes
+_CLOSING_SECONDS: Final = 5.0
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+_log = get_logger("djinn.server")
+
+Dial = Callable[[], tuple[Connection, int]]  # to the other executor; and how many transfers it has received
+NoteTaken = Callable[[int], None]
+
+
+@attrs.frozen
+class _UnacknowledgedTransfer:
+    number: int
+    transfer: int
+    items: list[Packed]
+    nbytes: int
+
+    @property
+    def header(self) -> TransferHeader:
+        return TransferHeader(self.transfer, tuple(item for item, _ in self.items), self.number)
+
+
+class Route:
+    """A route to another executor, with its sender thread and its thread for acknowledgements."""
+
+    def __init__(self, peer: int, sightings: LinkMeasurements, patience: float, note: NoteTaken) -> None:
+        """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was acknowledged."""
+        self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
+        self._connection: Connection | None = None
+        self._dial: Dial | None = None
+        self._kept: deque[_UnacknowledgedTransfer] = deque()
+        self._kept_bytes = 0
+        self._numbered = 0  # transfers
+        self._acknowledged = 0
+        self._next = 1  # number of the one that is sent next
+        self._gauges = self._closing = False
+        self._broken = ""
+        self._given_up_at = 0.0
+        self._reconnects = ReconnectLimit()  # transfers acknowledged
+        self._echoes: queue.Queue[Frame] = queue.Queue(ECHOES_LIMIT)
+        self._unpaid = 0  # bytes of connections so far that are not those of transfers
+        self._past_bytes = 0
+        self._changed = threading.Condition()
+        self._sender = threading.Thread(target=self._work, name="djinn-route", daemon=True)
+        self._sender.start()
+
+    # --- what is counted --------------------------------------------------------------------------------------
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that were sent over this route, without those that measured its link."""
+        now = self._connection.bytes_sent if self._connection is not None else 0
+        return self._past_bytes + now - self._unpaid
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of transfers that the other executor has not acknowledged."""
+        return self._kept_bytes
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Transfers that were sent, and those that were acknowledged."""
+        with self._changed:
+            return self._numbered, self._acknowledged
+
+    def under_way(self) -> list[tuple[UnacknowledgedTransfer, list[Packed]]]:
+        """Transfers that were not acknowledged yet."""
+        with self._changed:
+            return [(UnacknowledgedTransfer(self._peer, kept.header), kept.items) for kept in self._kept]
+
+    def restore(self, sent: int, acknowledged: int) -> None:
+        """Continue after another process, which sent `sent` transfers, `acknowledged` of them acknowledged."""
+        with self._changed:
+            self._numbered, self._next = sent, max(self._next, acknowledged + 1)
+            self._accept(acknowledged)
+
+    def restore_kept(self, header: TransferHeader, items: list[Packed]) -> None:
+        """Keep a transfer that the process before had sent, and that was not acknowledged at its snapshot."""
+        with self._changed:
+            if header.number > self._acknowledged:
+                self._keep(header.number, header.transfer, items)
+                self._changed.notify_all()
+
+    # --- the session's side -----------------------------------------------------------------------------------
+
+    def number(self) -> int | None:
+        """Number the next transfer; None if it was received before this process sent it, or the receiver is gone."""
+        with self._changed:
+            self._numbered += 1
+            return None if self._numbered <= self._acknowledged or self._broken else self._numbered
+
+    def has_room(self, seconds: float) -> bool:
+        """Wait at most `seconds` for room for a transfer; True if there is."""
+        with self._changed:
+            return self._changed.wait_for(self._roomy, seconds)
+
+    def _roomy(self) -> bool:
+        return bool(self._broken) or (len(self._kept) < WAITING_LIMIT and self._kept_bytes <= KEPT_LIMIT)
+
+    def send(self, number: int, transfer: int, items: list[Packed]) -> None:
+        """Queue a transfer, and keep it until it is acknowledged."""
+        with self._changed:
+            if not self._broken and number > self._acknowledged:
+                self._keep(number, transfer, items)
+                self._changed.notify_all()
+
+    def _keep(self, number: int, transfer: int, items: list[Packed]) -> None:
+        kept = _UnacknowledgedTransfer(number, transfer, items, sum(len(data) for _, data in items))
+        self._kept.append(kept)
+        self._kept_bytes += kept.nbytes
+
+    def gauge(self) -> None:
+        """Have the link measured if it is idle; otherwise the receiver measures the transfers that are on their way."""
+        with self._changed:
+            if self._connection is not None and self._waiting() is None:
+                self._gauges = True
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send what is queued, then disconnect."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._sender.join(_CLOSING_SECONDS)
+        if self._connection is not None:
+            self._connection.close()
+
+    # --- connections ------------------------------------------------------------------------------------------
+
+    def adopt(self, connection: Connection, acknowledged: int, dial: Dial) -> None:
+        """Continue over `connection`, whose other end has received `acknowledged` transfers; `dial` makes the next connection."""
+        with self._changed:
+            if self._broken and acknowledged < self._numbered:
+                connection.close()  # the transfer that is due there is lost: its receiver reports that once its wait times out
+                return
+            before, self._connection = self._connection, connection
+            self._past_bytes += before.bytes_sent if before is not None else 0
+            self._unpaid += connection.bytes_sent
+            self._dial, self._broken = dial, ""
+            self._accept(acknowledged)
+            self._next = acknowledged + 1
+            self._changed.notify_all()
+        if before is not None:
+            before.close()
+        threading.Thread(target=self._listen, args=(connection,), name="djinn-route-answers", daemon=True).start()
+
+    def _listen(self, connection: Connection) -> None:
+        try:
+            while True:
+                frame = connection.receive()
+                message = decode(frame.head)
+                if isinstance(message, TransferAck):
+                    with self._changed:
+                        self._accept(message.transfers)
+                        self._changed.notify_all()
+                elif isinstance(message, LinkProbe):
+                    self._take_echo(frame)
+                else:
+                    raise ProtocolError(f"an executor that is sent values says {type(message).__name__}")
+        except (TransportError, ProtocolError) as error:
+            self._lose(connection, str(error))
+
+    def _take_echo(self, frame: Frame) -> None:
+        if frame.body:
+            raise ProtocolError("the receiving executor replied to a link probe with a body")
+        try:
+            self._echoes.put_nowait(frame)
+        except queue.Full:
+            raise ProtocolError(
+                f"the receiving executor sent more than {ECHOES_LIMIT} unrequested replies to link probes"
+            ) from None
+
+    def _accept(self, acknowledged: int) -> None:
+        if acknowledged <= self._acknowledged:
+            return
+        self._acknowledged = acknowledged
+        while self._kept and self._kept[0].number <= acknowledged:
+            self._kept_bytes -= self._kept.popleft().nbytes
+        self._note(acknowledged)
+
+    def _lose(self, connection: Connection, reason: str) -> None:
+        """Note that a connection has broken."""
+        connection.close()
+        with self._changed:
+            if self._connection is not connection:
+                return
+            self._connection = None
+            self._past_bytes += connection.bytes_sent
+            self._given_up_at = time.monotonic() + self._patience
+            if self._reconnects.record_break(self._acknowledged) or not self._patience:
+                self._give_up(reason)
+            elif not self._closing:
+                _log.info("the way to another executor broke", peer=self._peer, reason=reason)
+            self._changed.notify_all()
+
+    def _give_up(self, reason: str) -> None:
+        """Give up the route. The receiver notices by a timeout that its transfers do not arrive."""
+        if not self._closing:  # with the other end's session it ends as well
+            tell = _log.warning if self._waiting() is not None else _log.info
+            tell("the way to another executor is lost", peer=self._peer, error=reason)
+        self._broken = reason or "it is lost"
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    # --- the sender -------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._is_to_do)
+                if self._closing and (self._connection is None or self._waiting() is None):
+                    return
+                connection, waiting, gauges = self._connection, self._waiting(), self._gauges
+                dial = self._dial
+            if connection is None:
+                assert dial is not None
+                self._dial_again(dial, backoff.pause())
+                continue
+            backoff.reset()
+            try:
+                if waiting is not None:
+                    self._send(connection, waiting)
+                elif gauges:
+                    self._measure(connection)
+            except DjinnError as error:
+                self._lose(connection, str(error))
+
+    def _is_to_do(self) -> bool:
+        if self._closing:
+            return True
+        if self._connection is None:
+            return self._dial is not None and not self._broken
+        return self._gauges or self._waiting() is not None
+
+    def _waiting(self) -> _UnacknowledgedTransfer | None:
+        """The transfer that is to be sent next, if any."""
+        index = self._next - self._kept[0].number if self._kept else 0
+        return self._kept[max(index, 0)] if index < len(self._kept) else None
+
+    def _send(self, connection: Connection, kept: _UnacknowledgedTransfer) -> None:
+        for frame in frames_of(kept.header, kept.items):
+            connection.send(frame)
+        with self._changed:
+            if self._connection is connection:
+                self._next = kept.number + 1
+
+    def _dial_again(self, dial: Dial, pause: float) -> None:
+        """Try to connect again after a pause."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._closing or self._connection is not None, pause):
+                return
+        try:
+            connection, acknowledged = dial()
+        except (DjinnError, TimeoutError) as error:
+            with self._changed:
+                if time.monotonic() > self._given_up_at:
+                    self._give_up(str(error))
+            return
+        with self._changed:
+            late = self._connection is not None or self._closing  # it came another way meanwhile
+        if late:
+            connection.close()
+        else:
+            _log.info("the way to another executor is there again", peer=self._peer)
+            self.adopt(connection, acknowledged, dial)
+
+    def _measure(self, connection: Connection) -> None:
+        self._gauges = False
+        while not self._echoes.empty():
+            self._echoes.get()  # a late reply to an earlier probe
+        before = connection.bytes_sent
+        try:
+            latency, bandwidth = measure(connection.send, self._echo)
+        except TimeoutError:
+            _log.debug("a link was not measured: no reply in time", peer=self._peer)
+        else:
+            self._sightings.note(LinkMeasurement(self._peer, False, WORTH, WORTH / bandwidth, latency))
+        self._unpaid += connection.bytes_sent - before
+
+    def _echo(self, timeout: float) -> Frame:
+        try:
+            return self._echoes.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"no reply in {timeout:g} s") from None
+
+
+def frames_of(header: TransferHeader, items: Sequence[Packed]) -> Iterator[Frame]:
+    """Frames of a transfer."""
+    yield Frame(encode(header))
+    for _, data in items:
+        for start in range(0, len(data), PARCEL):
+            yield Frame(encode(TransferChunk()), [data[start : start + PARCEL]])

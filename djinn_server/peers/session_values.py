@@ -1,0 +1,148 @@
+"""Values of a session that go to other executors or to the client, and those that come from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import attrs
+
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.ir.handles import storage_of
+from djinn_core.wire.binding_delta import unpack_handles
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import AnyMessage, encode, expect
+from djinn_core.wire.peer_messages import (
+    CLIENT,
+    AwaitTransfer,
+    ConnectPeer,
+    ConnectPeerReply,
+    DropPeer,
+    MeasureLink,
+    PeerTicketRequest,
+    SendValues,
+    TransferHeader,
+)
+from djinn_server.context import ExecutorContext
+from djinn_server.peers.exchange import PeerExchange
+from djinn_server.peers.packed_values import Packed, pack_copies, pack_storages, unpack_item
+from djinn_server.peers.route import frames_of
+from djinn_server.recovery.executor_channel import ExecutorChannel
+from djinn_server.running.fair_share import Share
+from djinn_server.running.timings import Timings
+from djinn_server.running.values import Poison, ValueTable
+from djinn_server.weights.shared_weights import SessionShares
+
+
+@attrs.frozen
+class SessionWaits:
+    """Functions with which a session waits, and takes in messages of its client meanwhile.
+
+    Attributes:
+        uploads: until all that was offered or is being read is here.
+        read_ahead: returns at once: takes in the messages that have arrived.
+        next_frame: for the client's next frame.
+    """
+
+    uploads: Callable[[ExecutorChannel], None]
+    read_ahead: Callable[[ExecutorChannel], None]
+    next_frame: Callable[[ExecutorChannel], Frame]
+
+
+@attrs.frozen(eq=False)
+class PeerValues:
+    """Answers what a client says about values that go to or come from other executors."""
+
+    context: ExecutorContext
+    values: ValueTable
+    exchange: PeerExchange
+    shares: SessionShares
+    turn: Share
+    waits: SessionWaits
+
+    def answer(
+        self, message: AnyMessage, connection: ExecutorChannel, timings: Timings | None, submissions: int
+    ) -> None:
+        """Carry out `message`; `submissions`: how many there were before it.
+
+        Raises:
+            ProtocolError: an executor does not expect such a message, or has no way to the other one.
+        """
+        if isinstance(message, SendValues):
+            self.waits.uploads(connection)
+            self._send(message, connection, timings)
+        elif isinstance(message, AwaitTransfer):
+            self._receive(message, connection, timings, submissions)
+        elif isinstance(message, TransferHeader):
+            self.exchange.inbox.unload(message, lambda: self.waits.next_frame(connection))
+        elif isinstance(message, MeasureLink):
+            self.exchange.gauge(message.peer)
+        elif isinstance(message, DropPeer):
+            self.exchange.drop(message.peer)
+        elif isinstance(message, PeerTicketRequest):
+            connection.send(Frame(encode(self.exchange.issue_ticket(message.source))))
+        elif isinstance(message, ConnectPeer):
+            connection.send(Frame(connection.decide(lambda before: self._connect_peer(message, before))))
+        else:
+            raise ProtocolError(f"an executor does not expect {type(message).__name__}")
+
+    def _connect_peer(self, request: ConnectPeer, before: bytes | None) -> bytes:
+        """Connect to another executor. `before`: the reply of the process before this one, which the client repeats."""
+        if before is None:
+            return encode(self.exchange.connect(request))
+        self.exchange.note_connected(request, expect(before, ConnectPeerReply))
+        return before
+
+    def _send(self, ship: SendValues, connection: ExecutorChannel, timings: Timings | None) -> None:
+        handles, begun = unpack_handles(ship.handles), time.perf_counter()
+        if ship.peer == CLIENT:
+            packed = self._pack(ship, handles)
+            for frame in frames_of(TransferHeader(ship.transfer, tuple(item for item, _ in packed)), packed):
+                connection.send(frame)
+        else:
+            pack, wait = partial(self._pack, ship, handles), partial(self.waits.read_ahead, connection)
+            self.exchange.send(ship.transfer, ship.peer, pack, wait)
+        if timings is not None:
+            sizes = [self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles}]
+            timings.transferred(ship.transfer, ship.peer, begun, sizes, incoming=False)
+        if ship.move:
+            self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
+            self.shares.forget(handles)
+
+    def _pack(self, ship: SendValues, handles: Sequence[int]) -> list[Packed]:
+        pack = pack_storages if ship.move else pack_copies
+        with self.turn:
+            return pack(handles, self.values, self.context.device.runtime, self.exchange.number)
+
+    def _receive(
+        self, expected: AwaitTransfer, connection: ExecutorChannel, timings: Timings | None, submissions: int
+    ) -> None:
+        begun = time.perf_counter()
+        arrived = self.exchange.expect(expected.transfer, expected.source, partial(self.waits.read_ahead, connection))
+        if self.context.events.observed:
+            self.context.events.note(
+                "transferred",
+                transfer=expected.transfer,
+                source=expected.source,
+                bytes=sum(len(data) for _, data in arrived) if not isinstance(arrived, str) else 0,
+                duration=time.perf_counter() - begun,
+                error=arrived if isinstance(arrived, str) else "",
+                trace=expected.trace,
+            )
+        handles = unpack_handles(expected.handles)
+        if isinstance(arrived, str):
+            reason = f"a value did not come from executor {expected.source}: {arrived}"
+            lost = Poison(Failure(submissions, -1, "transfer", "SessionLost", reason))
+            for handle in handles:
+                self.values[handle] = lost
+            return
+        with self.turn:
+            for item, data in arrived:
+                for handle, value in unpack_item(item, data, self.context.device.runtime):
+                    self.values[handle] = value
+        if timings is not None:
+            sizes = [len(data) for _, data in arrived]
+            timings.transferred(expected.transfer, expected.source, begun, sizes, incoming=True)
+        self.context.usage.check_values()

@@ -1,0 +1,261 @@
+"""Blob files of a journal: weights that the journal refers to by digest, in files shared with the weight store by hard links.
+
+An upload that the store wants is written once, here, as it arrives; then the store links the file under a name of its own. A
+blob that the store already has is linked here. Either of them can delete its link, and the other keeps the file. Files are named
+by digest; a complete file is never written again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+
+from djinn_core.errors import SessionLost
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.logs import get_logger
+from djinn_core.protocol.delivery.record_log import Buffers, sizes_of
+from djinn_core.system.files import CLOEXEC, NOFOLLOW, pwrite
+from djinn_core.wire.compression import expanded
+from djinn_core.wire.digests import digest_of_content, digest_of_file
+from djinn_core.wire.frames import Buffer, allocate, flatten
+from djinn_core.wire.messages import decode, encode
+from djinn_core.wire.tensors import dtype_from_name
+from djinn_core.wire.upload_messages import UploadPart
+
+_log = get_logger("djinn.server")
+
+
+class BlobFrame(msgspec.Struct, frozen=True):
+    """A frame of an upload whose body is in a file: its head, and the location of its body."""
+
+    head: bytes
+    digest: bytes
+    start: int
+    length: int
+
+
+@attrs.define
+class _UnfinishedBlob:
+    digest: bytes
+    size: int
+    written: int
+
+
+class BlobFiles:
+    """Blob files of one session's journal. Used by one thread at a time, except `prove`, which the store may call from any thread.
+
+    Attributes:
+        held: versions of files with weights that the snapshot which is being written names, and that are kept here as well.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """The folder is made when something is put into it."""
+        self._folder = folder
+        self._unfinished: dict[int, _UnfinishedBlob] = {}
+        self._proven: set[bytes] = set()  # what has the digest that it is named by
+        self.held: set[bytes] = set()
+
+    # --- what comes in ----------------------------------------------------------------------------------------
+
+    def expect(self, handle: int, digest: bytes, size: int, again: bool = False) -> bool:
+        """Start a blob file for an upload; False if one exists or is being written.
+
+        `again`: another process expected them before, and may have begun.
+
+        Raises:
+            OSError: there cannot be a file.
+        """
+        path, written = self.path(digest), 0
+        if self._grows(digest):
+            return False
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | CLOEXEC, 0o600))
+        except FileExistsError:
+            written = path.stat().st_size
+            if not again or written > size:
+                return False
+        self._unfinished[handle] = _UnfinishedBlob(digest, size, written)
+        return True
+
+    def take(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
+        """Write a chunk to its blob file. Returns the decompressed frame and the journal's reference to it.
+
+        None if the frame is something else.
+
+        Raises:
+            OSError: it cannot be written.
+            ProtocolError: it cannot be decompressed.
+        """
+        if not self._unfinished or len(frame.body) != 1:
+            return None
+        upload = decode(frame.head)
+        growing = self._unfinished.get(upload.handle) if isinstance(upload, UploadPart) else None
+        if growing is None or not isinstance(upload, UploadPart):
+            return None
+        data = flatten(_plain(upload, frame.body[0]))
+        if not 0 <= upload.start <= growing.written or upload.start + len(data) > growing.size:
+            del self._unfinished[upload.handle]  # the session will not like it either
+            return None
+        if not self._write(growing, upload.start, data):
+            return None
+        head = encode(msgspec.structs.replace(upload, compression="", length=0)) if upload.compression else frame.head
+        return Frame(head, [data]), BlobFrame(head, growing.digest, upload.start, len(data))
+
+    def _write(self, growing: _UnfinishedBlob, start: int, data: memoryview) -> bool:
+        """Write a part of a blob; False if it was not written. A file that the store has as well is never written to."""
+        file = os.open(self.path(growing.digest), os.O_WRONLY | NOFOLLOW | CLOEXEC)
+        try:
+            if os.fstat(file).st_nlink > 1:
+                return False
+            while data:
+                count = pwrite(file, data, start)
+                data, start = data[count:], start + count
+        finally:
+            os.close(file)
+        growing.written = max(growing.written, start)
+        return True
+
+    def whole(self, handle: int) -> Path | None:
+        """The complete file of the upload `handle`, or None; ends the upload."""
+        growing = self._unfinished.pop(handle, None)
+        return self.path(growing.digest) if growing is not None and growing.written == growing.size else None
+
+    def link(self, digest: bytes, file: Path) -> None:
+        """Link a file of the store, whose bytes have that digest. If it cannot be linked, the journal depends on the store."""
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            os.link(file, self.path(digest), follow_symlinks=False)
+        except FileExistsError:
+            return
+        except OSError as error:
+            _log.info("a journal depends on the store", digest=digest.hex(), reason=str(error))
+            return
+        self._proven.add(digest)
+
+    def prove(self, digest: bytes) -> None:
+        """Mark the digest as verified. Thread-safe."""
+        self._proven.add(digest)
+
+    # --- what is there ----------------------------------------------------------------------------------------
+
+    def find(self, digest: bytes, size: int) -> Path | None:
+        """The complete file with these bytes, or None."""
+        path = self.path(digest)
+        try:
+            if path.stat().st_size != size or self._grows(digest):
+                return None
+            if digest not in self._proven and digest_of_file(path) != digest:
+                return None
+        except OSError:
+            return None
+        self._proven.add(digest)
+        return path
+
+    def sizes(self) -> set[int]:
+        """Return the sizes of the verified files."""
+        sizes = set()
+        for digest in tuple(self._proven):
+            try:
+                sizes.add(self.path(digest).stat().st_size)
+            except FileNotFoundError:  # it went with an earlier snapshot, and was verified only then
+                self._proven.discard(digest)
+        return sizes
+
+    def match(self, memory: Buffers) -> dict[int, bytes]:
+        """Map buffer positions to digests of identical blob files. Only buffers of the size of a file are read and hashed."""
+        sizes = self.sizes()
+        found: dict[int, bytes] = {}
+        for position, size in enumerate(sizes_of(memory)):
+            if size in sizes and (digest := digest_of_content(flatten(memory[position]))) in self._proven:
+                found[position] = digest
+        return found
+
+    def own_bytes(self, digests: set[bytes] | None = None) -> int:
+        """Return the bytes of files without another hard link. `digests`: count only files that `retain(digests)` keeps."""
+        kept = None if digests is None else self._names(digests)
+        files = [path.stat() for path in self._files() if kept is None or path.name in kept]
+        return sum(status.st_size for status in files if status.st_nlink == 1)
+
+    def retain(self, digests: set[bytes]) -> None:
+        """Delete all blob files except `digests` and what is `held`."""
+        kept = self._names(digests)
+        for path in self._files():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+        self._proven &= digests
+
+    def _names(self, digests: set[bytes]) -> set[str]:
+        return {digest.hex() for digest in digests | self.held}
+
+    def end(self) -> None:
+        """Delete all blob files."""
+        self._unfinished.clear()
+        self._proven.clear()
+        remove_contents(self._folder)
+
+    def path(self, digest: bytes) -> Path:
+        """Path of the file for the bytes of that digest, which may not exist."""
+        return self._folder / digest.hex()
+
+    def _grows(self, digest: bytes) -> bool:
+        return any(growing.digest == digest for growing in self._unfinished.values())
+
+    def _files(self) -> list[Path]:
+        return list(self._folder.iterdir()) if self._folder.exists() else []
+
+
+def contents_folder(journal: Path) -> Path:
+    """Directory of the blob files of the journal at that path."""
+    return journal.with_suffix(".contents")
+
+
+def remove_contents(folder: Path) -> None:
+    """Remove the blob files of a journal; another process may be removing them, too."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_part(folder: Path, part: BlobFrame) -> Frame:
+    """The frame that a reference in a journal stands for.
+
+    Raises:
+        SessionLost: its file is not what it was.
+    """
+    view = allocate(part.length)
+    try:
+        with (folder / part.digest.hex()).open("rb") as file:
+            file.seek(part.start)
+            count = file.readinto(view)
+    except OSError as error:
+        raise SessionLost(f"what a journal refers to cannot be read: {error}") from error
+    if count != part.length:
+        raise SessionLost(f"what a journal refers to has {count} bytes of {part.length}")
+    return Frame(part.head, [view])
+
+
+def mapped(folder: Path, digest: bytes) -> memoryview:
+    """All bytes of that digest; what is written to them stays in memory.
+
+    Raises:
+        SessionLost: they are not there, or others are.
+    """
+    path = folder / digest.hex()
+    try:
+        if digest_of_file(path) != digest:
+            raise SessionLost("what a journal refers to is not what it was")
+        found: Any = np.memmap(path, np.uint8, "c").view(np.ndarray)
+    except (OSError, ValueError) as error:
+        raise SessionLost(f"what a journal refers to cannot be read: {error}") from error
+    return memoryview(found).cast("B")
+
+
+def _plain(upload: UploadPart, part: Buffer) -> Buffer:
+    if not upload.compression:
+        return part
+    return expanded(part, upload.compression, dtype_from_name(upload.dtype).itemsize, upload.length)

@@ -1,0 +1,156 @@
+"""Snapshots: the serialized state of a session. A journal is compacted to it every `--snapshot-seconds`, sooner if it is large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from djinn_core.errors import ProtocolError, SessionLost
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.protocol.delivery.record_log import LazyBuffers
+from djinn_core.wire.binding_delta import Slot
+from djinn_core.wire.frames import Buffer
+from djinn_core.wire.messages import Template
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.peer_messages import Item
+from djinn_core.wire.timing_messages import TimingsRequest
+from djinn_server.peers.packed_values import storages_of_values, unpack_item
+from djinn_server.recovery.transfer_log import PoolCounts
+from djinn_server.running.random_state import octets_of, set_state, tensor_of
+from djinn_server.running.values import Stored, ValueTable
+
+Number = bool | int | float | None | tuple[float, float]
+
+
+class KnownTemplate(msgspec.Struct, frozen=True):
+    """A template that the client may name by its digest, and the bindings of its last run."""
+
+    digest: bytes
+    template: Template
+    slots: tuple[Slot, ...]
+    inputs: tuple[int, ...]
+
+
+class StoredValue(msgspec.Struct, frozen=True):
+    """A value that looks into `size` bytes of a tensor at an address, which nothing has written since they were read.
+
+    `offset` is in elements of its dtype, from the first of these bytes.
+    """
+
+    handle: int
+    address: str
+    version: bytes
+    name: str
+    start: int
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """State of a session between two frames. The bytes of `items` are separate buffers, in the same order.
+
+    `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
+    handle, `random` is the session's own random state. `pool`: what it has counted of transfers, which are beside it.
+    `numeric_settings`: None if the client sent none. `stored`: values that are read again from where they came. `timings`: the last
+    request for times that is in force; None if there is none. `promised`: digests and sizes of blobs that a reply to
+    `BlobQuery` reported as present and that the client has not offered yet.
+    """
+
+    submissions: int
+    templates: tuple[KnownTemplate, ...]
+    items: tuple[Item, ...]
+    numbers: tuple[tuple[int, Number], ...]
+    generators: tuple[tuple[int, bytes], ...]
+    random: bytes
+    pool: PoolCounts = PoolCounts()
+    numeric_settings: NumericSettings | None = None
+    stored: tuple[StoredValue, ...] = ()
+    timings: TimingsRequest | None = None
+    promised: tuple[tuple[bytes, int], ...] = ()
+
+
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_snapshots: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot)
+
+
+def take_values(
+    values: ValueTable, read: Callable[[torch.Tensor], memoryview], left_out: Container[int] = ()
+) -> tuple[dict[str, Any], LazyBuffers] | None:
+    """The fields of a snapshot that hold values, and their memory; None if a value cannot be serialized.
+
+    `read`: returns the memory of a tensor; called when the buffer is accessed. `left_out`: handles to skip.
+    """
+    tensors: list[int] = []
+    numbers: list[tuple[int, Number]] = []
+    generators: list[tuple[int, bytes]] = []
+    for handle, value in values.everything():
+        if handle in left_out:
+            continue
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
+            if value.is_conj() or value.is_neg():
+                return None
+            tensors.append(handle)
+        elif isinstance(value, torch.Generator):
+            generators.append((handle, octets_of(value.get_state())))
+        elif isinstance(value, complex):
+            numbers.append((handle, (value.real, value.imag)))
+        elif value is None or isinstance(value, bool | int | float):
+            numbers.append((handle, value))
+        else:  # failures, whose memory may come back to life, and events
+            return None
+    storages = list(storages_of_values(tensors, values, 0))
+
+    def memory(position: int) -> Buffer:
+        tensor = storages[position][1]
+        return read(tensor) if tensor is not None else b""
+
+    items = tuple([item for item, _ in storages])
+    fields = {"items": items, "numbers": tuple(numbers), "generators": tuple(generators)}
+    return fields, LazyBuffers([item.size for item in items], memory)
+
+
+def put_values(snapshot: Snapshot, body: Sequence[memoryview], values: ValueTable, runtime: DeviceRuntime) -> None:
+    """Make the values of a snapshot.
+
+    Raises:
+        SessionLost: its numbers do not fit together.
+    """
+    try:
+        for handle, value in _values(snapshot, body, runtime):
+            values[handle] = value
+    except (ProtocolError, RuntimeError, ValueError, OverflowError, TypeError) as error:
+        raise SessionLost(f"a journal begins with a snapshot that contradicts itself: {error}") from error
+
+
+def _values(snapshot: Snapshot, body: Iterable[memoryview], runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
+    for item, data in zip(snapshot.items, body, strict=True):
+        yield from unpack_item(item, data, runtime)
+    for handle, number in snapshot.numbers:
+        yield handle, complex(*number) if isinstance(number, tuple) else number
+    for handle, state in snapshot.generators:
+        generator = torch.Generator(device=runtime.device)
+        set_state(generator, tensor_of(state))
+        yield handle, generator
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """Serialize to MessagePack."""
+    return msgspec.msgpack.encode(snapshot)
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """Deserialize from MessagePack.
+
+    Raises:
+        SessionLost: the data is not a valid snapshot.
+    """
+    try:
+        return _snapshots.decode(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise SessionLost(f"a journal begins with a snapshot that cannot be read: {error}") from error

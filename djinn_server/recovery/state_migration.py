@@ -1,0 +1,103 @@
+"""Transfer of a session's state to its client, and from a client whose server is lost to a new session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.protocol.delivery.record_log import sizes_of
+from djinn_core.wire import limits
+from djinn_core.wire.frames import flatten
+from djinn_core.wire.messages import decode, encode
+from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, pieces_of
+from djinn_core.wire.templates import digest_of
+from djinn_server.peers.packed_values import check_item
+from djinn_server.recovery.executor_channel import StateParts
+from djinn_server.recovery.snapshot_format import Snapshot, decode_snapshot
+
+_PIECE_HEAD = encode(StateChunk())
+
+
+def hand_out(take: Callable[[], StateParts | None], held: int, limit: int, send: Callable[[Frame], None]) -> None:
+    """Send the session's state, as `take` returns it, if it fits in `limit` bytes; otherwise the reason why it is not sent.
+
+    `held`: bytes that its values have.
+    """
+    found = take() if held <= limit else None
+    if found is None:
+        other = "it is in the middle of something, has a memory limit, or has values that failed, or events"
+        send(Frame(encode(StateHeader(reason=_too_long(held) if held > limit else other))))
+        return
+    state, memory, transfers = found
+    nbytes = len(state) + sum(sizes_of(memory))
+    if transfers or nbytes > limit:
+        send(Frame(encode(StateHeader(reason="it exchanges values with others" if transfers else _too_long(nbytes)))))
+        return
+    try:
+        parts = [flatten(part) for part in (state, *memory)]
+    except (RuntimeError, MemoryError) as error:
+        send(Frame(encode(StateHeader(reason=f"its values cannot be read: {error}"[: limits.FAILURE_TEXT]))))
+        return
+    send(Frame(encode(StateHeader(tuple(map(len, parts))))))
+    for piece in pieces_of(parts):
+        send(Frame(_PIECE_HEAD, [piece]))
+
+
+def _too_long(nbytes: int) -> str:
+    return f"it has {nbytes:,} bytes"
+
+
+def take_in(state: StateHeader, receive: Callable[[], Frame]) -> tuple[Snapshot, list[memoryview]]:
+    """Receive a state from a client, and check that its parts fit together.
+
+    Raises:
+        ProtocolError: they do not.
+    """
+    if not state.lengths:
+        raise ProtocolError("a client sends a state without any parts")
+    head, *memory = [_part(length, receive) for length in state.lengths]
+    try:
+        snapshot = decode_snapshot(bytes(head))
+    except SessionLost as error:
+        raise ProtocolError(f"a client sends a state that cannot be read: {error}") from error
+    if snapshot.stored or snapshot.promised:
+        raise ProtocolError("the client sent a state that refers to weights on another server")
+    if len(snapshot.items) != len(memory):
+        raise ProtocolError(f"a state has {len(snapshot.items)} items and the memory of {len(memory)}")
+    for item, data in zip(snapshot.items, memory, strict=True):
+        check_item(item, len(data))
+    for one in snapshot.templates:
+        if digest_of(one.template) != one.digest:
+            raise ProtocolError("a template of a state does not have the digest that it was sent with")
+    return snapshot, memory
+
+
+def restored(
+    restore: Callable[[Snapshot, list[memoryview]], None], snapshot: Snapshot, memory: list[memoryview]
+) -> None:
+    """Begin a session with a state that a client has sent.
+
+    Raises:
+        ProtocolError: something in it is not possible, or not allowed.
+    """
+    try:
+        restore(snapshot, memory)
+    except (SessionLost, UnsupportedOperation, RuntimeError, ValueError, TypeError) as error:
+        raise ProtocolError(f"a client sends a state that is not possible: {error}") from error
+
+
+def _part(length: int, receive: Callable[[], Frame]) -> memoryview:
+    """Receive one part incrementally; the announced length is not trusted for allocation."""
+    pieces: list[bytes | bytearray | memoryview] = []
+    left = length
+    while left:
+        frame = receive()
+        if not isinstance(decode(frame.head), StateChunk) or len(frame.body) != 1:
+            raise ProtocolError("a state's pieces do not come one after the other")
+        piece = flatten(frame.body[0])
+        if len(piece) != min(left, PIECE):
+            raise ProtocolError(f"a piece of a state has {len(piece):,} bytes in place of {min(left, PIECE):,}")
+        left -= len(piece)
+        pieces.append(piece)
+    return memoryview(bytearray().join(pieces))

@@ -1,0 +1,97 @@
+"""Cache of a session's templates by digest, with the bindings of their last runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Container, Sequence
+from typing import Any
+
+import attrs
+
+from djinn_core.errors import ProtocolError
+from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
+from djinn_core.wire.messages import Submit
+from djinn_core.wire.templates import TemplateCache
+from djinn_server.batching.batch import BatchedTemplate
+from djinn_server.batching.products import Draws
+from djinn_server.compiling.hot_template import HotTemplate
+from djinn_server.running.input_aliases import InputAliases, aliases_of
+from djinn_server.running.run_request import RunRequest
+from djinn_server.running.template_compiler import CompiledTemplate
+
+
+class CompiledTemplates:
+    """The templates that sessions of this process have compiled, by digest: a client that comes again has them compiled already."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: TemplateCache[CompiledTemplate] = TemplateCache()
+
+    def get(self, digest: bytes) -> CompiledTemplate | None:
+        """The template of that digest, if it was compiled."""
+        with self._lock:
+            return self._kept.get(digest)
+
+    def keep(self, digest: bytes, compiled: CompiledTemplate) -> CompiledTemplate:
+        """Keep a template, whose digest this is; the one to use, which is another session's where that came first."""
+        with self._lock:
+            found = self._kept.get(digest)
+            if found is None:
+                self._kept.put(digest, compiled, len(compiled.steps))
+            return found or compiled
+
+
+@attrs.define
+class BoundTemplate:
+    """A template that the client may name by its digest, and the bindings of its last run.
+
+    `hot`: its record on the device, where hot templates are compiled. `batched`: likewise, where it may run in batches.
+    `runs_ahead`: whether it may run before its submission comes, unless it `draws` random numbers; None: not known yet.
+    """
+
+    template: CompiledTemplate
+    slots: list[Any]
+    inputs: list[int]
+    hot: HotTemplate | None = None
+    digest: bytes = b""
+    batched: BatchedTemplate | None = None
+    runs_ahead: bool | None = None
+    draws: Draws | None = None
+    _aliases: InputAliases | None = None
+
+    def input_aliases(self, own: Container[str]) -> InputAliases:
+        """As `aliases_of`, found once."""
+        if self._aliases is None:
+            self._aliases = aliases_of(self.template, own)
+        return self._aliases
+
+
+def begin(known: BoundTemplate, slots: Sequence[Any], inputs: Sequence[int]) -> None:
+    """Bind a template for its first run.
+
+    Raises:
+        ProtocolError: these do not fit it.
+    """
+    template = known.template
+    if len(slots) != template.slots:
+        raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
+    if len(inputs) != template.inputs:
+        raise ProtocolError(f"a submission brings {len(inputs)} inputs where {template.inputs} are needed")
+    known.slots[:], known.inputs[:] = slots, inputs
+
+
+def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
+    """Bring slots and inputs up to date, and check that the submission fits its template.
+
+    Raises:
+        ProtocolError: it does not.
+    """
+    if submit.first is not None:
+        begin(known, submit.first.slots, unpack_handles(submit.first.inputs))
+    if submit.slot_changes:
+        apply_slot_changes(known.slots, submit.slot_changes)
+    if submit.input_changes:
+        apply_input_changes(known.inputs, submit.input_changes)
+    if len(work.outputs) != len(known.template.outputs):
+        raise ProtocolError("a submission's outputs do not match its template")
+    work.inputs = known.inputs

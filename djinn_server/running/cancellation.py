@@ -1,0 +1,219 @@
+"""Cancellation of submissions between two ops: at a deadline that the client set, or after the client has gone for good.
+
+A long submission also yields the device there while another session waits.
+
+A session that computes does not read its connection. A monitor thread reads the connections of sessions that have been busy with one
+message for `LOOK_SECONDS`. It handles `CancelSubmissions`, `Goodbye` and broken connections. It reads at most `AHEAD_BYTES`, because a
+client that sends faster than its programs run would otherwise fill the memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.logs import get_logger
+from djinn_core.wire import limits
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.messages import Goodbye, decode, is_of_kind
+from djinn_server.recovery.executor_channel import ExecutorChannel
+from djinn_server.recovery.journal import Journal, JournalReader
+from djinn_server.running.fair_share import Share
+from djinn_server.running.run import RunOutcome
+from djinn_server.running.run_request import RunRequest
+from djinn_server.usage_metrics import UsageMetrics
+
+LOOK_SECONDS: Final = 0.25
+_log = get_logger("djinn.server")
+
+
+class ClientLeft(TransportError):  # noqa: N818 - says what happened
+    """The client sent `Goodbye`: the session ends."""
+
+    def __init__(self) -> None:
+        super().__init__("the client has ended its session")
+
+
+class CancellationState:
+    """The cancelled submissions of a session. The session begins and ends submissions, any thread may cancel them.
+
+    Attributes:
+        busy_since: time at which the session began to handle the present message (`time.perf_counter`); 0.0 while it is idle.
+        client_left: set by a `Goodbye` without `finish`.
+    """
+
+    def __init__(self, turn: Share, usage: UsageMetrics) -> None:
+        """`turn`: the session's share of the device. `usage`: counts the submissions that were stopped."""
+        self._usage = usage
+        self.turn = turn
+        self._lock = threading.Lock()
+        self._unwanted: set[int] = set()
+        self._running: RunRequest | None = None
+        self.busy_since = 0.0
+        self.client_left = threading.Event()
+        self._nothing = False
+        self._journal: Journal | None = None
+        self._past: JournalReader | None = None
+
+    def write_to(self, journal: Journal | None, past: JournalReader | None) -> None:
+        """Set the journal for cancellations, and that of an earlier process, whose cancellations are repeated at the same ops."""
+        self._journal, self._past = journal, past
+
+    def begin(self, work: RunRequest) -> None:
+        """Begin a submission."""
+        if self._past is not None:
+            work.stop_at = self._past.cuts.get(work.sequence)
+        # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
+        self._running = work
+        if self._nothing or (self._unwanted and work.sequence in self._unwanted):
+            work.halt.append(True)
+
+    def end(self, work: RunRequest, run: RunOutcome) -> None:
+        """End a submission, which has run or was cancelled."""
+        self._running = None
+        if self._unwanted:
+            with self._lock:
+                self._unwanted = {number for number in self._unwanted if number > work.sequence}
+        if run.stopped_at is None:
+            return
+        self._usage.count("submissions_stopped")
+        _log.info("a program was stopped", submission=work.sequence, op=run.stopped_at)
+        if self._journal is not None and work.stop_at is None:
+            self._journal.cut(work.sequence, run.stopped_at)
+
+    def stop(self, submissions: Iterable[int]) -> None:
+        """Cancel these submissions, and count the request."""
+        self._usage.count("cancel_requests")
+        self.cancel(submissions)
+
+    def cancel(self, submissions: Iterable[int]) -> None:
+        """Cancel these submissions. Idempotent."""
+        with self._lock:
+            self._unwanted.update(submissions)
+            if len(self._unwanted) > limits.STOPS:
+                self._unwanted = set(sorted(self._unwanted)[-limits.STOPS :])
+            if self._running is not None and self._running.sequence in self._unwanted:
+                self._running.halt.append(True)
+
+    def stop_all(self) -> bool:
+        """Cancel all submissions, because the client is gone. Return False if a former call cancelled them."""
+        with self._lock:
+            first, self._nothing = not self._nothing, True
+            if first and self._running is not None:
+                self._running.halt.append(True)
+        return first
+
+    def on_goodbye(self) -> None:
+        """Cancel all submissions and end waits, because the client sent `Goodbye`."""
+        self.client_left.set()
+        self.stop_all()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep for `seconds`.
+
+        Raises:
+            ClientLeft: the client sent `Goodbye` before the time was over.
+        """
+        if self.client_left.wait(seconds):
+            raise ClientLeft
+
+    def give_way(self) -> None:
+        """Yield the device before the next op, if the session has it and another one waits."""
+        with self._lock:
+            work = self._running
+            if work is not None and work.rest is not None and not work.halt and self.turn.turns.waiting:
+                work.halt.append(False)
+
+    def rested(self, work: RunRequest) -> bool:
+        """Yield the device to waiting sessions; False if the submission was cancelled."""
+        with self._lock:
+            if any(work.halt):
+                return False
+            work.halt.clear()
+        self._usage.count("submission_yields")
+        work.rested += self.turn.rest()
+        return not any(work.halt)
+
+    def busy(self) -> bool:
+        """Return True if the session has handled one message for at least `LOOK_SECONDS`."""
+        since = self.busy_since
+        return since > 0.0 and time.perf_counter() - since >= LOOK_SECONDS
+
+
+class CancellationMonitor:
+    """A thread that reads the connections of a process's sessions while they are busy."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[int, tuple[CancellationState, ExecutorChannel]] = {}
+        self._some = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
+        """Monitor a session inside the block."""
+        with self._lock:
+            self._sessions[id(wanted)] = wanted, connection
+            self._some.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="djinn-cancellation-monitor", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._sessions[id(wanted)]
+                if not self._sessions:
+                    self._some.clear()
+
+    def _run(self) -> None:
+        while True:
+            self._some.wait()
+            time.sleep(LOOK_SECONDS)
+            with self._lock:
+                sessions = list(self._sessions.values())
+            for wanted, connection in sessions:
+                if wanted.busy():
+                    try:
+                        look(wanted, connection)
+                        wanted.give_way()
+                    except Exception as error:
+                        _log.exception("a session that computes could not be looked after", error=repr(error))
+
+
+def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
+    """Read the frames that arrived while a session is busy, and detect a client that is gone."""
+    broken: TransportError | None = None
+    try:
+        connection.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
+    except ProtocolError as error:
+        _log.debug("a frame cannot be read; the session will report it", error=str(error))
+    except TransportError as error:
+        broken = error
+    # All queued frames: the session itself also queues frames while it sends.
+    for frame in connection.queued():
+        if not frame.body and handle_control(frame.head, wanted, connection):
+            return
+    if broken is not None and connection.gone() and wanted.stop_all():
+        _log.warning("a program is stopped: its client did not reconnect", reason=str(broken))
+
+
+def handle_control(head: bytes, wanted: CancellationState, connection: ExecutorChannel) -> bool:
+    """Handle a `CancelSubmissions` or `Goodbye` and ignore other messages. Return True for a `Goodbye`."""
+    if is_of_kind(head, CancelSubmissions) or is_of_kind(head, Goodbye):
+        try:
+            message = decode(head)
+        except ProtocolError:
+            return False  # the session decodes it again and reports the error
+        if isinstance(message, CancelSubmissions):
+            wanted.cancel(message.submissions)
+        elif isinstance(message, Goodbye):
+            connection.on_goodbye()
+            if not message.finish:
+                wanted.on_goodbye()
+            return True
+    return False

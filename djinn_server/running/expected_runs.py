@@ -1,0 +1,227 @@
+"""Prediction of a session's next submissions from those before: which template, and where its inputs and slots come from.
+
+A loop repeats the templates of one step. Its inputs are the same handles each time (weights), or outputs of submissions that came
+a fixed number of submissions before (activations, a growing cache). Its slots stay the same, or grow by the same number (a length).
+Nothing is computed here, and what a prediction costs a session without a loop is a comparison for each submission.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+
+from djinn_core.system.lru import LruCache
+from djinn_core.wire.binding_delta import Slot, SlotChanges
+from djinn_core.wire.messages import Submit
+
+LONGEST_STEP: Final = 64  # submissions
+LEAST_SECONDS: Final = 0.0005  # of a step; one that takes less is not worth the work
+_HELD: Final = 2  # repetitions from which on a relation is relied on
+_CHANGES: Final = 16  # of a relation, after which there is none
+_RELATIONS: Final = 256
+_MOST_PAUSE: Final = 1024  # submissions
+Source = tuple[int, int]  # how many submissions before, and which of its outputs
+
+
+class PastSubmission(msgspec.Struct):
+    """A submission that was run.
+
+    Attributes:
+        outputs: handles. seconds: how long it ran. awaited: True if its client waits for what it fetches.
+    """
+
+    digest: bytes
+    outputs: list[int]
+    seconds: float
+    awaited: bool
+
+
+class BindingRelation(msgspec.Struct):
+    """A relation of a template's inputs and slots to the submissions before, where it follows a certain other template.
+
+    Attributes:
+        positions: the inputs that are others each time. sources: where they come from; None: not from one of the latest submissions.
+        slots: the latest changes of slots. steps: what is added to each from one time to the next; None: they follow no rule.
+        held: how often it was found again. changed: how often it was found to be another one.
+    """
+
+    positions: tuple[int, ...] = ()
+    sources: tuple[Source | None, ...] = ()
+    slots: SlotChanges = ()
+    steps: tuple[int, ...] | None = ()
+    held: int = 0
+    changed: int = 0
+
+    @property
+    def reliable(self) -> bool:
+        """True if it can be relied on."""
+        return self.held >= _HELD and self.steps is not None and None not in self.sources
+
+
+class ExpectedSubmission(msgspec.Struct):
+    """A submission that is expected. `seconds`, `awaited`: of its counterpart one step before."""
+
+    digest: bytes
+    relation: BindingRelation
+    seconds: float
+    awaited: bool
+
+    def slots(self, before: Sequence[Slot]) -> list[Slot]:
+        """The slots that it is expected to have; `before`: those of its template's last run."""
+        slots, relation = list(before), self.relation
+        assert relation.steps is not None
+        for (slot, distances), step in zip(relation.slots, relation.steps, strict=True):
+            for position in accumulate(distances):
+                slots[position] = slot + step if step else slot
+        return slots
+
+
+class SubmissionPredictor:
+    """Predicts the next submissions of one session.
+
+    Attributes:
+        repeats: True if its last submissions were a repetition of those before, for long enough, that is worth being foreseen.
+    """
+
+    def __init__(self) -> None:
+        self._past: deque[PastSubmission] = deque(maxlen=2 * LONGEST_STEP)
+        self._latest: dict[bytes, int] = {}  # number of a template's latest submission
+        self._number = 0
+        self._step = 0  # submissions of a step; 0: none is known
+        self._repeated = 0  # how many submissions in a row were those of one step before
+        self._wanted = 0  # how many have to be, after predictions that did not hold
+        self._seconds = 0.0  # of this step so far
+        self._worth = False
+        self._relations: LruCache[tuple[bytes, bytes], BindingRelation] = LruCache(_RELATIONS)
+        self.repeats = False
+
+    def note(self, submit: Submit, inputs: Sequence[int], outputs: list[int], seconds: float, *, awaited: bool) -> None:
+        """Note a submission that was run. `inputs`: handles of its template's inputs."""
+        past, step, digest = self._past, self._step, submit.digest
+        if step and past[-step].digest == digest:
+            self._repeated += 1
+            if self._repeated < step:
+                self._find_shorter_step(digest)
+        else:
+            self._find_step(digest)
+        step = self._step
+        if self._worth and self._repeated:
+            self._learn((past[-1].digest, digest), submit, inputs)
+        past.append(PastSubmission(digest, outputs, seconds, awaited))
+        self._latest[digest] = self._number = self._number + 1
+        self._seconds += seconds
+        if step and not self._repeated % step:
+            self._worth, self._seconds = self._seconds >= LEAST_SECONDS, 0.0
+        self.repeats = self._worth and 0 < step <= self._repeated >= self._wanted
+
+    def _find_step(self, digest: bytes) -> None:
+        """The last submissions are no repetition, or of another step."""
+        if len(self._latest) > 4 * LONGEST_STEP:
+            least = self._number - LONGEST_STEP
+            self._latest = {digest: number for digest, number in self._latest.items() if number > least}
+        step = self._number + 1 - self._latest.get(digest, 0)
+        self._step, self._repeated, self._worth = 0, 0, False
+        if digest in self._latest and step <= min(LONGEST_STEP, len(self._past)):
+            self._begin_step(step, 1 + self._repetitions(step))
+
+    def _find_shorter_step(self, digest: bytes) -> None:
+        """The last submissions may be the first of a longer step, such as of a loop around another one, or repetitions of a shorter one."""
+        step = self._number + 1 - self._latest[digest]
+        if step < self._step and (found := self._repetitions(step)) >= step:
+            self._begin_step(step, 1 + found)
+
+    def _repetitions(self, step: int) -> int:
+        """Number of the last submissions in a row that were those of `step` submissions before."""
+        past = self._past
+        for back in range(1, len(past) - step + 1):
+            if past[-back].digest != past[-back - step].digest:
+                return back - 1
+        return len(past) - step
+
+    def _begin_step(self, step: int, repeated: int) -> None:
+        self._step, self._repeated, self._seconds = step, repeated, 0.0
+        self._worth = sum([self._past[-back].seconds for back in range(1, step + 1)]) >= LEAST_SECONDS
+
+    def _learn(self, key: tuple[bytes, bytes], submit: Submit, inputs: Sequence[int]) -> None:
+        relation = self._relations.get(key)
+        if relation is None:
+            relation = BindingRelation(changed=-1)
+            self._relations.store(key, relation)
+        if submit.first is not None:
+            relation.held = 0
+        elif relation.held < _HELD and relation.changed < _CHANGES:
+            positions = tuple(accumulate(submit.input_changes[::3]))
+            sources = tuple([self._source(inputs[position]) for position in positions])
+            if (positions, sources) == (relation.positions, relation.sources) and relation.changed >= 0:
+                relation.held += 1
+            else:
+                relation.positions, relation.sources, relation.held = positions, sources, 0
+                relation.changed += 1
+        if submit.slot_changes or relation.slots:
+            steps = _steps(relation.slots, submit.slot_changes)
+            if steps != relation.steps:
+                relation.held = min(relation.held, _HELD - 1)
+            relation.slots, relation.steps = submit.slot_changes, steps
+
+    def _source(self, handle: int) -> Source | None:
+        for back, before in enumerate(reversed(self._past), 1):
+            if back > 2 * self._step:
+                return None
+            if handle in before.outputs:
+                return back, before.outputs.index(handle)
+        return None
+
+    def expected(self, number: int) -> ExpectedSubmission | None:
+        """The submission that is expected after `number` - 1 others; None if too little is known of it."""
+        past, step = self._past, self._step
+        at = (number - 1) % step - step
+        found = past[at]
+        before = past[at - 1] if number > 1 and at > -step else past[-1]
+        relation = self._relations.get((before.digest, found.digest))
+        if relation is None or not relation.reliable:
+            return None
+        return ExpectedSubmission(found.digest, relation, found.seconds, found.awaited)
+
+    def output(self, source: Source) -> int:
+        """The handle of an output of a submission that was noted: how many before the next one, and which."""
+        back, number = source
+        return self._past[-back].outputs[number]
+
+    def held(self, expected: ExpectedSubmission) -> None:
+        """Note that a prediction held."""
+        expected.relation.changed = 0
+        if self._wanted:
+            self._wanted -= 1
+
+    def missed(self, expected: ExpectedSubmission, *, came: bool) -> None:
+        """Note that a prediction did not hold: more submissions have to be as expected before the next one.
+
+        `came`: True if the submission came, over other values.
+        """
+        if came:
+            expected.relation.held = 0
+            expected.relation.changed += 1
+        self._wanted = min(2 * max(self._wanted, self._step, 1), _MOST_PAUSE)
+        self._repeated = 0
+        self.repeats = False
+
+
+def _steps(before: SlotChanges, now: SlotChanges) -> tuple[int, ...] | None:
+    """Differences of the slots that change; None if these are others than before, or are no whole numbers."""
+    if len(before) != len(now):
+        return None
+    steps: list[int] = []
+    for (old, places), (new, places_now) in zip(before, now, strict=True):
+        if places != places_now or type(old) is not type(new):
+            return None
+        if isinstance(old, int) and isinstance(new, int) and not isinstance(old, bool):
+            steps.append(new - old)
+        elif old != new or not new:
+            return None
+        else:
+            steps.append(0)
+    return tuple(steps)

@@ -1,0 +1,92 @@
+"""Aliases of a template's inputs: those that its ops may write into, and outputs that may share memory with inputs.
+
+Both are upper bounds. Composite ops, and the kernels listed here, may return or write an operand without their schemas saying so, and
+Djinn's own ops may do anything with theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container
+from typing import Final
+
+import attrs
+
+from djinn_core import torch_private
+from djinn_core.ir.operators import resolve, split_name
+from djinn_server.running.template_compiler import CompiledTemplate
+
+# Composite ops that clients keep whole (decision 6); each computes results of its own.
+_COMPUTES: Final = frozenset({
+    "aten::linear",
+    "aten::matmul",
+    "aten::layer_norm",
+    "aten::rms_norm",
+    "aten::batch_norm",
+    "aten::gru.input",
+    "aten::lstm.input",
+    "aten::rnn_relu.input",
+    "aten::rnn_tanh.input",
+    "aten::scaled_dot_product_attention",
+})  # fmt: skip
+# Ops that write running statistics, or their last operand, as no schema says; and those after which what is written has another operand's
+# memory. All that they are given counts as written.
+_WRITES: Final = frozenset({
+    "_batch_norm_impl_index",
+    "_copy_from",
+    "_copy_from_and_resize",
+    "batch_norm",
+    "batch_norm_gather_stats",
+    "batch_norm_gather_stats_with_counts",
+    "batch_norm_update_stats",
+    "cudnn_batch_norm",
+    "instance_norm",
+    "miopen_batch_norm",
+    "native_batch_norm",
+    "set_",
+})  # fmt: skip
+# Kernels whose results are views, or the operand itself, as no schema says.
+_RETURNS: Final = frozenset({"_unsafe_view", "lift", "unsafe_split", "unsafe_split_with_sizes"})
+_NONE: Final[frozenset[int]] = frozenset()
+
+
+@attrs.frozen
+class InputAliases:
+    """Aliases of a template's inputs.
+
+    Attributes:
+        written: positions of the inputs whose memory may be written, sorted.
+        outputs: pairs of an output's position and the positions of inputs that it may share memory with; others are left out.
+    """
+
+    written: tuple[int, ...]
+    outputs: tuple[tuple[int, frozenset[int]], ...]
+
+
+def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
+    """Find the aliases. `own`: names of Djinn's own ops."""
+    first = len(template.constants) + template.slots
+    roots = {first + position: frozenset({position}) for position in range(template.inputs)}
+    written: set[int] = set()
+    for step in template.steps:
+        is_own = step.op in own
+        operands = _NONE.union(*(roots.get(place, _NONE) for place in step.reads))
+        for place in step.reads if is_own or split_name(step.op)[0] in _WRITES else step.writes:
+            written |= roots.get(place, _NONE)
+        if operands and (is_own or may_return_operand(step.op)):
+            for _, place in step.makes:
+                roots[place] = operands
+    found = ((number, roots.get(place, _NONE)) for number, place in enumerate(template.outputs))
+    return InputAliases(tuple(sorted(written)), tuple(pair for pair in found if pair[1]))
+
+
+@functools.lru_cache(4096)
+def may_return_operand(op: str) -> bool:
+    """True if results of one of PyTorch's ops may be an operand, or look into the memory of one."""
+    if op in _COMPUTES:
+        return False
+    if split_name(op)[0] in _RETURNS:
+        return True
+    overload = resolve(op)
+    returns = torch_private.schema_of(overload).returns
+    return torch_private.is_composite(overload) or any(result.alias_info is not None for result in returns)

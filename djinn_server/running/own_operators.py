@@ -1,0 +1,92 @@
+"""Implementations of Djinn's own ops on an executor: random state, generators, device events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.ir.operators import (
+    ELAPSED_TIME,
+    EXCHANGE_RANDOM_STATE,
+    GENERATOR_STATE,
+    GET_RANDOM_STATE,
+    HAS_PASSED,
+    LAYOUT_CALL,
+    MANUAL_SEED,
+    MARK,
+    RESTORED_GENERATOR,
+    SEEDED_GENERATOR,
+    SET_RANDOM_STATE,
+)
+from djinn_server.running.layout_calls import layout_call
+from djinn_server.running.random_state import DeviceRandomness, set_state
+from djinn_server.running.uninitialized_memory import call_with_zero_fill
+
+T = TypeVar("T")
+R = TypeVar("R")
+OwnOperators = Mapping[str, Callable[..., Any]]
+
+
+def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOperators:
+    """The functions by op name, for executors on that device."""
+    marks = _DeviceEvents(runtime.device)
+    return {
+        MANUAL_SEED: randomness.manual_seed,
+        GET_RANDOM_STATE: randomness.get_state,
+        SET_RANDOM_STATE: _given(torch.Tensor, randomness.set_state),
+        EXCHANGE_RANDOM_STATE: _given(torch.Generator, randomness.exchange),
+        SEEDED_GENERATOR: lambda seed: runtime.generator().manual_seed(seed),
+        RESTORED_GENERATOR: _given(torch.Tensor, lambda state: _restored(runtime.generator(), state)),
+        GENERATOR_STATE: _given(torch.Generator, torch.Generator.get_state),
+        MARK: marks.mark,
+        HAS_PASSED: marks.has_passed,
+        ELAPSED_TIME: marks.elapsed_time,
+        LAYOUT_CALL: partial(call_with_zero_fill, layout_call),
+    }
+
+
+def _restored(generator: torch.Generator, state: torch.Tensor) -> torch.Generator:
+    set_state(generator, state)
+    return generator
+
+
+def _given(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
+    """The function, for whatever a client names: a TypeError where that is something else."""
+
+    def checked(value: Any) -> R:
+        if not isinstance(value, kind):
+            raise TypeError(f"expected {kind.__name__}, not {type(value).__name__}")
+        return function(value)
+
+    return checked
+
+
+class _DeviceEvents:
+    """Timing events: on the CPU a clock reading, elsewhere an event of the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> Any:
+        """The point where the device has done what was issued so far."""
+        if self._device.type == "cpu":
+            return time.perf_counter()
+        event = torch.Event(self._device, enable_timing=True)
+        event.record()
+        return event
+
+    def has_passed(self, mark: Any) -> torch.Tensor:
+        """True if the device has reached the event; always so on the CPU, where ops are done when they return."""
+        return torch.tensor(self._device.type == "cpu" or bool(mark.query()))
+
+    def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:
+        """Milliseconds from one to the other, when both are passed."""
+        if self._device.type == "cpu":
+            return torch.tensor((end - start) * 1e3, dtype=torch.float64)
+        end.synchronize()
+        return torch.tensor(start.elapsed_time(end), dtype=torch.float64)

@@ -1,0 +1,430 @@
+"""One run of a compiled template over a session's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+import torch
+
+from djinn_core.errors import DjinnError
+from djinn_core.ir.values import meta_of
+from djinn_core.torch_private import inference_mode
+from djinn_core.wire import limits
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import Claim, LayoutMismatch
+from djinn_server.running.poisoning import NO_HANDLE, MemorySharing
+from djinn_server.running.run_request import RunRequest
+from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
+from djinn_server.running.timings import OpTimes
+from djinn_server.running.uninitialized_memory import copy_with_strides, zero_fill
+from djinn_server.running.values import Poison, ValueTable, no_such_value
+
+# Ops after which nothing is left of what their first operand was.
+_OVERWRITES = frozenset({
+    "aten::zero_",
+    "aten::fill_.Scalar",
+    "aten::fill_.Tensor",
+    "aten::copy_",
+    "aten::_foreach_zero_",
+    "aten::_foreach_copy_",
+})  # fmt: skip
+
+
+class RunOutcome(msgspec.Struct):
+    """Record of a submission's run: its failures, and the op at which it was cancelled."""
+
+    failures: list[Failure] = msgspec.field(default_factory=list)
+    layout_mismatches: list[LayoutMismatch] = msgspec.field(default_factory=list)
+    halt: Sequence[bool] = ()  # as in `RunRequest`
+    stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
+    sharing: MemorySharing | None = None  # since the first failure
+
+
+_NO_CLAIMS: Final[Mapping[int, list[Claim]]] = {}
+Advance = Callable[[Sequence[CompiledStep], int, int, Environment, Mapping[int, list[Claim]], RunOutcome], int]
+
+
+class Shortcut(Protocol):
+    """Another way to run the instructions from `start` to `stop`."""
+
+    @property
+    def start(self) -> int:
+        """The first instruction."""
+
+    @property
+    def stop(self) -> int:
+        """The first one that it leaves alone."""
+
+    def take(self, env: Environment) -> bool:
+        """Put into `env` what these instructions make; False if they have to be run instead, and nothing was written.
+
+        Raises:
+            ShortcutError: it failed, and may have written.
+        """
+
+
+class MemoryGuard(Protocol):
+    """Runs steps one by one and makes room in memory for each."""
+
+    def advance(
+        self,
+        steps: Sequence[CompiledStep],
+        start: int,
+        stop: int,
+        env: Environment,
+        claims: Mapping[int, list[Claim]],
+        run: RunOutcome,
+    ) -> int:
+        """Run the steps from `start` to before `stop`; returns `stop`.
+
+        Raises:
+            Stopped: a step failed.
+            Halted: the submission was cancelled.
+        """
+
+
+class ShortcutError(DjinnError):
+    """A shortcut failed half way."""
+
+
+class TemplateRun:
+    """A run of a template over a session's values, which goes on as far as it is told.
+
+    An op that raises poisons what it would have made or written, and what depends on it; everything else runs. Once the
+    submission is cancelled, no further op runs, and what those would have made or written is poison.
+
+    Attributes:
+        env: its environment. step: the next instruction.
+        claims: by instruction. outcome: what has happened so far.
+    """
+
+    __slots__ = (
+        "_advance",
+        "_count",
+        "_guard",
+        "_shortcut",
+        "_values",
+        "claims",
+        "env",
+        "outcome",
+        "step",
+        "template",
+        "work",
+    )
+
+    def __init__(
+        self,
+        template: CompiledTemplate,
+        work: RunRequest,
+        slots: Sequence[Any],
+        values: ValueTable,
+        shortcut: Shortcut | None = None,
+        guard: MemoryGuard | None = None,
+    ) -> None:
+        self.template, self.work, self._values, self._guard = template, work, values, guard
+        self.outcome = run = RunOutcome(halt=work.halt)
+        self.env = env = environment_of(template, work, slots, values)
+        if template.consumed:
+            first_input = len(template.constants) + template.slots
+            values.free([work.inputs[place - first_input] for place in template.consumed])
+        self.claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
+        self.step = 0
+        self._count = template.count if work.stop_at is None else min(work.stop_at, template.count)
+        if template.moves and values.indexed:
+            run.sharing = MemorySharing(template, work, env, values)
+            run.sharing.follow(0)
+        # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
+        self._shortcut = None if self.claims or work.stop_at is not None else shortcut
+        self._advance: Advance = _advance if guard is None else guard.advance
+        if work.op_times is not None and guard is None:
+            self._advance = partial(_advance_timed, work.op_times)
+
+    def advance(self, stop: int | None = None) -> None:
+        """Run the instructions before `stop`, None: all. Where the submission is cancelled, the run comes to its end before."""
+        template, steps, env, run = self.template, self.template.steps, self.env, self.outcome
+        count = self._count if stop is None else min(stop, self._count)
+        step, advance = self.step, self._advance
+        with inference_mode(True):
+            while step < count:
+                try:
+                    if self._shortcut is not None and step <= self._shortcut.start:
+                        step = _short(steps, step, env, self._shortcut)
+                    step = advance(steps, step, count, env, self.claims, run)
+                except CancelledStep as halted:
+                    step = halted.step
+                    if self.work.rest is None or not self.work.rest(self.work):
+                        run.stopped_at = self._count = step
+                        break
+                except FailedStep as stopped:
+                    step = self._failed(stopped)
+                except ShortcutError as error:
+                    assert self._shortcut is not None
+                    sharing = MemorySharing(template, self.work, env, self._values)
+                    for step in range(self._shortcut.start, self._shortcut.stop):
+                        _poison(template, FailedStep(step, error), self.work, env, sharing, run)
+                    step, self._shortcut = self._shortcut.stop, None
+        self.step = step
+
+    def _failed(self, stop: FailedStep) -> int:
+        """Poison what a failed instruction leaves undefined, unless it can run again; the next one to run."""
+        template, env, run, values = self.template, self.env, self.outcome, self._values
+        step = stop.step
+        failed = template.steps[step]
+        if self._guard is not None:  # it moves what does not fit elsewhere
+            values.forget_addresses()
+        if run.sharing is None or self._guard is not None:
+            run.sharing = MemorySharing(template, self.work, env, values)
+        if _made_resizable(failed, stop, env, values, run.sharing) or _restored(step, failed, env, values, run.sharing):
+            return step
+        _poison(template, stop, self.work, env, run.sharing, run)
+        return step + 1
+
+    def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
+        """Go past the instructions before `stop`. `released`: places that are not needed after them. `made`: what they leave, by its place."""
+        env = self.env
+        for place in released:
+            env[place] = None
+        for place, value in made.items():
+            env[place] = value
+        self.step = stop
+
+    def finish(self) -> RunOutcome:
+        """Put what the run has made into the session's values."""
+        template, work, run, values = self.template, self.work, self.outcome, self._values
+        if run.stopped_at is None:
+            run.stopped_at = work.stop_at
+        if run.stopped_at is not None:
+            run.failures += MemorySharing(template, work, self.env, values).poison_rest(run.stopped_at)
+        if run.sharing is not None and self._guard is None:
+            run.sharing.follow(self.step)
+        elif template.moves:
+            values.forget_addresses()
+        for handle, place in zip(work.outputs, template.outputs, strict=True):
+            values[handle] = self.env[place]
+        return run
+
+
+def run_template(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
+    """Run a template from its first instruction to its last, and put what it makes into `values`."""
+    run = TemplateRun(template, work, slots, values)
+    run.advance()
+    return run.finish()
+
+
+def refuse_run(
+    template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable, failure: Failure
+) -> RunOutcome:
+    """In place of a run: what it would have made or written is poison for that reason."""
+    env = environment_of(template, work, slots, values)
+    MemorySharing(template, work, env, values).poison_from(0, failure)
+    for handle, place in zip(work.outputs, template.outputs, strict=True):
+        value = env[place]
+        values[handle] = value if isinstance(value, Poison) else Poison(failure)
+    return RunOutcome([failure])
+
+
+def environment_of(
+    template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable
+) -> Environment:
+    """The environment of a run of a template, with poison for values that are not there."""
+    try:
+        inputs = [*map(values.table.__getitem__, work.inputs)]
+    except KeyError:
+        inputs = [_bound(values, handle, work.sequence) for handle in work.inputs]
+    return [*template.constants, *slots, *inputs, *([None] * template.made)]
+
+
+class FailedStep(Exception):  # noqa: N818 - a signal between two functions
+    """Step `step` raised `error`."""
+
+    def __init__(self, step: int, error: Exception) -> None:
+        super().__init__(step)
+        self.step = step
+        self.error = error
+
+
+class CancelledStep(Exception):  # noqa: N818 - a signal between two functions
+    """Step `step` and those after it are cancelled."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+def _advance(
+    steps: Sequence[CompiledStep],
+    start: int,
+    stop: int,
+    env: Environment,
+    claims: Mapping[int, list[Claim]],
+    run: RunOutcome,
+) -> int:
+    """As `MemoryGuard.advance`, where memory has no limit. The bookkeeping costs nothing per step unless there are claims."""
+    step, halt = start, run.halt
+    try:
+        if not claims:
+            for step in range(start, stop):
+                if halt:
+                    raise CancelledStep(step)
+                steps[step].run(env)
+        else:
+            for step in range(start, stop):
+                if halt:
+                    raise CancelledStep(step)
+                if step in claims:
+                    steps[step].store(env)
+                    fulfil(steps[step], claims[step], env, run)
+                    for place in steps[step].release:
+                        env[place] = None
+                else:
+                    steps[step].run(env)
+    except CancelledStep:
+        raise
+    except Exception as error:
+        raise FailedStep(step, error) from error
+    return stop
+
+
+def _advance_timed(
+    times: OpTimes,
+    steps: Sequence[CompiledStep],
+    start: int,
+    stop: int,
+    env: Environment,
+    claims: Mapping[int, list[Claim]],
+    run: RunOutcome,
+) -> int:
+    """As `_advance`; each step is timed."""
+    for step in range(start, stop):
+        begun = times.begin()
+        _advance(steps, step, step + 1, env, claims, run)
+        times.end(step, begun)
+    return stop
+
+
+def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut: Shortcut) -> int:
+    """Run steps from `start` to where the shortcut begins, and take it if it can be taken; the next step."""
+    step = start
+    try:
+        for step in range(start, shortcut.start):
+            steps[step].run(env)
+    except Exception as error:
+        raise FailedStep(step, error) from error
+    return shortcut.stop if shortcut.take(env) else shortcut.start
+
+
+def _made_resizable(
+    step: CompiledStep, stop: FailedStep, env: Environment, values: ValueTable, sharing: MemorySharing
+) -> bool:
+    """Move an upload that `step` failed to resize to memory of PyTorch's own; False if it failed for another reason.
+
+    Where there is no memory for the move, that becomes the step's error.
+    """
+    if not isinstance(stop.error, RuntimeError) or "storage that is not resizable" not in str(stop.error):
+        return False
+    fixed = [p for p in step.writes if isinstance(env[p], torch.Tensor) and not env[p].untyped_storage().resizable()]
+    try:
+        for place in fixed:
+            address = env[place].untyped_storage().data_ptr()
+            places, handles = sharing.places(address, stop.step), sharing.handles(NO_HANDLE, address, stop.step)
+            shared = [*[env[p] for p in places], *[values[handle] for handle in handles if handle in values]]
+            _own(env[place].untyped_storage(), shared)
+            sharing.moved(place)
+    except RuntimeError as error:
+        stop.error = error
+        return False
+    return bool(fixed)
+
+
+def _own(storage: torch.UntypedStorage, values: Iterable[Any]) -> None:
+    """Give the tensors among `values` that look into `storage` a copy of it, the same for all."""
+    address = storage.data_ptr()
+    tensors = {id(v): v for v in values if isinstance(v, torch.Tensor) and v.untyped_storage().data_ptr() == address}
+    metas = {key: meta_of(tensor) for key, tensor in tensors.items()}
+    copy = storage.clone()
+    # What failed may have changed the sizes of its operand already.
+    needed = max(meta.extent * meta.dtype.itemsize for meta in metas.values())
+    if (present := copy.nbytes()) < needed:
+        copy.resize_(needed)
+        zero_fill(copy, present)
+    for key, tensor in tensors.items():
+        tensor.set_(copy, metas[key].offset, metas[key].shape, metas[key].stride)
+
+
+def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: MemorySharing) -> bool:
+    """Restore the memory of poison that `step` overwrites completely; False if `step` has another problem."""
+    poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
+    if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
+        return False
+    memories = [env[place].memory for place in poisoned]
+    if not all(memory is not None and _is_all_of_its_storage(memory) for memory in memories):
+        return False
+    for address in {memory.untyped_storage().data_ptr() for memory in memories}:
+        for place in sharing.places(address, at):
+            value = env[place]
+            env[place] = value.again(address) if isinstance(value, Poison) else value
+        values.restore(sharing.handles(NO_HANDLE, address, at), address)
+    return True
+
+
+def _is_all_of_its_storage(tensor: torch.Tensor) -> bool:
+    """True if writing every element writes every byte; only then is nothing of a failed write left."""
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
+    found: dict[int, list[Claim]] = {}
+    for claim in claims:
+        found.setdefault(claim.instruction, []).append(claim)
+    return found
+
+
+def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: RunOutcome) -> None:
+    """Make results look as the client predicted: kernels and meta kernels sometimes choose different strides.
+
+    Raises:
+        DjinnError: shape or dtype differ, which no new layout can mend.
+    """
+    places = dict(step.makes)
+    for claim in claims:
+        place = places.get(claim.result)
+        tensor = env[place] if place is not None else None
+        if place is None or (type(tensor) is not torch.Tensor and not isinstance(tensor, torch.Tensor)):
+            continue
+        if tensor.shape != claim.shape or tensor.dtype is not dtype_called(claim.dtype):
+            raise DjinnError(
+                f"{step.op} returned {tuple(tensor.shape)} of {tensor.dtype} where {claim.shape} of {claim.dtype} was "
+                "predicted; please report this op"
+            )
+        if tensor.stride() != claim.stride:
+            env[place] = copy_with_strides(tensor, claim.stride)
+            run.layout_mismatches.append(LayoutMismatch(claim.instruction, claim.result, tensor.stride()))
+
+
+def _bound(values: ValueTable, handle: int, sequence: int) -> Any:
+    if handle in values:
+        return values[handle]
+    return Poison(no_such_value(sequence, handle))
+
+
+def _poison(
+    template: CompiledTemplate,
+    stop: FailedStep,
+    work: RunRequest,
+    env: Environment,
+    sharing: MemorySharing,
+    run: RunOutcome,
+) -> None:
+    step = template.steps[stop.step]
+    inherited = next((env[p] for p in step.reads if isinstance(env[p], Poison)), None)
+    if inherited is not None:
+        poison = Poison(inherited.failure)  # without the memory, which is another value's
+    else:
+        kind = type(stop.error).__name__
+        failure = Failure(work.sequence, stop.step, step.op, kind, str(stop.error)[: limits.FAILURE_TEXT])
+        run.failures.append(failure)
+        poison = Poison(failure)
+    sharing.poison(stop.step, poison)

@@ -1,0 +1,332 @@
+"""Runs ahead: while a session waits for its client, it runs the programs that it expects next, and keeps what they make.
+
+A program is only run ahead where that cannot be told: it writes nothing that exists, draws no random numbers, and has run before. It runs a
+little at a time; in between the session looks for a message. If the submission that comes is the one that was expected, over the very
+tensors that were used, it takes the results, or goes on where the run is. In every other case they are dropped and it runs as if nothing had
+been. An error is not kept: the real run raises it.
+
+Under a memory limit, what has run ahead counts to the session's memory, and is the first that is freed where that is short.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, Final
+
+import torch
+
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.torch_private import inference_mode
+from djinn_core.wire.binding_delta import Slot
+from djinn_core.wire.messages import Submit
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.templates import TemplateCache
+from djinn_server.batching.products import draws_of
+from djinn_server.memory.session_memory import Plain, SessionMemory
+from djinn_server.recovery.executor_channel import ExecutorChannel
+from djinn_server.running.bound_templates import BoundTemplate
+from djinn_server.running.expected_runs import ExpectedSubmission, SubmissionPredictor
+from djinn_server.running.fair_share import Share
+from djinn_server.running.run import RunOutcome, TemplateRun
+from djinn_server.running.run_request import RunRequest
+from djinn_server.running.template_compiler import CompiledTemplate, Environment
+from djinn_server.running.values import ValueTable
+from djinn_server.session_metrics import SessionCounters
+from djinn_server.shared_device import SharedDevice
+from djinn_server.usage_metrics import UsageMetrics
+
+KEPT_SECONDS: Final = 1.0  # after which results that no submission has taken are dropped
+MOST_RUNS: Final = 8  # ahead of the client
+LONGEST_SECONDS: Final = 0.25  # of a program that is run ahead
+LONGEST_AT_ONCE: Final = 0.05  # of one with compiled code, in which nothing looks for a message
+_NO_INPUTS: Final[Sequence[int]] = ()
+_LOOK_SECONDS: Final = 0.001  # between looks for a message
+
+
+class RunAhead:
+    """A run of a template whose submission has not come.
+
+    Attributes:
+        inputs, slots: what it uses. env: its environment. step: its next instruction.
+        phase: of its template's compilation; None where nothing is compiled. shortcut: what takes the place of instructions in that.
+        seconds: how long it has run. nbytes: bytes that it is expected to need; those of its outputs, once it is over.
+    """
+
+    __slots__ = ("env", "expected", "inputs", "known", "nbytes", "phase", "seconds", "shortcut", "slots", "step")
+
+    def __init__(
+        self, known: BoundTemplate, expected: ExpectedSubmission, slots: list[Slot], inputs: list[torch.Tensor]
+    ) -> None:
+        template = known.template
+        self.known, self.expected, self.slots, self.inputs = known, expected, slots, inputs
+        self.phase = None if known.hot is None else known.hot.phase
+        self.shortcut = None if self.phase is None else self.phase.shortcut()
+        self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
+        self.step = self.nbytes = 0
+        self.seconds = 0.0
+
+    @property
+    def over(self) -> bool:
+        """True if all of its instructions have run."""
+        return self.step == len(self.known.template.steps)
+
+    def advance(self, until: float) -> None:
+        """Run instructions until a time on the clock `time.perf_counter`, at least one."""
+        steps, env, step, count = self.known.template.steps, self.env, self.step, len(self.known.template.steps)
+        shortcut = self.shortcut
+        compiled = -1 if shortcut is None else shortcut.start
+        with inference_mode(True):
+            while step < count:
+                if step == compiled and shortcut is not None and shortcut.take(env):
+                    step = shortcut.stop
+                else:
+                    steps[step].run(env)
+                    step += 1
+                if time.perf_counter() > until:
+                    break
+        self.step = step
+
+    def output(self, number: int) -> Any:
+        """An output, once it is over."""
+        return self.env[self.known.template.outputs[number]]
+
+    def made(self) -> int:
+        """Bytes of the outputs, once it is over."""
+        values = [self.env[place] for place in self.known.template.outputs]
+        return sum([value.nbytes for value in values if type(value) is torch.Tensor])
+
+    def fits(self, work: RunRequest, slots: Sequence[Slot], values: ValueTable) -> bool:
+        """True if a submission of its template runs over what this has used."""
+        if work.claims or work.halt or work.stop_at is not None or work.op_times is not None:
+            return False
+        if not all(map(is_, map(values.table.get, work.inputs), self.inputs)):
+            return False
+        others = [(a, b) for a, b in zip(slots, self.slots, strict=True) if a is not b]
+        return all(type(a) is type(b) and a == b and a != 0 for a, b in others)  # 0.0 may be -0.0
+
+    def finish(self, work: RunRequest, values: ValueTable, limit: int) -> RunOutcome:
+        """As `run_template` for the submission that has come; the template runs ahead no more where it makes more than `limit` bytes."""
+        began = time.perf_counter()
+        run = TemplateRun(self.known.template, work, self.slots, values, self.shortcut)
+        run.env, run.step = self.env, self.step
+        run.advance()
+        if not self.over and self.made() > limit:
+            self.known.runs_ahead = False
+        if self.known.hot is not None and self.known.hot.phase is self.phase:
+            self.known.hot.ran(self.phase, self.slots, self.seconds + time.perf_counter() - began)
+        return run.finish()
+
+
+class RunsAhead:
+    """The runs ahead of one session. Used by its thread; another one drops them where it needs the memory (`give_way`).
+
+    Attributes:
+        pending: those that no submission has taken, the next one first; only the last one may not be over.
+        ready: True if `receive` is to be called for the next message.
+    """
+
+    def __init__(
+        self,
+        device: SharedDevice,
+        turn: Share,
+        values: ValueTable,
+        templates: TemplateCache[BoundTemplate],
+        usage: UsageMetrics,
+        counts: SessionCounters,
+        limit: int,
+        memory: SessionMemory | None = None,
+    ) -> None:
+        """`limit`: bytes that outputs may have which no submission has taken. `memory`: the session's, where the device has a limit."""
+        self._device, self._turn, self._values, self._templates = device, turn, values, templates
+        self._usage, self._counts, self._limit = usage, counts, limit
+        self._predictor = SubmissionPredictor()
+        self._bytes = 0
+        self._gave_way: ExpectedSubmission | None = None  # the first of those that were dropped for want of memory
+        self._memory = memory
+        self._lock = threading.RLock() if memory is None else memory.lock  # of `pending` and of what it holds
+        self.pending: deque[RunAhead] = deque()
+        self.ready = False
+        if memory is not None:
+            memory.give_way = self.give_way
+
+    def follow(self, submit: Submit, known: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
+        """A submission was run, in so many seconds, and answered."""
+        inputs = known.inputs if known is not None else _NO_INPUTS
+        awaited = True if work.fetch or work.describe else work.synchronize
+        self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
+        if self._gave_way is not None:
+            self._predictor.missed(self._gave_way, came=False)
+            self._gave_way = None
+        self.ready = self._predictor.repeats
+
+    def receive(self, connection: ExecutorChannel, settings: NumericSettings | None) -> Frame | None:
+        """The next frame. Until it comes, what is expected runs, under the session's numeric settings; None: nothing is left of that."""
+        while self.ready and self._next() is not None:
+            try:
+                return connection.receive(0.0)
+            except TimeoutError:
+                if not self.advance(settings):
+                    break
+        if not self.pending:
+            return None
+        try:
+            return connection.receive(KEPT_SECONDS)
+        except TimeoutError:
+            self.missed()
+            return None
+
+    def advance(self, settings: NumericSettings | None) -> bool:
+        """Run a little of what is expected next, under the session's numeric settings; False if there is nothing to run now."""
+        if not self._turn.begin_if_free():
+            return False
+        began = self._turn.began
+        account = self._usage.account
+        account.begin(began)
+        try:
+            with self._lock:
+                run = self._next()
+                if run is None:
+                    return False
+                self._device.numeric_settings.compute_under(settings)
+                self._advance(run, began)
+        finally:
+            now = time.perf_counter()
+            account.end(now)
+            self._turn.leave(now - began)
+        return self.ready
+
+    def _advance(self, run: RunAhead, began: float) -> None:
+        try:
+            run.advance(began + _LOOK_SECONDS)
+            if run.over:
+                made = run.made()
+                self._hold(made - run.nbytes)
+                run.nbytes = made
+                if run.nbytes > self._limit:
+                    run.known.runs_ahead = False
+        except Exception:  # the submission itself tells of it
+            self.missed()
+        run.seconds += time.perf_counter() - began
+
+    def _hold(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        if self._memory is not None:
+            self._memory.ahead = self._bytes
+
+    def _next(self) -> RunAhead | None:
+        """The run to go on with; None: there is none."""
+        with self._lock:
+            pending = self.pending
+            if not pending or pending[-1].over:
+                return self._another()
+            return pending[-1]
+
+    def _another(self) -> RunAhead | None:
+        """A run of what is expected after those that are pending, which are over; None where there is to be none."""
+        pending = self.pending
+        if pending and (pending[-1].expected.awaited or len(pending) == MOST_RUNS or self._bytes > self._limit):
+            return None
+        expected = self._predictor.expected(len(pending) + 1)
+        if expected is None or expected.seconds > LONGEST_SECONDS or self._values.indexed:
+            return None
+        known = self._templates.get(expected.digest)
+        if known is None or not self._may_run(known):
+            return None
+        if known.hot is not None and expected.seconds > LONGEST_AT_ONCE and known.hot.phase.shortcut() is not None:
+            return None
+        try:
+            run = self._begun(known, expected)
+        except IndexError:  # where outputs were expected, another template has run
+            return None
+        if run is not None:
+            pending.append(run)
+        return run
+
+    def _may_run(self, known: BoundTemplate) -> bool:
+        """True if running it leaves nothing but its results, as schemas of PyTorch's own ops tell, and no compiler watches its runs."""
+        if known.runs_ahead is None:
+            template = known.template
+            known.draws = draws_of(template)
+            alone = not known.draws.always and not template.moves and known.batched is None
+            alone = alone and all(step.op.startswith("aten::") for step in template.steps)
+            known.runs_ahead = alone and not known.input_aliases(self._device.own).written
+        return known.runs_ahead and (known.hot is None or known.hot.phase.settled)
+
+    def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:
+        pending, get = self.pending, self._values.table.get
+        before = next((run for run in reversed(pending) if run.known is known), None)
+        slots: Sequence[Slot] = known.slots if before is None else before.slots
+        inputs: list[Any] = [*map(get, known.inputs)] if before is None else [*before.inputs]
+        for position, source in zip(expected.relation.positions, expected.relation.sources, strict=True):
+            assert source is not None
+            back, number = source
+            if back <= len(pending):
+                inputs[position] = pending[-back].output(number)
+            else:
+                inputs[position] = get(self._predictor.output((back - len(pending), number)))
+        slots = expected.slots(slots)
+        assert known.draws is not None
+        if known.draws.some(slots) or not all(type(value) is torch.Tensor for value in inputs):
+            return None
+        run = RunAhead(known, expected, slots, inputs)
+        if self._memory is not None:
+            needed = self._memory.needed_ahead(known.digest, inputs, slots)
+            if needed is None:
+                return None
+            run.nbytes = needed
+            self._hold(needed)
+        return run
+
+    def running(self, known: BoundTemplate, otherwise: Plain) -> Plain:
+        """The way a submission that has come runs: over what has run ahead if it is the next one that was expected, else `otherwise`."""
+        if not self.pending:
+            return otherwise
+
+        def run(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
+            ahead = self._take(known, work)
+            return (
+                otherwise(template, work, slots, values) if ahead is None else ahead.finish(work, values, self._limit)
+            )
+
+        return run
+
+    def _take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
+        """The run of a submission that has come, if that is the next one that was expected; all are dropped if not."""
+        if not self.pending:  # they gave way just now
+            return None
+        run = self.pending[0]
+        if run.known is not known or not run.fits(work, known.slots, self._values):
+            self.missed(came=run.known is known)
+            return None
+        del self.pending[0]
+        self._hold(-run.nbytes)
+        self._counts.runs_ahead += 1
+        self._predictor.held(run.expected)
+        work.ahead = run.seconds
+        return run
+
+    def missed(self, *, came: bool = False) -> None:
+        """Drop everything: the submission that was expected has not come, or (`came`) has come over other values."""
+        if self.pending:
+            with self._lock:
+                if self.pending:
+                    self._predictor.missed(self.pending[0].expected, came=came)
+                self.drop()
+
+    def give_way(self) -> None:
+        """Drop everything for want of memory. Called with the lock, in any thread."""
+        if self.pending:
+            self._gave_way = self.pending[0].expected
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop everything."""
+        self.ready = False
+        with self._lock:
+            self._counts.runs_ahead_dropped += len(self.pending)
+            self.pending.clear()
+            self._hold(-self._bytes)

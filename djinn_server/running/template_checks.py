@@ -1,0 +1,125 @@
+"""Validation of templates from untrusted clients before use, in a time bounded by their length."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from djinn_core.errors import ProtocolError
+from djinn_core.ir.form import (
+    Argument,
+    Constant,
+    Enumerated,
+    Form,
+    ListArg,
+    Operand,
+    SelfDevice,
+    SessionGenerator,
+    slots_taken,
+)
+from djinn_core.wire import limits
+from djinn_core.wire.messages import Template
+from djinn_server.running.known_forms import kept_by_form
+
+
+@attrs.frozen
+class CallArity:
+    """Number of operands, results and the like of a call of a form."""
+
+    operands: int
+    slots: int
+    constants: int
+    news: int
+    arguments: int
+
+
+@kept_by_form
+def counts_of(form: Form) -> CallArity:
+    """In one pass over the form.
+
+    Raises:
+        ProtocolError: lists are nested deeper than any op takes them.
+    """
+    operands = slots = constants = total = 0
+    for arguments in _lists((*form.args, *[value for _, value in form.kwargs]), form.op):
+        total += len(arguments)
+        if total > limits.ARGUMENTS:
+            raise ProtocolError(f"a form has more than {limits.ARGUMENTS:,} arguments")
+        kinds = Counter(map(type, arguments))
+        operands += kinds[Operand]
+        constants += kinds[Constant] + kinds[Enumerated] + kinds[SelfDevice] + kinds[SessionGenerator]
+        if len(arguments) > kinds[Operand]:
+            slots += sum([slots_taken(argument) for argument in arguments if type(argument) is not Operand])
+            _check_texts(form, arguments)
+    return CallArity(operands, slots, constants, form.new_count, total)
+
+
+def _check_texts(form: Form, arguments: Sequence[Argument]) -> None:
+    for argument in arguments:
+        if isinstance(argument, Constant) and isinstance(argument.value, str) and len(argument.value) > limits.TEXT:
+            raise ProtocolError(f"an argument of {form.op[:64]} is a text of {len(argument.value):,} characters")
+
+
+def _lists(arguments: Sequence[Argument], op: str) -> Iterator[Sequence[Argument]]:
+    """Yield the arguments, then the elements of each nested list; without recursion, which a client could make deep."""
+    waiting = [(arguments, 0)]
+    while waiting:
+        items, depth = waiting.pop()
+        if depth > limits.DEEPEST_LIST:
+            raise ProtocolError(f"arguments of {op[:64]} are lists more than {limits.DEEPEST_LIST} deep")
+        within = [item for item in items if type(item) is ListArg]
+        yield [item for item in items if type(item) is not ListArg] if within else items
+        waiting += [(item.items, depth + 1) for item in reversed(within)]
+
+
+def check_template(template: Template) -> list[CallArity]:
+    """The counts of its forms.
+
+    Raises:
+        ProtocolError: its numbers do not fit together, or it is too large.
+    """
+    if max(len(template.code), len(template.forms)) > limits.INSTRUCTIONS:
+        raise ProtocolError(
+            f"a template has {len(template.code):,} instructions of {len(template.forms):,} forms; at most"
+            f" {limits.INSTRUCTIONS:,} are taken"
+        )
+    if max(map(len, (template.references, template.inputs, template.outputs, template.consumed))) > limits.ARGUMENTS:
+        raise ProtocolError(f"a template has more than {limits.ARGUMENTS:,} values")
+    if any(not 0 <= code < len(template.forms) for code in template.code):
+        raise ProtocolError("a template names a form that it does not define")
+    counts, total = [], 0
+    for form in template.forms:
+        counts.append(counts_of(form))
+        total += counts[-1].arguments
+        if total > limits.ARGUMENTS:
+            raise ProtocolError(f"the forms of a template have more than {limits.ARGUMENTS:,} arguments")
+    if sum([counts[c].arguments for c in template.code]) > limits.ARGUMENTS:
+        raise ProtocolError(f"a template has more than {limits.ARGUMENTS:,} arguments")
+    if len(template.references) != sum([counts[c].operands + counts[c].news for c in template.code]):
+        raise ProtocolError("a template's references do not match its forms")
+    _check_order(template, counts)
+    return counts
+
+
+def _check_order(template: Template, counts: Sequence[CallArity]) -> None:
+    """Values are made once, and before they are used."""
+    known = set(template.inputs)
+    if len(known) != len(template.inputs) or not set(template.consumed) <= known:
+        raise ProtocolError("a template's inputs are not distinct, or it consumes what is not an input")
+    if len(set(template.consumed)) != len(template.consumed):
+        raise ProtocolError("a template consumes an input twice")
+    at = 0
+    for code in template.code:
+        middle = at + counts[code].operands
+        end = middle + counts[code].news
+        if not known.issuperset(template.references[at:middle]):
+            raise ProtocolError("a template uses a value before it is made")
+        made = template.references[middle:end]
+        if not known.isdisjoint(made) or len(set(made)) != len(made):
+            raise ProtocolError("a template makes a value twice")
+        known.update(made)
+        at = end
+    if not known.issuperset(template.outputs):
+        raise ProtocolError("a template returns a value that it never makes")

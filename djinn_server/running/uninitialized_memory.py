@@ -1,0 +1,193 @@
+"""Zero-fill memory that ops return uninitialized.
+
+PyTorch's CPU allocator reuses freed memory of the process without clearing it. `torch.empty` would show a client earlier contents
+of the executor, such as its TLS key. Schema and name decide between three kinds of op:
+
+- Ops that return uninitialized memory (`empty`, `resize_`): the new bytes are zero-filled after the call. Large blocks cost nothing.
+- Ops that write every byte of their results run unchanged.
+- All other ops and all `out=` overloads: PyTorch's allocator zero-fills memory while they run. `_ctc_loss`, for example, leaves gaps.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.ir.operators import resolve, split_name
+from djinn_core.logs import get_logger
+from djinn_server.memory import free_memory as memory
+
+_UNINITIALIZED: Final = frozenset({
+    "_resize_output_",
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "resize_",
+    "resize_as_",
+    "set_",
+})  # fmt: skip
+# Frequent ops that `_writes_everything` cannot tell by schema. `tests/server/test_uninitialized_memory.py` checks each.
+_FULLY_WRITTEN: Final = frozenset({
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "_safe_softmax",
+    "_softmax",
+    "_softmax_backward_data",
+    "_to_copy",
+    "_unsafe_view",
+    "addmm",
+    "all",
+    "amax",
+    "any",
+    "arange",
+    "argmax",
+    "baddbmm",
+    "bmm",
+    "cat",
+    "clone",
+    "convolution",
+    "cumsum",
+    "embedding",
+    "full",
+    "full_like",
+    "gather",
+    "index",
+    "index_select",
+    "linear",
+    "matmul",
+    "max",
+    "mean",
+    "min",
+    "mm",
+    "native_dropout",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "ones",
+    "ones_like",
+    "repeat",
+    "scalar_tensor",
+    "scaled_dot_product_attention",
+    "select_backward",
+    "slice_backward",
+    "stack",
+    "sum",
+    "zeros",
+    "zeros_like",
+})  # fmt: skip
+_log = get_logger("djinn.server")
+
+
+class _ZeroFilledAllocations:
+    """Context manager in which PyTorch's CPU allocator zero-fills allocations of all threads. Thread-safe and reentrant."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+
+    @functools.cached_property
+    def _switch(self) -> Any:
+        try:
+            return torch_private.zero_fill_switch()
+        except (OSError, ValueError) as error:
+            _log.error(
+                "some ops return freed memory of this process: this PyTorch cannot zero-fill it", error=str(error)
+            )
+            return SimpleNamespace()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            self._switch.value = True
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._switch.value = False
+
+
+zero_filled_allocations: Final = _ZeroFilledAllocations()
+
+
+def zero_filling(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `kernel`, which runs the op `name`, so that its results contain no uninitialized bytes."""
+    if not needs_zero_fill(name):
+        return kernel
+    return functools.partial(_call_and_zero_fill if _returns_uninitialized(name) else call_with_zero_fill, kernel)
+
+
+@functools.cache
+def needs_zero_fill(name: str) -> bool:
+    """Return True if an op may leave bytes of its results unwritten."""
+    return _returns_uninitialized(name) or not _writes_everything(name)
+
+
+def _returns_uninitialized(name: str) -> bool:
+    packet, overload = split_name(name)
+    return packet in _UNINITIALIZED and not overload.endswith("out")
+
+
+def _writes_everything(name: str) -> bool:
+    overload = resolve(name)
+    schema = torch_private.schema_of(overload)
+    if any(argument.is_out for argument in schema.arguments):  # resizing `out` may add bytes outside of the result
+        return False
+    packet, _ = split_name(name)
+    allocates = any(result.alias_info is None for result in schema.returns)
+    writes_all = torch.Tag.pointwise in overload.tags or packet in _FULLY_WRITTEN or packet.startswith("_foreach_")
+    return writes_all or not allocates
+
+
+def call_with_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
+    """Call `kernel` while PyTorch's CPU allocator zero-fills allocations."""
+    with zero_filled_allocations:
+        return kernel(*positional, **keywords)
+
+
+def _call_and_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
+    """Call an op that returns one tensor, and zero-fill the bytes of its storage that no operand had before."""
+    if torch.are_deterministic_algorithms_enabled():  # PyTorch fills elements with nan, but not the gaps between them
+        return call_with_zero_fill(kernel, *positional, **keywords)
+    operands = [one for one in (*positional, *keywords.values()) if isinstance(one, torch.Tensor)]
+    before = {torch_private.storage_key(one): one.untyped_storage() for one in operands}
+    sizes = {key: storage.nbytes() for key, storage in before.items()}
+    try:
+        made = kernel(*positional, **keywords)
+    finally:  # `resize_` checks its memory format last: when it raises, the storage has grown
+        for key, storage in before.items():
+            zero_fill(storage, sizes[key])
+    if torch_private.storage_key(made) not in before:
+        zero_fill(made.untyped_storage())
+    return made
+
+
+def zero_fill(storage: torch.UntypedStorage, start: int = 0) -> None:
+    """Zero-fill a storage from byte `start`."""
+    size = storage.nbytes() - start
+    if size <= 0 or storage.device.type == "meta":
+        return
+    if storage.device.type == "cpu":
+        memory.zero_fill(storage.data_ptr() + start, size)
+    else:
+        torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (size,), (1,)).zero_()
+
+
+def copy_with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """Copy a tensor to a layout with these strides, and zero-fill the gaps between elements.
+
+    Raises:
+        RuntimeError: the memory cannot be allocated.
+    """
+    laid = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    if laid.untyped_storage().nbytes() > tensor.nbytes:
+        zero_fill(laid.untyped_storage())
+    return laid.copy_(tensor)

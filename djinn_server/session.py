@@ -1,0 +1,792 @@
+"""A client's session on an executor: its values, its templates, and the loop that serves its connection."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
+
+import attrs
+import msgspec
+import torch
+
+from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
+from djinn_core.hookspecs.admission import SUBMISSION
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.ir.handles import storage_of
+from djinn_core.logs import get_logger
+from djinn_core.wire import limits
+from djinn_core.wire.binding_delta import Handles, unpack_handles
+from djinn_core.wire.cache_messages import CacheReply, CacheRequest
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import (
+    AnyMessage,
+    Completed,
+    Goodbye,
+    InitialBindings,
+    StatsReply,
+    StatsRequest,
+    Submit,
+    Template,
+    TemplateRequest,
+    Timing,
+    ValueHints,
+    encode,
+)
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.state_messages import StateHeader, StateRequest
+from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
+from djinn_core.wire.timing_messages import ExecutionTimes, TimingsReply, TimingsRequest
+from djinn_core.wire.upload_messages import (
+    AbortUpload,
+    BlobHit,
+    BlobNeeded,
+    BlobOffer,
+    BlobQuery,
+    BlobQueryReply,
+    UploadPart,
+)
+from djinn_core.wire.weight_messages import (
+    OpenWeights,
+    PublishedRequest,
+    ReadProgressReply,
+    ReadProgressRequest,
+    ReadWeights,
+    RemoveWeights,
+    SaveWeights,
+    SaveWeightsReply,
+)
+from djinn_server.batching.batch import BatchMember, PendingRun, pending_run
+from djinn_server.context import ExecutorContext
+from djinn_server.devices import device_figures, reset_device_peak
+from djinn_server.handshake import instance
+from djinn_server.idle import IdleMoves
+from djinn_server.malformed import (
+    Unreadable,
+    UnreadableSubmit,
+    UnreadableTemplate,
+    UnreadableUpload,
+)
+from djinn_server.memory.room import RoomReport
+from djinn_server.memory.session_memory import Plain, SessionMemory
+from djinn_server.peers.exchange import PeerExchange, PeerListener
+from djinn_server.peers.packed_values import can_move, host_memory
+from djinn_server.peers.session_values import PeerValues, SessionWaits
+from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel, StateParts
+from djinn_server.recovery.snapshot_format import (
+    KnownTemplate,
+    Snapshot,
+    StoredValue,
+    decode_snapshot,
+    encode_snapshot,
+    put_values,
+    take_values,
+)
+from djinn_server.recovery.state_migration import hand_out, restored, take_in
+from djinn_server.recovery.transfer_log import PastTransfers, PoolCounts
+from djinn_server.running.bound_templates import BoundTemplate, begin, bind
+from djinn_server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft
+from djinn_server.running.random_state import SessionRandomness, octets_of, tensor_of
+from djinn_server.running.responses import FailureTexts, collect
+from djinn_server.running.run import RunOutcome, refuse_run, run_template
+from djinn_server.running.run_request import RunRequest, unpack
+from djinn_server.running.runs_ahead import RunsAhead
+from djinn_server.running.template_compiler import CompiledTemplate, compile_template
+from djinn_server.running.timings import OpTimes, Timings
+from djinn_server.running.values import Poison, ValueTable
+from djinn_server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
+from djinn_server.session_overview import SessionNotes, SessionOverview
+from djinn_server.session_reader import SessionReader, decode_frame
+from djinn_server.usage_metrics import Holdings
+from djinn_server.weights.reads import WeightReads
+from djinn_server.weights.replies import answer_once, answer_opening, list_published, remove, save_values
+from djinn_server.weights.shared_weights import stored_value
+from djinn_server.weights.store import WeightStore
+from djinn_server.weights.uploads import UploadAssembly
+
+_log = get_logger("djinn.server")
+# Unsolicited replies must be small: a client that is sending does not read them.
+FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
+FAILURE_MESSAGE_LIMIT = 400  # characters
+
+
+class ExecutorSession:
+    """Serves one client. Everything in it is freed when it ends."""
+
+    def __init__(
+        self, context: ExecutorContext, store: WeightStore | None = None, peer_listener: PeerListener | None = None
+    ) -> None:
+        """`store`: where weights are kept, if they are. `peer_listener`: where other executors come in."""
+        self._context, self._usage = context, context.usage
+        self.device = device = context.device
+        self.values = ValueTable()
+        self.submissions = 0
+        self._turn = device.turns.share()
+        self._reply_bytes = 0  # the most of one reply's body
+        self._randomness = SessionRandomness(device.runtime.device)
+        self._numeric_settings: NumericSettings | None = None  # those of the process
+        self._rounded = False  # True once it was in a batch with other sessions
+        self._timings: Timings | None = None  # while the client asks for them
+        self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
+        self._uploads = UploadAssembly(device.runtime, self.values, store)
+        self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
+        self.exchange = PeerExchange(peer_listener or PeerListener())
+        self._wanted = CancellationState(self._turn, self._usage)
+        self._reader = SessionReader(self._uploads, self._reads, self._wanted, self._usage)
+        waits = SessionWaits(self._reader.await_uploads, self._reader.read_ahead, self._reader.next_frame)
+        self._peer_values = PeerValues(context, self.values, self.exchange, self._reads.shares, self._turn, waits)
+        self._room = RoomReport(device.runtime)
+        self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
+        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, self._memory)
+        self._counts = SessionCounters()
+        self._notes = SessionNotes(self.values)
+        self._ahead = self._runs_ahead(context.ahead_bytes)
+        self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
+        self._usage.enter(self)
+
+    def serve(self, connection: ExecutorChannel) -> None:
+        """Answer messages until the client sends `Goodbye`, which cancels running work unless it asks to finish.
+
+        Raises:
+            TransportError: the connection ended without a goodbye.
+            ProtocolError: the client sent something that cannot be accepted.
+        """
+        journal, past = connection.recovery_state
+        self._reply_bytes = connection.limits.body
+        self._uploads.journal = self._reads.journal = journal
+        snapshot = decode_snapshot(past.base.state) if past is not None and past.base is not None else None
+        transfers = past.transfers if past is not None else PastTransfers()
+        counts = snapshot.pool if snapshot is not None else PoolCounts()
+        self.exchange.begin(journal.append if journal is not None else None, transfers, counts)
+        if past is not None and snapshot is not None:
+            self._restore(snapshot, past.memory())
+        self._wanted.write_to(journal, past)
+        with self._context.monitor.over(self._wanted, connection), contextlib.suppress(ClientLeft):
+            while self._serve_one(connection) and not self._wanted.client_left.is_set():
+                if not self._reader.backlog:  # not in the middle of what was read ahead
+                    connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
+
+    def _serve_one(self, connection: ExecutorChannel) -> bool:
+        self._wanted.busy_since = 0.0
+        if self._reader.backlog:
+            frame = self._reader.backlog.popleft()
+        elif self._ahead is not None and self._ahead.ready and self._timings is None:
+            frame = self._next_while_ahead(connection, self._ahead)
+        elif self._context.idle_seconds:
+            frame = self._idle.receive(connection, self._state_here)
+        else:
+            frame = connection.receive()
+        if self._reads.reading:
+            self._reads.take_finished()
+        self._wanted.busy_since = started = time.perf_counter()
+        message = decode_frame(frame)
+        if self._idle.aside is not None and not isinstance(message, Goodbye):
+            self._idle.come_back(self._wanted.pause)
+        if type(message) is Submit:
+            if frame.body:
+                self._usage.count("received_bytes", sum(map(len, frame.body)))
+            if self._usage.quota.requests_a_second:
+                self._usage.pace()
+            self._submit(message, connection, started)
+            return True
+        return self._handle(message, frame, connection)
+
+    def _handle(self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel) -> bool:
+        """Handle a message that is no submission. Return False for `Goodbye`."""
+        self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
+        if self._ahead is not None and not isinstance(message, UploadPart):  # which makes new values alone
+            self._ahead.missed()
+        if isinstance(message, Unreadable):
+            self._pass_over(message, connection)
+        elif isinstance(message, UploadPart):
+            self._reader.take_upload(message, frame)
+        elif isinstance(message, BlobOffer):
+            self._usage.check_values()
+            recalled = connection.decide(lambda before: self._consider(message, before)) == YES
+            connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
+        elif isinstance(message, OpenWeights):
+            answer_opening(message, self._context.weights, connection, self._reader.read_ahead)
+        elif isinstance(message, ReadProgressRequest):
+            self._report_reads(message, connection)
+        elif isinstance(message, ReadWeights):
+            self._read_weights(message)
+        elif isinstance(message, SaveWeights):
+            self._reader.await_reads(connection, _readable(message.handles))
+            answer_once(connection, lambda again: self._save_weights(message, again))
+        elif isinstance(message, PublishedRequest):
+            connection.send(Frame(encode(list_published(self._context.weights.published))))
+        elif isinstance(message, RemoveWeights):
+            answer_once(connection, lambda again: remove(self._context.weights, message, again))
+        elif isinstance(message, AbortUpload):
+            self._reader.take_withdrawal(message)
+        elif isinstance(message, ValueHints):
+            self._notes.learn(message)
+            if self._memory is not None:
+                self._memory.learn(message)
+        elif isinstance(message, BlobQuery):
+            found = connection.decide(lambda before: self._uploads.hold(message, before))
+            connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
+        elif isinstance(message, StatsRequest):
+            self._tell_figures(message, connection)
+        elif isinstance(message, TimingsRequest):
+            self._tell_times(message)
+            connection.send(Frame(encode(TimingsReply(instance(), time.perf_counter()))))
+        elif isinstance(message, CacheRequest):
+            connection.send(Frame(encode(self._caches(message))))
+        elif isinstance(message, NumericSettings):
+            self._numeric_settings = message
+        elif isinstance(message, CancelSubmissions):
+            self._wanted.stop(message.submissions)
+        elif isinstance(message, StateRequest):
+            hand_out(self._state, self.values.nbytes(), message.limit, connection.send_unchecked)
+        elif isinstance(message, StateHeader):
+            self._take_over(message, connection)
+        elif isinstance(message, Goodbye):
+            return False
+        else:
+            self._peer_values.answer(message, connection, self._timings, self.submissions)
+        return True
+
+    def _tell_figures(self, request: StatsRequest, connection: ExecutorChannel) -> None:
+        figures = self.figures()
+        if request.reset_peak:
+            self.values.reset_peak()
+            if self.device.ledger is not None:
+                self.device.ledger.peak = 0
+            reset_device_peak(self.device.runtime.device)
+        connection.send(Frame(encode(StatsReply(figures))))
+
+    def _next_while_ahead(self, connection: ExecutorChannel, ahead: RunsAhead) -> Frame:
+        """The next frame; until it comes, what is expected next runs."""
+        frame = ahead.receive(connection, self._numeric_settings)
+        return self._idle.receive(connection, self._state_here) if frame is None else frame
+
+    def _runs_ahead(self, limit: int) -> RunsAhead | None:
+        """None where nothing is run ahead: in batches, in simulated time, and on GPUs, where it is untried."""
+        device, counts = self.device, self._counts
+        others = device.batches, device.timekeeper
+        if not limit or device.runtime.device.type != "cpu" or any(other is not None for other in others):
+            return None
+        return RunsAhead(device, self._turn, self.values, self._templates, self._usage, counts, limit, self._memory)
+
+    def _tell_times(self, request: TimingsRequest) -> None:
+        """Tell with each reply from now on when the submission ran, or no more."""
+        self._timings = Timings(instance(), ops=request.ops) if request.on else None
+
+    def _caches(self, request: CacheRequest) -> CacheReply:
+        """Do what the client wants with the memory of KV caches; without a memory limit they are where they are."""
+        handles = unpack_handles(request.handles)
+        with self._turn:
+            if self._memory is not None:
+                return self._memory.caches(request.action, handles)
+            nbytes = sum(self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles})
+        return CacheReply(nbytes, nbytes, 0, False)
+
+    def _consider(self, offer: BlobOffer, before: bytes | None) -> bytes:
+        """Check whether an offered blob is here. In a recovery, a blob that was missing before is uploaded all the same."""
+        try:
+            return YES if self._uploads.consider(offer, look=before != NO) else NO
+        except ProtocolError as error:
+            self._uploads.refuse(offer.handle, str(error))
+            return YES
+
+    def _state(self) -> StateParts | None:
+        """The session as it is between two frames; None if it is in the middle of something, or cannot be serialized."""
+        return None if self._uploads.promised else self._state_without(())
+
+    def _state_here(self) -> StateParts | None:
+        """As `_state`, for this server: what was read and not written since is read again."""
+        found = self._reads.shares.stored()
+        versions = {origin.key.version for _, _, origin in found}
+        self._reads.hold_only(versions.union([digest for digest, _ in self._uploads.promised]))
+        return self._state_without(tuple([stored_value(*one) for one in found]))
+
+    def _state_without(self, stored: tuple[StoredValue, ...]) -> StateParts | None:
+        if self._reader.backlog or self._uploads.busy or self._memory is not None:
+            return None
+        with self._turn:
+            taken = take_values(self.values, self._host_memory, frozenset([one.handle for one in stored]))
+            self.device.randomness.hand_to(self._randomness)
+            random = octets_of(self.device.randomness.get_state())
+        if taken is None:
+            return None
+        known = [value for _, value in self._templates.everything()]
+        templates = tuple(KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs)) for k in known)
+        counts, transfers = self.exchange.state()
+        settings = self._numeric_settings
+        snapshot = Snapshot(
+            self.submissions,
+            templates,
+            random=random,
+            pool=counts,
+            numeric_settings=settings,
+            stored=stored,
+            promised=self._uploads.promised,
+            timings=TimingsRequest(ops=self._timings.ops) if self._timings is not None else None,
+            **taken[0],
+        )
+        return encode_snapshot(snapshot), taken[1], transfers
+
+    def _host_memory(self, value: torch.Tensor) -> memoryview:
+        with self._turn:
+            return host_memory(value, self.device.runtime)
+
+    def _take_over(self, state: StateHeader, connection: ExecutorChannel) -> None:
+        """Go on where a session was whose server is lost, as its client has kept it.
+
+        Raises:
+            ProtocolError: this session has begun, or the state is not possible.
+        """
+        if self.submissions or len(self.values) or len(self._templates):
+            raise ProtocolError("a client sends a state to a session that has begun")
+        restored(self._restore, *take_in(state, partial(self._reader.next_frame, connection)))
+        self._usage.check_values()
+
+    def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
+        """Go on where another session was."""
+        self.submissions = snapshot.submissions
+        self._numeric_settings = snapshot.numeric_settings
+        if snapshot.timings is not None:
+            self._tell_times(snapshot.timings)
+        for one in snapshot.templates:
+            known = self._bound(self._compile(one.template), one.digest)  # not shared: a client says what its digest is
+            begin(known, one.slots, one.inputs)
+            self._templates.put(one.digest, known, len(one.template.code))
+        if snapshot.promised:
+            digests, sizes = zip(*snapshot.promised, strict=True)
+            self._uploads.hold(BlobQuery(sizes, digests))
+        with self._turn:
+            put_values(snapshot, memory, self.values, self.device.runtime)
+            self._reads.read_again(snapshot.stored)
+            self.device.randomness.hand_to(self._randomness)
+            self.device.randomness.set_state(tensor_of(snapshot.random))
+
+    def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> None:
+        work = self._begin(submit)
+        decoded = waited = time.perf_counter()
+        if self._uploads.wanted:
+            self._reader.await_offered(connection)
+            waited = time.perf_counter()
+        try:
+            if work.unreadable:
+                raise _Refused(ProtocolError(work.unreadable), submit.first)
+            known = self._known(submit, work, connection)
+        except _Refused as refused:
+            self._usage.refused()
+            if self._observed:
+                self._tell(submit, Timing(), 1)
+            self._reader.await_reads(connection)
+            self._refuse(work, refused, submit.digest, connection)
+            return
+        self._wanted.begin(work)
+        if self._reads.reading:
+            self._await_operands(known, work, connection)
+            waited = time.perf_counter()
+        connection.own()  # what was sent and not taken yet may be written now
+        timings, values, unused = self._timings, self.values, set[int]()
+        account, runtime, turn = self._usage.account, self.device.runtime, self._turn
+        pending = turn.pending = self._pending(known, work) if self.device.batches is not None else None
+        turn.turns.begin(turn, waited)
+        account.begin(begun := turn.began)
+        try:
+            if timings is not None and timings.ops and known is not None:
+                work.op_times = OpTimes(runtime.device)
+            if work.free and self._memory is None:  # makes room for it; a limit is kept by other means
+                unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
+                values.free(unused)
+            run = self._run(known, work, pending)
+            self._wanted.end(work, run)
+            if work.synchronize:
+                self._synchronize(work, run)
+            executed = time.perf_counter()
+            results, body, described = collect(work, values, runtime, self._reply_bytes, self._counts)
+        finally:
+            done = time.perf_counter()
+            account.end(done)
+            turn.turns.end(turn, done)
+        values.highest = max(values.highest, values.held)
+        if work.free and unused != {*work.free}:
+            values.free(work.free)
+        if self._reads.reading:
+            self._reads.forget(work.free)
+        if self._reads.shares.storages:
+            self._reads.shares.forget([*work.free, *(_consumed(known, work) if known is not None else ())])
+        keeper = self.device.timekeeper
+        took = executed - begun - work.rested + work.ahead if keeper is None else keeper.take_seconds()
+        if pending is not None:
+            begun, took = pending.timed(begun, took)
+            self._rounded |= pending.outcome is not None
+        pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
+        timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
+        if known is not None:
+            self._notes.ran(known.digest, known.inputs, work.outputs, took)
+        self._usage.completed(timing, known.template.count if known else 0, run.failures, body)
+        if run.layout_mismatches:
+            self._counts.layout_corrections += len(run.layout_mismatches)
+        if self._observed:
+            self._tell(submit, timing, len(run.failures))
+        failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]]) if run.failures else ()
+        for failure in failures:
+            _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
+        found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
+        times: ExecutionTimes | None = None
+        if timings is not None:
+            moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
+            ops = work.op_times.packed(known.template.count) if known is not None and work.op_times else b""
+            times = timings.times(moments, self.values.held, ops)
+        links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
+        room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
+        completed = Completed(submit.sequence, *found, timing, links, room, times)
+        (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), body))
+        if self._ahead is not None:
+            self._ahead.follow(submit, known, work, took)
+
+    def _begin(self, submit: Submit) -> RunRequest:
+        """A submission is next, which is answered whatever it says.
+
+        Raises:
+            ProtocolError: it is not the next one.
+        """
+        if submit.sequence != self.submissions + 1:
+            raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
+        usage = self._usage
+        if usage.quota.values or usage.quota.seconds_an_hour:
+            usage.check()
+        if self._decided:
+            self._check_policies()
+        self.submissions = submit.sequence
+        return unpack(submit)
+
+    def _check_policies(self) -> None:
+        """Ask the admission policies of plugins about a submission; waits where one delays it.
+
+        Raises:
+            QuotaExceeded: one refuses it.
+        """
+        request = self._context.request(SUBMISSION, self._context.client, self._usage.sessions - 1)
+        refusal = self._context.policies.decide(request, self._wanted.pause)
+        if refusal is not None:
+            raise QuotaExceeded(refusal.reason)
+
+    def _tell(self, submit: Submit, timing: Timing, failures: int) -> None:
+        """Tell observers of a submission that was run, or refused."""
+        self._context.events.note(
+            "completed",
+            submission=submit.sequence,
+            failures=failures,
+            queue=timing.queue,
+            decode=timing.decode,
+            duration=timing.execute,
+            encode=timing.encode,
+            trace=submit.trace,
+        )
+
+    def _pass_over(self, message: Unreadable, connection: ExecutorChannel) -> None:
+        """Go on after a message that cannot be read: what it would have made is poison."""
+        if isinstance(message, UnreadableUpload):
+            self._reader.refuse_upload(message)
+            if message.offered:  # an offer needs a reply
+                connection.send(Frame(encode(BlobHit(message.handle))))
+            return
+        _log.warning("a message cannot be read", reason=message.reason)
+        if isinstance(message, UnreadableSubmit):
+            work = self._begin(message.submit)
+            self._reader.await_uploads(connection)
+            refused = _Refused(ProtocolError(message.reason), message.submit.first)
+            self._refuse(work, refused, message.submit.digest, connection)
+        elif isinstance(message, UnreadableTemplate):
+            raise ProtocolError(message.reason)  # no request for it is open
+
+    def _known(self, submit: Submit, work: RunRequest, connection: ExecutorChannel) -> BoundTemplate | None:
+        """The template of a submission, compiled and bound for it; None if it runs nothing.
+
+        Raises:
+            _Refused: it cannot be run.
+        """
+        if submit.refused:
+            raise _Refused(UnsupportedOperation(submit.refused), submit.first)
+        if not submit.digest:
+            return None
+        found = self._templates.get(submit.digest)
+        template, first = submit.template, submit.first
+        if found is not None:
+            self._counts.template_cache_hits += 1
+        elif template is None:
+            self._counts.template_requests += 1
+            connection.send(Frame(encode(TemplateRequest(submit.sequence, submit.digest))))
+            definition = self._reader.await_template(connection)
+            if isinstance(definition, UnreadableTemplate):
+                raise _Refused(ProtocolError(definition.reason), definition.first)
+            template, first = definition.template, definition.first
+        try:
+            known = found if found is not None else self._made(template, first, submit.digest)
+            bind(known, submit, work)
+        except (TransportError, QuotaExceeded):
+            raise
+        except Exception as error:
+            raise _Refused(error, first) from error
+        return known
+
+    def _made(self, template: Template | None, first: InitialBindings | None, digest: bytes) -> BoundTemplate:
+        """A template that is new here, bound for its first run."""
+        if template is None or digest_of(template) != digest:
+            raise ProtocolError("a template does not have the digest that it was sent with")
+        self._counts.template_cache_misses += 1
+        shared = self.device.templates
+        compiled = shared.get(digest)
+        if compiled is None:
+            compiled = shared.keep(digest, self._compile(template))
+        known = self._bound(compiled, digest)
+        begin(known, *((first.slots, unpack_handles(first.inputs)) if first is not None else ((), ())))
+        self._templates.put(digest, known, len(template.code))
+        return known
+
+    def _compile(self, template: Template) -> CompiledTemplate:
+        began = time.perf_counter()
+        compiled = compile_template(template, self.device.runtime.device, self.device.own)
+        self._counts.template_prepare_seconds += time.perf_counter() - began
+        self._counts.templates_compiled += 1
+        return compiled
+
+    def _bound(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
+        compiling, batches = self.device.compiling, self.device.batches
+        known = BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
+        if batches is not None:
+            known.batched = batches.template(digest, compiled, known.input_aliases(self.device.own))
+        return known
+
+    def _await_operands(self, known: BoundTemplate | None, work: RunRequest, connection: ExecutorChannel) -> None:
+        """Wait for what a submission uses. What one that is cancelled meanwhile would have written is poison."""
+        inputs = work.inputs if known is not None else []
+        self._reader.await_reads(connection, {*inputs, *work.fetch, *work.describe}, work.halt)
+        if known is None or not any(work.halt):
+            return
+        failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
+        consumed = set(_consumed(known, work))
+        written = {inputs[position] for position in known.input_aliases(self.device.own).written}
+        for handle in (consumed | written) & self._uploads.reading:
+            self._reads.forget([handle])
+            if handle not in consumed:
+                self.values[handle] = Poison(failure)
+
+    def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> None:
+        """Answer how much is still to be read, after the client's patience at the latest."""
+        until = time.monotonic() + request.patience
+        while (reading := self._reads.next_of()) is not None and (left := until - time.monotonic()) > 0:
+            if not wait((reading,), min(left, LOOK_SECONDS)).done:
+                self._reader.read_ahead(connection)
+        connection.send_unchecked(Frame(encode(ReadProgressReply(self._reads.left()))))
+
+    def _read_weights(self, request: ReadWeights) -> None:
+        self._usage.check_values()
+        try:
+            self._reads.read(request)
+        except ProtocolError as error:
+            _log.warning("a value is not read", reason=str(error))
+            self._uploads.refuse(request.handle, str(error))
+
+    def _save_weights(self, request: SaveWeights, again: bool) -> SaveWeightsReply:
+        return save_values(request, self.values, self._reads, self._context.weights, self._delivered, again)
+
+    def _delivered(self, value: torch.Tensor) -> torch.Tensor:
+        with self._turn:
+            return self.device.runtime.deliver(value)
+
+    def _pending(self, known: BoundTemplate | None, work: RunRequest) -> PendingRun | None:
+        """The run as other sessions may join it; None if it has to be this session's alone."""
+        settings, timings = self._numeric_settings, self._timings
+        if not (self._turn.group or self.device.turns.busy):
+            return None
+        if known is None or known.batched is None or settings is None or settings.exact:
+            return None
+        if work.stop_at is not None or (timings is not None and timings.ops):
+            return None
+        shares, aliases = self._reads.shares, known.input_aliases(self.device.own)
+        owner = BatchMember(self.values, shares, self._randomness, settings, self._turn)
+        return pending_run(known.batched, work, known.slots, aliases, owner)
+
+    def _run(self, known: BoundTemplate | None, work: RunRequest, pending: PendingRun | None = None) -> RunOutcome:
+        """Run a submission, with others where they are `pending` as well. An error of the executor's own costs it alone."""
+        if known is None:
+            if self._ahead is not None:
+                self._ahead.missed()
+            return RunOutcome()
+        device = self.device
+        try:
+            if pending is not None and self._turn.served:
+                return pending.result()
+            if self._numeric_settings is not device.numeric_settings.now:
+                device.numeric_settings.compute_under(self._numeric_settings)
+            if pending is not None and device.batches is not None and (joined := device.batches.gather(pending)):
+                return device.batches.run(pending, joined)
+            if known.template.random:
+                device.randomness.hand_to(self._randomness)
+            if self._reads.shares.storages:
+                self._reads.shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
+            run: Plain = run_template if known.hot is None or work.op_times is not None else known.hot.run
+            if self._ahead is not None:
+                run = self._ahead.running(known, run)
+            if self._memory is not None:
+                return self._memory.run(known.digest, known.template, work, known.slots, run)
+            if device.timekeeper is not None:
+                with device.timekeeper.running():
+                    return run(known.template, work, known.slots, self.values)
+            if known.hot is None:
+                work.rest = partial(self._rest, known)
+            return run(known.template, work, known.slots, self.values)
+        except (TransportError, ProtocolError, QuotaExceeded):
+            raise
+        except Exception as error:
+            _log.exception("a submission failed by an error of the executor's own", submission=work.sequence)
+            text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
+            failure = Failure(work.sequence, -1, "", type(error).__name__, text)
+            return refuse_run(known.template, work, known.slots, self.values, failure)
+
+    def _rest(self, known: BoundTemplate, work: RunRequest) -> bool:
+        """In the middle of a run: let others compute, if that is all; whether to go on."""
+        goes_on = self._wanted.rested(work)
+        self.device.numeric_settings.compute_under(self._numeric_settings)
+        if known.template.random:
+            self.device.randomness.hand_to(self._randomness)
+        return goes_on
+
+    def _synchronize(self, work: RunRequest, run: RunOutcome) -> None:
+        try:
+            self.device.runtime.synchronize()
+        except RuntimeError as error:
+            run.failures.append(Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error)))
+
+    def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
+        """Answer a submission that cannot run: all that it would have made or written is poison.
+
+        What the template was bound to last is not what the client believes, so the client is asked for it next time.
+        """
+        self._counts.submissions_refused += 1
+        if self._ahead is not None:
+            self._ahead.missed()
+        self._templates.drop(digest)
+        error = refused.error
+        failure = Failure(work.sequence, -1, "", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
+        written = _readable(refused.first.written) if refused.first is not None else ()
+        for handle in {storage_of(handle): handle for handle in written}.values():
+            self.values.poison_storage(handle, 0, failure)
+        for handle in work.outputs:
+            self.values[handle] = Poison(failure)
+        self.values.free(work.free)
+        self._reads.shares.forget(work.free)
+        told = FailureTexts()
+        results = tuple([told.fitting(failure) for _ in work.fetch])
+        described = tuple([told.fitting(failure) for _ in work.describe])
+        connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
+
+    def holdings(self) -> tuple[int, Mapping[int, int]]:
+        """As `MeteredSession.holdings`."""
+        return len(self.values), self.values.sizes()
+
+    def live_values(self) -> int:
+        """Number of live values, including those that are still to be uploaded or read: each has a file in the journal."""
+        return len(self.values) + len(self._uploads.wanted) + len(self._reads.reading)
+
+    def counted(self) -> Mapping[str, float]:
+        """As `MeteredSession.counted`."""
+        sent, received = self.exchange.transfers
+        transfers = {
+            "peer_transfers_sent": sent,
+            "peer_transfers_received": received,
+            "peer_sent_bytes": self.exchange.bytes_sent,
+        }
+        return attrs.asdict(self._counts) | transfers
+
+    def measured(self) -> SessionGauges:
+        """As `MeteredSession.measured`."""
+        kept = len(self._templates), self._templates.instructions
+        others = self.values.poisoned(), self.exchange.kept_bytes, sum(self._idle.figures().values())
+        amounts = dict(zip(EVERY_SESSION, (*kept, *others), strict=True))
+        if self._memory is None:
+            return SessionGauges(amounts)
+        held, pinned = self._memory.cache_bytes()
+        caches = {"kv_cache_bytes": held, "kv_cache_pinned_bytes": pinned}
+        return SessionGauges(amounts | caches, self._memory.phase, self._memory.working_set())
+
+    def figures(self) -> dict[str, int]:
+        """Counts and bytes: values, memory, submissions, templates, what went to other executors, and `device_figures`."""
+        memory, device = self.values.nbytes(), device_figures(self.device.runtime)
+        return (
+            device
+            | {
+                "values": len(self.values),
+                "bound_values": sum(not can_move(value) for _, value in self.values.items()),
+                "memory": memory,
+                "memory_peak": max(self.values.peak(memory), device.get("device_peak", 0)),
+                "reserved": max(memory, device.get("device_reserved", 0)),
+                "submissions": self.submissions,
+                "templates": len(self._templates),
+                "runs_ahead": self._counts.runs_ahead,
+                "runs_ahead_dropped": self._counts.runs_ahead_dropped,
+                "peer_bytes": self.exchange.bytes_sent,
+                "peer_kept": self.exchange.kept_bytes,
+                **self._idle.figures(),
+            }
+            | (self.device.compiling.figures() if self.device.compiling else {})
+            | (self.device.ledger.figures() if self.device.ledger else {})
+            | (self._memory.figures() if self._memory is not None else {})
+        )
+
+    def overview(self, holdings: Holdings) -> SessionOverview:
+        """As `ServedSession.overview`."""
+        idle = self._idle.figures()
+        aside = idle.get("idle_host", 0), idle.get("idle_disk", 0)
+        shared = holdings.shared(self)
+        return attrs.evolve(self._notes.overview(), shared=shared, submissions=self.submissions, aside=aside)
+
+    def stop(self) -> None:
+        """As `ServedSession.stop`."""
+        self._wanted.stop_all()
+
+    def close(self) -> None:
+        """Free everything."""
+        self._usage.leave(self)
+        self.exchange.close()
+        with self._turn:
+            if self._ahead is not None:
+                self._ahead.drop()
+            self._reads.clear()
+            if self._memory is not None:
+                self._memory.close()
+            self.values.clear()
+            self._uploads.clear()
+            self._templates.clear()
+            self._reader.backlog.clear()
+            self.device.randomness.forget(self._randomness)
+
+
+class _Refused(Exception):  # noqa: N818 - a signal within this file
+    """A submission cannot run because of `error`; what it is bound to, as far as that can be read."""
+
+    def __init__(self, error: Exception, first: InitialBindings | None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.first = first
+
+
+def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
+    """Inputs that are gone once a submission has them."""
+    template = known.template
+    first = len(template.constants) + template.slots
+    return [work.inputs[place - first] for place in template.consumed]
+
+
+def _readable(packed: Handles) -> Sequence[int]:
+    """The handles; none where they cannot be read."""
+    try:
+        return unpack_handles(packed)
+    except ProtocolError as error:
+        _log.warning("what a refused program writes cannot be read", reason=str(error))
+        return ()
+
+
+def _abridged(failure: Failure) -> Failure:
+    return msgspec.structs.replace(failure, message=failure.message[:FAILURE_MESSAGE_LIMIT])

@@ -1,0 +1,134 @@
+"""Registry of an executor's live sessions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import attrs
+
+from djinn_core.hookspecs.transports import NO_LINK, link_of
+from djinn_core.logs import get_logger
+from djinn_core.protocol.delivery.session_channel import SessionChannel
+from djinn_core.wire.messages import SessionStatus
+from djinn_server.recovery.executor_channel import ExecutorChannel
+from djinn_server.session_overview import SessionOverview
+from djinn_server.usage_metrics import Holdings
+
+_log = get_logger("djinn.server")
+
+
+class ServedSession(Protocol):
+    """One client's work on an executor's device."""
+
+    def serve(self, connection: ExecutorChannel) -> None:
+        """Answer the client's messages until it says goodbye or the connection ends."""
+
+    def overview(self, holdings: Holdings) -> SessionOverview:
+        """Phase, steps and memory by kind, from any thread; `holdings`: what sessions hold now."""
+
+    def stop(self) -> None:
+        """Stop what it computes before the next op, and begin nothing more; from any thread."""
+
+    def close(self) -> None:
+        """Free everything that the session holds."""
+
+
+@attrs.frozen
+class SessionEntry:
+    """A session with its client (by the name that it gives itself) and its start, in seconds of the monotonic clock.
+
+    `token` is the id of the token that admitted the client, `connection` its connection.
+    """
+
+    id: str
+    client: str
+    session: ServedSession
+    token: str = ""
+    connection: SessionChannel | None = None
+    since: float = attrs.field(factory=time.monotonic)
+
+    def status(self, holdings: Holdings) -> SessionStatus:
+        """The session's entry in `djinn status`; `holdings`: what sessions hold now."""
+        try:
+            overview = self.session.overview(holdings)
+        except Exception as error:
+            _log.exception("cannot read a session's figures", session=self.id, error=repr(error))
+            overview = SessionOverview()
+        link = link_of(self.connection) if self.connection is not None else NO_LINK
+        return SessionStatus(
+            self.id,
+            self.client,
+            *holdings.of(self.session),
+            overview.submissions,
+            time.monotonic() - self.since,
+            overview.phase,
+            overview.steps,
+            overview.seconds,
+            dict(overview.kinds),
+            overview.decisions,
+            link.latency,
+            link.bandwidth,
+            *overview.aside,
+            overview.shared,
+        )
+
+
+class SessionRegistry:
+    """The live sessions of an executor, for any thread."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, SessionEntry] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def enter(self, entry: SessionEntry) -> Iterator[None]:
+        """List a session while the context lasts."""
+        with self._lock:
+            self._entries[entry.id] = entry
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._entries[entry.id]
+
+    def statuses(self, holdings: Holdings) -> tuple[SessionStatus, ...]:
+        """Entries of all sessions in `djinn status`, oldest first; `holdings`: what sessions hold now."""
+        return tuple(entry.status(holdings) for entry in self.entries())
+
+    def entries(self) -> list[SessionEntry]:
+        """All sessions, oldest first."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def entry(self, name: str) -> SessionEntry | None:
+        """The entry of the session of that name."""
+        with self._lock:
+            return self._entries.get(name)
+
+    def session(self, name: str) -> ServedSession | None:
+        """The session of that name."""
+        with self._lock:
+            entry = self._entries.get(name)
+        return entry.session if entry is not None else None
+
+    def of_tokens(self, tokens: Collection[str]) -> list[SessionEntry]:
+        """Sessions whose clients were admitted with one of these tokens."""
+        with self._lock:
+            return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]
+
+    def tokens(self) -> tuple[str, ...]:
+        """Ids of the tokens of clients that have a session."""
+        with self._lock:
+            return tuple(sorted({entry.token for entry in self._entries.values() if entry.token}))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def empty(self) -> bool:
+        """True if there are no sessions."""
+        return not self._entries

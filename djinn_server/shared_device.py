@@ -1,0 +1,33 @@
+"""State shared by the sessions of a device: turns, the random generator, compiled templates, memory, and PyTorch's numeric settings."""
+
+from __future__ import annotations
+
+from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
+from djinn_server.batching.session_batches import SessionBatches
+from djinn_server.compiling.compilation_queue import CompilationQueue
+from djinn_server.memory.limited import ledger_of
+from djinn_server.running.bound_templates import CompiledTemplates
+from djinn_server.running.fair_share import FairShare
+from djinn_server.running.own_operators import own_operators
+from djinn_server.running.process_settings import ProcessNumericSettings
+from djinn_server.running.random_state import DeviceRandomness
+
+
+class SharedDevice:
+    """A device that several sessions of this process take turns on."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self.runtime = runtime
+        self.turns = FairShare()
+        self.randomness = DeviceRandomness(runtime.device)
+        self.numeric_settings = ProcessNumericSettings()
+        self.own = own_operators(runtime, self.randomness)
+        self.templates = CompiledTemplates()
+        self.compiling: CompilationQueue | None = None
+        self.batches: SessionBatches | None = None
+        self.ledger = ledger_of(runtime)
+        self.timekeeper = runtime if isinstance(runtime, Timekeeper) else None
+
+    def begin_batching(self) -> None:
+        """Run the same template of several sessions together from now on, where their clients allow it."""
+        self.batches = SessionBatches(self.runtime, self.turns, self.randomness, self.numeric_settings)

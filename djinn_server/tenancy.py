@@ -1,0 +1,119 @@
+"""Assignment of an executor to its one tenant: the tenant's weight store, and its quota."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from djinn_core.hookspecs.launchers import Badge
+from djinn_core.logs import get_logger
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.usage_metrics import UsageMetrics
+from djinn_server.usage_quota import UsageQuota
+from djinn_server.weights.store import WeightStore
+
+_OPERATOR = frozenset({"", "default"})  # whose weights lie where they lay before there were tenants
+_GIVEN_SECONDS = 2.0  # until the orders that precede a client's arrival are read at the latest
+_log = get_logger("djinn.server")
+
+
+class Tenancy:
+    """Assigns the executor to the tenant that connects first.
+
+    Attributes:
+        store: where the tenant's weights are kept, if they are.
+    """
+
+    def __init__(
+        self,
+        usage: UsageMetrics,
+        disk: DiskQuota,
+        store: WeightStore | None = None,
+        accounts: Path | None = None,
+        folders: Sequence[Callable[[str], None]] = (),
+    ) -> None:
+        """Make one that has no tenant yet.
+
+        Args:
+            usage: counters, and the tenant's quota.
+            disk: what the tenant has on disk.
+            store: of all tenants.
+            accounts: where a tenant's next executor finds what this one has used of its time; None: nowhere.
+            folders: give the tenant a folder for weights each; they raise OSError.
+        """
+        self._folders = folders
+        self.store = store
+        self._usage = usage
+        self._disk = disk
+        self._accounts = accounts
+        self._shared = store
+        self._tenant: str | None = None
+        self._lock = threading.Lock()
+        self._given = ""  # the tenant that the parent process has assigned it to
+        self._is_given = threading.Event()
+
+    def assign_tenant(self, tenant: str) -> None:
+        """Assign this executor to a tenant, by order of its parent."""
+        self._given = tenant
+        self._is_given.set()
+
+    def refusal_to_recover(self, badge: Badge) -> str:
+        """The reason why a session of this badge from another process cannot be recovered here; empty: it can.
+
+        Recovery needs no ticket, so the executor must have been assigned to the tenant: any client that finds the port of an
+        unassigned one could claim it.
+        """
+        if not badge.tenant or (self._is_given.wait(_GIVEN_SECONDS) and badge.tenant == self._given):
+            return ""
+        _log.warning("a session was not recovered: this executor is not its tenant's", tenant=badge.tenant)
+        return "this executor works for another tenant: connect to the gateway again"
+
+    def assign(self, badge: Badge) -> None:
+        """Work for the tenant of this badge, if the executor has none yet, within the quota that the badge has now."""
+        with self._lock:
+            if self._tenant is None:
+                self._tenant = badge.tenant
+                self.store = self._store_of(badge)
+                self._open_account(badge.tenant)
+                self._give_folders(badge.tenant)
+            if badge.tenant != self._tenant:
+                _log.error("a gateway sent a client to another tenant's executor", tenant=badge.tenant)
+                return  # `refusal` says so
+            self._usage.quota = badge.quota
+            self._disk.limit = badge.quota.disk
+            if self.store is not None:
+                self._disk.evict_weights = self.store.shrink_to
+            if self.store is not None and badge.quota.disk and self._shared is not None:
+                self.store.limit = min(badge.quota.disk, self._shared.limit)
+
+    def refusal(self, badge: Badge) -> str:
+        """The reason why a client with this badge comes to the wrong executor; empty: it does not."""
+        with self._lock:
+            if self._tenant not in {None, badge.tenant}:
+                return "this executor works for another tenant: connect to the gateway again"
+        return ""
+
+    def _open_account(self, tenant: str) -> None:
+        if self._accounts is None:
+            return
+        try:
+            self._usage.account = UsageQuota.of(tenant, self._accounts)
+        except OSError as error:
+            _log.warning("time on the device is counted again", tenant=tenant, error=str(error))
+
+    def _give_folders(self, tenant: str) -> None:
+        for give in self._folders:
+            try:
+                give(tenant)
+            except OSError as error:
+                _log.warning("a folder for the tenant's weights cannot be used", tenant=tenant, error=str(error))
+
+    def _store_of(self, badge: Badge) -> WeightStore | None:
+        if self._shared is None or badge.tenant in _OPERATOR:
+            return self._shared
+        try:
+            return self._shared.of_tenant(badge.tenant, badge.quota.disk)
+        except OSError as error:
+            _log.warning("weights are not kept: their directory cannot be used", tenant=badge.tenant, error=str(error))
+            return None

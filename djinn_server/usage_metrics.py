@@ -1,0 +1,308 @@
+"""Usage metrics of an executor process, and the check of its tenant's quota."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from djinn_core.errors import QuotaExceeded
+from djinn_core.hookspecs.quotas import Quota
+from djinn_core.ir.profile import ExecutionPhase
+from djinn_core.wire.executor_reports import Distribution, ExecutorMetrics, LabelledValue
+from djinn_core.wire.frames import Buffer
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import Timing
+from djinn_server.rate_limit import Buckets
+from djinn_server.session_metrics import EVERY_SESSION, MeteredSession, SessionGauges
+from djinn_server.usage_quota import UsageQuota
+
+if TYPE_CHECKING:
+    import psutil
+
+# Upper bounds in seconds: a decode step, an ordinary submission, a long one.
+BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# Labels of failures by the names of their errors, of which there are any number.
+_CAUSES: Final = MappingProxyType({
+    "OutOfMemoryError": "memory",
+    "MemoryError": "memory",
+    "UnsupportedOperation": "unsupported",
+    "NotImplementedError": "unsupported",
+    "ProgramStopped": "stopped",
+})  # fmt: skip
+_OTHER: Final = "other"
+ANSWERED_LIMIT: Final = 1024  # submissions that are counted together
+_PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
+
+
+class Histogram:
+    """A histogram of durations."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._sum = 0.0
+
+    def add(self, durations: Iterable[float]) -> None:
+        """Count these durations, in seconds."""
+        for seconds in durations:
+            self._counts[bisect.bisect_left(BOUNDS, seconds)] += 1
+            self._sum += seconds
+
+    def distribution(self) -> Distribution:
+        """The distribution of the durations seen so far."""
+        return Distribution(BOUNDS, tuple(self._counts), self._sum)
+
+
+@attrs.frozen
+class Holdings:
+    """Values and memory of sessions at a moment: walked through once, for all that is told of them."""
+
+    _of: Mapping[int, tuple[int, Mapping[int, int]]]  # by identity of a session: values, and bytes by address
+
+    def of(self, session: object) -> tuple[int, int]:
+        """A session's values and their bytes."""
+        values, sizes = self._of.get(id(session), _NOTHING)
+        return values, sum(sizes.values())
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Values of all sessions, and their bytes, those of memory that several share once."""
+        memory: dict[int, int] = {}
+        for _, sizes in self._of.values():
+            memory.update(sizes)
+        return sum(values for values, _ in self._of.values()), sum(memory.values())
+
+    @functools.cached_property
+    def _holders(self) -> Counter[int]:
+        """Number of sessions by address."""
+        return Counter(address for _, sizes in self._of.values() for address in sizes)
+
+    def shared(self, session: object) -> int:
+        """Bytes of a session's values that other sessions have as well."""
+        if len(self._of) < 2:
+            return 0
+        sizes, holders = self._of.get(id(session), _NOTHING)[1], self._holders
+        return sum(nbytes for address, nbytes in sizes.items() if holders[address] > 1)
+
+
+_NOTHING: Final[tuple[int, Mapping[int, int]]] = 0, MappingProxyType({})
+
+
+class UsageMetrics:
+    """Counters of the sessions of this process, all of which are one tenant's."""
+
+    def __init__(self) -> None:
+        self.quota = Quota()
+        self._lock = threading.Lock()
+        self._totals: dict[str, float] = defaultdict(int)
+        self._seconds = dict.fromkeys(("queue", "decode", "execute", "encode"), 0.0)
+        self._messages: Counter[str] = Counter()
+        self._labelled: Counter[tuple[str, str]] = Counter()
+        self._labelled.update(dict.fromkeys([("op_failures", cause) for cause in (*_CAUSES.values(), _OTHER)], 0))
+        self._holders: set[MeteredSession] = set()
+        self._queued, self._executed = Histogram(), Histogram()
+        self._answered: deque[tuple[Timing, int, tuple[int, ...]]] = deque()  # and not counted yet
+        self._requests = Buckets()
+        self._process: psutil.Process | None = None
+        self.account = UsageQuota()
+
+    def count(self, what: str, amount: int = 1) -> None:
+        """Add to the counter `what`: its name in `/metrics` after `djinn_executor_`, without `_total`."""
+        with self._lock:
+            self._totals[what] += amount
+
+    def count_as(self, what: str, label: str) -> None:
+        """As `count`, for a counter that has a label, which must be one of a few."""
+        with self._lock:
+            self._labelled[what, label] += 1
+
+    def message(self, kind: str, nbytes: int) -> None:
+        """Count a message with `nbytes` bytes beside it, and `pace`."""
+        with self._lock:
+            self._messages[kind] += 1
+            self._totals["received_bytes"] += nbytes
+        self.pace()
+
+    def refused(self) -> None:
+        """Count a submission that is not run. It has waited its turn already."""
+        with self._lock:
+            self._messages["Submit"] += 1
+
+    def pace(self) -> None:
+        """Wait if the tenant has sent more than it may, which slows its clients."""
+        if self.quota.requests_a_second:
+            wait = self._requests.of("", self.quota.requests_a_second, self.quota.requests_a_second).pace()
+            if wait:
+                time.sleep(wait)
+
+    def completed(self, timing: Timing, ops: int, failures: Sequence[Failure], fetched: Sequence[Buffer]) -> None:
+        """A submission, which was not counted by `message`, was answered. Counted with others, when a report is asked for or they are many."""
+        self._answered.append((timing, ops, tuple(map(len, fetched))))
+        if failures:
+            with self._lock:
+                self._labelled.update(("op_failures", _CAUSES.get(failure.kind, _OTHER)) for failure in failures)
+        if len(self._answered) >= ANSWERED_LIMIT:
+            with self._lock:
+                self._count_answered()
+
+    def _count_answered(self) -> None:
+        """Add up what was answered since the last time. The caller holds the lock."""
+        answered = [self._answered.popleft() for _ in range(len(self._answered))]
+        if not answered:
+            return
+        timings, ops, fetched = zip(*answered, strict=True)
+        self._messages["Submit"] += len(answered)
+        totals = self._totals
+        totals["submissions"] += len(answered)
+        totals["ops"] += sum(ops)
+        totals["fetched_tensors"] += sum(map(len, fetched))
+        totals["fetched_bytes"] += sum(map(sum, fetched))
+        for name in self._seconds:
+            self._seconds[name] += sum(map(attrgetter(name), timings))
+        self._queued.add(timing.queue for timing in timings)
+        self._executed.add(timing.execute for timing in timings)
+
+    def enter(self, holder: MeteredSession) -> None:
+        """A session began."""
+        with self._lock:
+            self._holders.add(holder)
+            self._totals["sessions_started"] += 1
+
+    def leave(self, holder: MeteredSession) -> None:
+        """A session ended."""
+        with self._lock:
+            self._holders.discard(holder)
+            self._totals["sessions_ended"] += 1
+            _add(self._totals, holder.counted())
+
+    def check(self) -> None:
+        """Check that the tenant is within its quota.
+
+        Raises:
+            QuotaExceeded: it has used up a quota; the message says which, and what to do.
+        """
+        quota = self.quota
+        self.check_values()
+        if not quota.seconds_an_hour:
+            return
+        used, left = self.account.used()
+        if used > quota.seconds_an_hour:
+            self._refuse(
+                f"{used:.0f} s on the device in this hour, of {quota.seconds_an_hour:g} that you may use: there are more in "
+                f"{left / 60:.0f} minutes"
+            )
+
+    def check_values(self) -> None:
+        """Check the tenant's quota of values, which are also created without a submission.
+
+        Raises:
+            QuotaExceeded: it has.
+        """
+        if not self.quota.values:
+            return
+        with self._lock:
+            values = sum(holder.live_values() for holder in self._holders)
+        if values > self.quota.values:
+            self._refuse(
+                f"{values:,} live tensors, of {self.quota.values:,} that you may have at a time: let go of some"
+            )
+
+    def may_begin(self, sessions: int) -> str:
+        """The reason why a further session may not begin beside `sessions` others; empty: it may."""
+        try:
+            self.check()
+        except QuotaExceeded as error:
+            return str(error)
+        if self.quota.sessions and sessions >= self.quota.sessions:
+            self.count("quota_refusals")
+            return f"{sessions} sessions, which is what you may have at a time: end one of them"
+        return ""
+
+    @property
+    def sessions(self) -> int:
+        """Number of sessions."""
+        return len(self._holders)
+
+    def holdings(self) -> Holdings:
+        """Values and memory of all sessions now."""
+        with self._lock:
+            return Holdings({id(holder): holder.holdings() for holder in self._holders})
+
+    def report(self, holdings: Holdings) -> ExecutorMetrics:
+        """Counters and gauges of all sessions, those that have ended included in counters; `holdings`: what they hold now."""
+        values, memory = holdings.total
+        with self._lock:
+            self._count_answered()
+            totals = defaultdict(int, self._totals)
+            for holder in self._holders:
+                _add(totals, holder.counted())
+            counters = totals | {"cpu_seconds": time.process_time()} | _times(self._seconds)
+            labelled = {("messages", kind): n for kind, n in self._messages.items()}
+            labelled.update(self._labelled.items())
+            distributions = {
+                "queue_duration_seconds": self._queued.distribution(),
+                "run_duration_seconds": self._executed.distribution(),
+            }
+            holders = tuple(self._holders)
+        measured = [holder.measured() for holder in holders]
+        amounts: dict[str, float] = dict.fromkeys(EVERY_SESSION, 0)
+        amounts |= {"values": values, "memory_bytes": memory, "threads": threading.active_count()}
+        for one in measured:
+            _add(amounts, one.amounts)
+        return ExecutorMetrics(
+            dict(counters),
+            amounts | self._figures_of_process(),
+            _by_name(labelled) | _by_phase_and_kind(measured),
+            distributions,
+        )
+
+    def _figures_of_process(self) -> dict[str, int]:
+        """The system's figures for this process."""
+        import psutil
+
+        try:
+            process = self._process = self._process or psutil.Process()
+            return {"resident_memory_bytes": process.memory_info().rss, "open_fds": process.num_fds()}
+        except (OSError, psutil.Error):
+            return {}
+
+    def _refuse(self, reason: str) -> None:
+        self.count("quota_refusals")
+        raise QuotaExceeded(reason)
+
+
+def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        totals[name] = totals.get(name, 0) + value
+
+
+def _by_name(counted: Mapping[tuple[str, str], float]) -> dict[str, tuple[LabelledValue, ...]]:
+    found: dict[str, list[LabelledValue]] = {}
+    for (name, label), number in sorted(counted.items()):
+        found.setdefault(name, []).append(LabelledValue((label,), number))
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _by_phase_and_kind(measured: Iterable[SessionGauges]) -> dict[str, tuple[LabelledValue, ...]]:
+    """Sessions by the phase of their last programs, and what these used: what clients call a phase may be anything."""
+    phases: Counter[str] = Counter()
+    used: Counter[str] = Counter()
+    for one in measured:
+        phases[one.phase if one.phase in _PHASES else ExecutionPhase.UNKNOWN.value] += 1
+        used.update(one.working_set)
+    return _by_name(
+        {("phase_sessions", phase): number for phase, number in phases.items()}
+        | {("working_set_bytes", kind): nbytes for kind, nbytes in used.items()}
+    )
+
+
+def _times(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name}_seconds": value for name, value in seconds.items()}

@@ -1,0 +1,77 @@
+"""Files mapped into memory, and room for files on disk."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import sys
+from typing import Final
+
+from djinn_core.system.files import mode_of, user_id
+from djinn_server.memory.free_memory import madvise
+
+if sys.platform != "win32":
+    import grp
+    import pwd
+
+_POPULATE_READ: Final = 22  # `MADV_POPULATE_READ` of Linux 5.14, which the module `mmap` has no name for
+
+
+def mapped_privately(descriptor: int) -> mmap.mmap:
+    """All bytes of an open file, writable; what is written stays with this process. Reading them from the disk may begin at once.
+
+    Raises:
+        OSError: it cannot be mapped.
+        ValueError: it is empty.
+    """
+    found = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+    if sys.platform != "win32":
+        found.madvise(mmap.MADV_WILLNEED)
+    return found
+
+
+def populate(address: int, size: int) -> None:
+    """Have the system read mapped memory and enter it in the process's page table now, in place of page by page when it is used.
+
+    Other threads go on meanwhile. Systems that cannot do this do nothing; nor is memory that cannot be read an error here.
+    """
+    advise = madvise()
+    if size and advise is not None:
+        start = address - address % mmap.PAGESIZE
+        advise(start, address + size - start, _POPULATE_READ)
+
+
+def allocate(descriptor: int, size: int) -> None:
+    """Take room on disk for the first `size` bytes of an open file; macOS finds out while it is written that there is none.
+
+    Raises:
+        OSError: the disk has no room.
+    """
+    if not (size and hasattr(os, "posix_fallocate")):
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:  # the file system cannot say
+            raise
+
+
+def others_may_write(status: os.stat_result) -> bool:
+    """True if users beside this process's and root may write into a file. A group that its owner is alone in is the owner."""
+    mode = mode_of(status)
+    if status.st_uid not in {0, user_id()} or mode & stat.S_IWOTH:
+        return True
+    return bool(mode & stat.S_IWGRP) and _has_other_members(status)
+
+
+def _has_other_members(status: os.stat_result) -> bool:
+    if sys.platform == "win32":
+        return True
+    else:  # noqa: RET505 - mypy looks at one platform at a time
+        try:
+            owner, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
+        except KeyError:
+            return True
+        return group.gr_name != owner or not {owner}.issuperset(group.gr_mem)

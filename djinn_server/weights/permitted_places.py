@@ -1,0 +1,96 @@
+"""Resolve addresses of clients to places, check each place against the operator's permissions, and open it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weights import (
+    DownloadingSource,
+    LocalPlace,
+    NetworkSource,
+    ReportDownload,
+    WeightFile,
+    WeightPermissions,
+    WeightSource,
+)
+from djinn_server.builtins.weights import open_folder
+
+
+def ignore_progress(done: int, expected: int) -> None:
+    """Ignore progress that no client asks for."""
+
+
+def open_permitted(
+    source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload = ignore_progress
+) -> Sequence[WeightFile]:
+    """Open the first place of an address that clients may read and that has weights.
+
+    Raises:
+        WeightsUnavailable: no permitted place has weights. The message does not reveal whether a forbidden place exists.
+    """
+    failure: WeightsUnavailable | None = None
+    for place in _places(source, address, (*permissions.folders, *permissions.saving)):
+        if not _is_permitted(place, permissions):
+            continue
+        try:
+            if isinstance(place, LocalPlace):
+                return open_folder(place.path, permissions, place.immutable)
+            return _open_network(source, place, permissions, report)
+        except WeightsUnavailable as error:
+            failure = failure or error
+    raise failure or WeightsUnavailable(
+        f"there is no {address!r} among the weights that clients may read (--models, --allow-weights)"
+    )
+
+
+def _is_permitted(place: LocalPlace | str, permissions: WeightPermissions) -> bool:
+    if not isinstance(place, LocalPlace):
+        return permissions.allows(place)
+    try:
+        permissions.resolve(place.path)
+    except WeightsUnavailable:
+        return False
+    return True
+
+
+def _open_network(
+    source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload
+) -> Sequence[WeightFile]:
+    if isinstance(source, DownloadingSource):
+        return _checked(source, source.download(address, permissions, report), WeightFile)
+    if isinstance(source, NetworkSource):
+        return _checked(source, source.open(address, permissions), WeightFile)
+    raise TypeError(
+        f"the weight source {source.name!r} returned the network address {address!r} but is no NetworkSource"
+    )
+
+
+def _places(source: WeightSource, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
+    return _checked(source, source.places(address, folders), LocalPlace | str)
+
+
+def _checked(source: WeightSource, found: object, kind: type | UnionType) -> Sequence[Any]:
+    """Return `found` if it is a sequence of `kind`: a plugin may return anything.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, kind) for one in found):
+        raise TypeError(f"the weight source {source.name!r} returned {type(found).__name__}, not a sequence of {kind}")
+    return found
+
+
+def writable_path(source: WeightSource, address: str, permissions: WeightPermissions) -> Path:
+    """Return the path of an address if the tenant may write it.
+
+    Raises:
+        WeightsUnavailable: the tenant may not write it.
+    """
+    for place in _places(source, address, permissions.saving[:1]):
+        if isinstance(place, LocalPlace):
+            return permissions.resolve_new(place.path)
+    raise WeightsUnavailable(f"cannot save at {address!r}: it is no path on the server's disk")

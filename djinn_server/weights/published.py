@@ -1,0 +1,249 @@
+"""Weights that a tenant has published under names: files on the server's disk, which outlive programs, executors and the server.
+
+Each publication is a file `NAME@ID.safetensors` in the tenant's folder; its ID begins with the times at which it was made and
+expires, so that a list of the folder says all. The newest file of a name is the one that counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weights import WeightFile, WeightSink
+from djinn_core.logs import get_logger
+from djinn_server.builtins.weights import LocalFile, LocalSink
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.weights.saving import SavedBytes
+
+SCHEME: Final = "published"
+MOST_NAMES: Final = 1000  # of a tenant
+_SUFFIX: Final = ".safetensors"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_FILE: Final = re.compile(rf"({_NAME.pattern})@([0-9a-f]{{1,16}})-([0-9a-f]{{1,16}})-[0-9a-f]{{16}}")
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class PublishedFile:
+    """A published file.
+
+    Attributes:
+        name: its name.
+        path: where it is.
+        made, expires: milliseconds since the epoch.
+        nbytes: bytes of the file.
+    """
+
+    name: str
+    path: Path
+    made: int
+    expires: int
+    nbytes: int
+
+    @property
+    def address(self) -> str:
+        """Address of this file and no later one of its name."""
+        return f"{SCHEME}:{self.path.name.removesuffix(_SUFFIX)}"
+
+
+class PublishedWeights:
+    """The names that one tenant has published. Thread-safe; processes that share the folder see each other's names."""
+
+    def __init__(self, folders: Path, longest: float, disk: DiskQuota, tenant: str) -> None:
+        """Open a tenant's names.
+
+        Args:
+            folders: where each tenant has a folder.
+            longest: seconds for which a name may live.
+            disk: what the tenant has on disk.
+            tenant: its name; empty where there are no tenants.
+
+        Raises:
+            OSError: the tenant's folder cannot be made.
+        """
+        self._folder = folders / (tenant or "default")
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._longest = longest
+        self._room = SavedBytes(disk, self._folder, "published", 2 * MOST_NAMES)
+        self._held: dict[str, Path] = {}  # by address: links that journals keep to files that were removed
+        self._lock = threading.Lock()
+        _remove_expired(folders)
+
+    def create(self, address: str, size: int, seconds: float) -> WeightSink:
+        """Begin to publish a file of `size` bytes for so many seconds, 0: the longest that there is.
+
+        Raises:
+            WeightsUnavailable: the name or the time is not possible, or the tenant has as much as it may.
+        """
+        name = address.removeprefix(f"{SCHEME}:")
+        if _NAME.fullmatch(name) is None:
+            raise WeightsUnavailable(
+                f"{name!r} is no name for published weights: up to 100 letters of ASCII, digits, '.', '_' and '-', and the first "
+                "is a letter or a digit"
+            )
+        seconds = seconds or self._longest
+        if seconds > self._longest:
+            raise WeightsUnavailable(
+                f"weights may be published for {self._longest:,.0f} s at the most, not for {seconds:,.0f} s"
+            )
+        with self._lock:
+            there = {one.name for one in self._publications()}
+            if name not in there and len(there) >= MOST_NAMES:
+                raise WeightsUnavailable(f"{len(there):,} names are published, as many as there may be: unpublish some")
+            self._room.check(size)
+            # A clock that was set back must not make this one older than those before.
+            made = max([_now(), *(one.made + 1 for one in self._publications() if one.name == name)])
+            file = f"{name}@{made:x}-{_now() + int(seconds * 1000):x}-{secrets.token_hex(8)}{_SUFFIX}"
+            try:
+                return PublishedSink(self, name, LocalSink(self._folder / file, size))
+            except OSError as error:
+                raise WeightsUnavailable(f"{name!r} cannot be published: {error.strerror or error}") from error
+
+    def open(self, address: str) -> tuple[str, Sequence[WeightFile]]:
+        """Open a name, or the address of one of its files; that address, and the file.
+
+        Raises:
+            WeightsUnavailable: it is not there (any more).
+        """
+        asked = address.removeprefix(f"{SCHEME}:")
+        path, held = self._path_of(address), self._held.get(address)
+        found = next((one for one in self.listing() if one.name == asked), None)
+        try:
+            if found is not None:
+                return found.address, [LocalFile(found.path, found.path.name, immutable=True)]
+            if path is not None and path.exists():
+                return address, [LocalFile(path, path.name, immutable=True)]
+            if path is not None and held is not None:
+                return address, [LocalFile(held, path.name, immutable=True)]
+        except OSError as error:
+            raise WeightsUnavailable(f"{asked!r} cannot be opened: {error.strerror or error}") from error
+        name = asked.partition("@")[0]
+        raise WeightsUnavailable(
+            f"nothing is published as {name!r}"
+            if name == asked
+            else f"what was published as {name!r} when it was attached has been replaced or removed, or has expired"
+        )
+
+    def _path_of(self, address: str) -> Path | None:
+        """Path of the file at an address that names one; None where it names none."""
+        asked = address.removeprefix(f"{SCHEME}:")
+        return self._folder / f"{asked}{_SUFFIX}" if _FILE.fullmatch(asked) else None
+
+    def hold(self, address: str, link: Path) -> None:
+        """Keep the file at an address as `link` as well, or find it there, where another process has kept it before."""
+        path = self._path_of(address)
+        if path is None:
+            return
+        try:
+            link.parent.mkdir(mode=0o700, exist_ok=True)
+            os.link(path, link, follow_symlinks=False)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            if link.exists():
+                self._held[address] = link
+        except OSError as error:
+            _log.info("a session depends on what is published", address=address, reason=str(error))
+
+    def listing(self) -> list[PublishedFile]:
+        """The publications by name, those that were not replaced; what has expired is removed."""
+        with self._lock:
+            newest: dict[str, PublishedFile] = {}
+            for one in self._publications():
+                if one.name not in newest or newest[one.name].made < one.made:
+                    newest[one.name] = one
+            return [newest[name] for name in sorted(newest)]
+
+    def remove(self, address: str) -> None:
+        """Remove a name. Sessions that have attached it go on with it.
+
+        Raises:
+            WeightsUnavailable: there is none, or its files cannot be removed.
+        """
+        name = address.removeprefix(f"{SCHEME}:")
+        found = [one for one in self.listing() if one.name == name]
+        if not found:
+            raise WeightsUnavailable(f"nothing is published as {name!r}") from FileNotFoundError()
+        try:
+            self.remove_older(name, found[0].made + 1)
+        except OSError as error:
+            raise WeightsUnavailable(f"{name!r} cannot be removed: {error.strerror or error}") from error
+
+    def remove_older(self, name: str, made: int) -> None:
+        """Remove the files of a name that were made before."""
+        with self._lock:
+            for one in self._publications():
+                if one.name == name and one.made < made:
+                    one.path.unlink(missing_ok=True)
+            self._room.count()
+
+    def _publications(self) -> list[PublishedFile]:
+        return [one for path in self._folder.iterdir() if (one := _living(path)) is not None]
+
+
+class PublishedSink:
+    """A file that is being published, as `WeightSink`; older files of its name are removed once it is complete.
+
+    Attributes:
+        address: names this file and no later one.
+    """
+
+    def __init__(self, published: PublishedWeights, name: str, inner: LocalSink) -> None:
+        self._published = published
+        self._name = name
+        self._inner = inner
+        self.address = f"{SCHEME}:{inner.path.name.removesuffix(_SUFFIX)}"
+
+    def write(self, data: memoryview) -> None:
+        """As `WeightSink.write`."""
+        self._inner.write(data)
+
+    def commit(self) -> None:
+        """As `WeightSink.commit`."""
+        self._inner.commit()
+        made = _publication(self._inner.path)
+        if made is not None:
+            self._published.remove_older(self._name, made.made)
+
+    def discard(self) -> None:
+        """As `WeightSink.discard`."""
+        self._inner.discard()
+
+
+def _remove_expired(folders: Path) -> None:
+    """Remove what has expired, of all tenants: most of them have no executor now."""
+    for path in folders.glob(f"*/*{_SUFFIX}"):
+        _living(path)
+
+
+def _living(path: Path) -> PublishedFile | None:
+    """The publication at a path; None if it is nothing, or has expired and is removed."""
+    one = _publication(path)
+    if one is None or one.expires > _now():
+        return one
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _publication(path: Path) -> PublishedFile | None:
+    found = _FILE.fullmatch(path.name.removesuffix(_SUFFIX)) if path.name.endswith(_SUFFIX) else None
+    if found is None:
+        return None
+    try:
+        nbytes = path.lstat().st_size
+    except FileNotFoundError:  # another process has removed it
+        return None
+    return PublishedFile(found[1], path, int(found[2], 16), int(found[3], 16), nbytes)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,272 @@
+"""Values that an executor reads itself: read by other threads, and made values by the session's own, between two messages.
+
+Programs that do not use a value do not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+import attrs
+import torch
+
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.values import contiguous_strides
+from djinn_core.wire.tensors import dtype_from_name
+from djinn_core.wire.upload_messages import UploadPart
+from djinn_core.wire.weight_messages import ReadWeights
+from djinn_server.memory.limited import ledger_of
+from djinn_server.memory.spill import bytes_on_device
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.snapshot_format import StoredValue
+from djinn_server.running.values import ValueTable, memory_of
+from djinn_server.weights.shared_weights import Origin, SessionShares, WeightKey
+from djinn_server.weights.uploads import UploadAssembly, is_countable
+from djinn_server.weights.weight_reader import PartRead, WeightReader
+
+READ_AHEAD: Final = 1 << 30  # bytes that are read before the device takes them
+READ_AHEAD_SHARE: Final = 8  # a memory limit by this, if that is less
+
+
+@attrs.define
+class _PendingRead:
+    """A value that is to be read. `reading` is None until it is begun: the device has to take others first."""
+
+    header: UploadPart
+    origin: Origin
+    reading: PartRead | None = None
+
+
+class WeightReads:
+    """The values of one session that the executor reads. Used by the session's thread.
+
+    Attributes:
+        reading: the values that are being read, or wait for that, by handle.
+        shares: what was read and other sessions may have as well.
+        journal: the session's journal, if it has one.
+    """
+
+    def __init__(
+        self, runtime: DeviceRuntime, values: ValueTable, uploads: UploadAssembly, reader: WeightReader
+    ) -> None:
+        """`uploads`: those of the session, which make values of bytes. `reader`: reads."""
+        self._runtime = runtime
+        self._values = values
+        self._uploads = uploads
+        self._reader = reader
+        self._ledger = ledger_of(runtime)
+        self._in_place = runtime.device.type == "cpu" and self._ledger is None  # what is read is the value's memory
+        self._ahead = READ_AHEAD if self._ledger is None else min(READ_AHEAD, self._ledger.limit // READ_AHEAD_SHARE)
+        self.shares = SessionShares(values, self._ledger)
+        self.journal: Journal | None = None
+        self.reading: OrderedDict[int, _PendingRead] = OrderedDict()  # by handle
+
+    def left(self) -> int:
+        """Bytes of the values that are being read, or wait for that."""
+        return sum(one.header.size for one in self.reading.values())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.forget(list(self.reading))
+        self.shares.clear()
+        self.journal = None
+
+    def read(self, request: ReadWeights) -> None:
+        """Begin to read a value from an opened address.
+
+        Raises:
+            ProtocolError: nothing like it can be uploaded.
+        """
+        strides = contiguous_strides(request.shape) if is_countable(request.shape) else ()
+        header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
+        self._uploads.check_new(header)
+        whole = WeightKey(request.version, request.name, request.start, request.size)
+        origin = Origin(request.address, self._reader.untied(request.address, whole))
+        self._hold_file(request.address, request.version)
+        try:
+            if self._find(header, origin) or self._map(header, origin):
+                return
+        except WeightsUnavailable as error:
+            self._uploads.poison(request.handle, "WeightsUnavailable", str(error))
+        else:
+            self.reading[request.handle] = _PendingRead(header, origin)
+            self._uploads.reading.add(request.handle)
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin to read what there is room for, in the order in which it was asked for."""
+        for handle, one in list(self.reading.items()):
+            size = one.header.size
+            if one.reading is not None:
+                continue
+            if self._uploads.reading_bytes and not self._in_place and self._uploads.reading_bytes + size > self._ahead:
+                return
+            try:
+                self._uploads.check_room(size)
+                one.reading = self._reader.read(one.origin.address, one.origin.key)
+                self._uploads.reading_bytes += size
+            except WeightsUnavailable as error:
+                self.forget([handle])
+                self._uploads.poison(handle, "WeightsUnavailable", str(error))
+            except RuntimeError as error:
+                self.forget([handle])
+                self._uploads.refuse_bytes(one.header, error)
+
+    def next_of(self, handles: Collection[int] | None = None) -> Future[torch.Tensor] | None:
+        """A future to wait for while one of these values (None: any value) is still being read; otherwise None."""
+        self.take_finished()
+        wanted = self.reading if handles is None else [handle for handle in handles if handle in self.reading]
+        for handle in wanted:
+            # What is not begun comes after the oldest that is.
+            reading = self.reading[handle].reading or next(iter(self.reading.values())).reading
+            return reading.data if reading is not None else None
+        return None
+
+    def take_finished(self) -> None:
+        """Make values of all that has been read by now."""
+        for handle, one in list(self.reading.items()):
+            if one.reading is not None and one.reading.data.done():
+                self.forget([handle])
+                self._finish(one, one.reading)
+        if self.reading:
+            self._begin()
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """Give up these reads: their values are not needed any more."""
+        for handle in handles:
+            one = self.reading.pop(handle, None)
+            if one is not None:
+                self._uploads.reading.discard(handle)
+                self._uploads.reading_bytes -= one.header.size if one.reading is not None else 0
+
+    def _finish(self, one: _PendingRead, reading: PartRead) -> None:
+        try:
+            data = reading.result()
+            if not one.header.size:
+                self._uploads.finish(one.header, data)
+            elif not self._find(one.header, one.origin):
+                self._put(one.header, one.origin, data)
+        except WeightsUnavailable as error:
+            self._uploads.poison(one.header.handle, "WeightsUnavailable", str(error))
+        except (RuntimeError, MemoryError) as error:
+            self._uploads.refuse_bytes(one.header, error)
+
+    def _map(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
+        """Make a value of a file's mapping; False where its bytes must be read."""
+        if not self._in_place:  # under a limit the memory could not be taken away
+            return False
+        mapped = self._reader.map(origin.address, origin.key)
+        if mapped is not None:
+            self._share(header, self._reader.shared.share(origin.key, mapped.untyped_storage()), origin, offset)
+            self._reader.populate(origin.key)
+        return mapped is not None
+
+    # --- memory that others have -----------------------------------------------------------------------------------
+
+    def _moving(self) -> AbstractContextManager[object]:
+        """A block in which no memory is moved."""
+        return nullcontext() if self._ledger is None else self._ledger.lock
+
+    def _find(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
+        """Make a value of memory into which a session has read the same bytes; False if there is none. Evicted memory is restored."""
+        with self._moving():
+            storage = self._reader.shared.find(origin.key)
+            if storage is None:
+                return False
+            try:
+                if self._ledger is not None:
+                    self._ledger.reload(bytes_on_device(storage, self._runtime.device))
+                self._share(header, storage, origin, offset)
+            except (RuntimeError, OSError) as error:
+                self._uploads.refuse_bytes(header, error)
+            return True
+
+    def _put(self, header: UploadPart, origin: Origin, data: torch.Tensor, offset: int = 0) -> None:
+        """Make a value of what was read.
+
+        Raises:
+            RuntimeError: the device has no memory for it.
+        """
+        with self._moving(), torch.inference_mode():
+            storage = self._runtime.receive(data).untyped_storage()
+            self._share(header, self._reader.shared.share(origin.key, storage), origin, offset)
+
+    def _share(self, header: UploadPart, storage: torch.UntypedStorage, origin: Origin, offset: int) -> None:
+        with torch.inference_mode():
+            value = torch.empty(0, dtype=dtype_from_name(header.dtype), device=self._runtime.device)
+            self._values[header.handle] = value.set_(storage, offset, header.shape, header.stride)
+        self._note_shared(header.handle, value, origin)
+
+    def _note_shared(self, handle: int, value: torch.Tensor, origin: Origin) -> None:
+        self.shares.add(handle, origin)
+        if self._ledger is not None:
+            source = self._reader.again(origin.address, origin.key)
+            if source is not None:
+                self._ledger.reread_from(value, source)
+
+    def lend(self, address: str, saved: Mapping[str, int]) -> None:
+        """Share the memory of values that were just saved at an address with sessions that read them there.
+
+        `saved`: their handles, by the names of the tensors. A value that does not fill its storage is left out. So is a storage that the
+        client knows under several numbers: a program that is under way may write it under another one.
+        """
+        try:
+            opened = self._reader.open(address)
+        except WeightsUnavailable:  # it was replaced or has expired already
+            return
+        owners: dict[int, set[int]] = {}
+        for handle, value in self._values.items():
+            if memory := memory_of(value):
+                owners.setdefault(memory, set()).add(storage_of(handle))
+        with self._moving():
+            for name, handle in saved.items():
+                value = self._values[handle]
+                if (
+                    not isinstance(value, torch.Tensor)
+                    or not value.is_contiguous()
+                    or value.is_conj()
+                    or value.is_neg()
+                ):
+                    continue
+                if not value.numel() or len(owners[memory_of(value)]) > 1:
+                    continue
+                storage, size = value.untyped_storage(), opened.tensors[name].entry.size
+                if storage.nbytes() != size:
+                    continue
+                key = WeightKey(opened.version, name, 0, size)
+                if self._reader.shared.share(key, storage) is storage:
+                    self._hold_file(opened.address, opened.version)
+                    self._note_shared(handle, value, Origin(opened.address, key))
+
+    def read_again(self, stored: Sequence[StoredValue]) -> None:
+        """Make the values of a snapshot that are read from where they came; those that cannot be are poison."""
+        for one in stored:
+            origin = Origin(one.address, WeightKey(one.version, one.name, one.start, one.size))
+            header = UploadPart(one.handle, one.dtype, one.shape, one.stride, one.size)
+            self._hold_file(one.address, one.version)
+            try:
+                if not (self._find(header, origin, one.offset) or self._map(header, origin, one.offset)):
+                    data = self._reader.read(origin.address, origin.key).result()
+                    self._put(header, origin, data, one.offset)
+            except WeightsUnavailable as error:
+                self._uploads.poison(one.handle, "WeightsUnavailable", str(error))
+            except (RuntimeError, MemoryError) as error:
+                self._uploads.refuse_bytes(header, error)
+
+    # --- files that a journal needs --------------------------------------------------------------------------------
+
+    def _hold_file(self, address: str, version: bytes) -> None:
+        """Have the journal hold on to a file that may be removed or replaced before this session is recovered."""
+        if self.journal is not None and self.journal.contents is not None and self.journal.open:
+            self._reader.hold(address, version, self.journal.contents.path(version))
+
+    def hold_only(self, versions: set[bytes]) -> None:
+        """Have the journal keep no files but these, after a snapshot has replaced its records."""
+        if self.journal is not None and self.journal.contents is not None:
+            self.journal.contents.held = versions

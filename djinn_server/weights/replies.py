@@ -1,0 +1,190 @@
+"""Replies to messages about addresses: what one has, what was saved there, what is published, and whether something was removed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+
+import torch
+
+from djinn_core.errors import DjinnError, WeightsUnavailable
+from djinn_core.hookspecs.weights import WeightSink
+from djinn_core.logs import get_logger
+from djinn_core.wire import limits
+from djinn_core.wire.binding_delta import unpack_handles
+from djinn_core.wire.frames import Frame
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import encode
+from djinn_core.wire.weight_messages import (
+    OpenWeights,
+    OpenWeightsReply,
+    PublishedEntry,
+    PublishedReply,
+    RemoveWeights,
+    RemoveWeightsReply,
+    SaveWeights,
+    SaveWeightsReply,
+    StoredTensorEntry,
+)
+from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel
+from djinn_server.running.cancellation import LOOK_SECONDS
+from djinn_server.running.values import Poison, ValueTable
+from djinn_server.weights.published import PublishedSink, PublishedWeights
+from djinn_server.weights.reads import WeightReads
+from djinn_server.weights.saving import DifferentContents, save
+from djinn_server.weights.weight_reader import OpenedWeights, WeightReader
+
+_log = get_logger("djinn.server")
+
+
+def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
+    """Reply to `OpenWeights`, of at most `most` bytes: the tensors at the address."""
+    try:
+        opened = found.result()
+    except WeightsUnavailable as error:
+        return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
+    tensors = opened.tensors.items()
+    entries = [StoredTensorEntry(name, place.entry.dtype_name, place.entry.shape) for name, place in tensors]
+    address = "" if opened.address == request.address else opened.address
+    described = opened.version, tuple(entries), tuple(opened.metadata.items())
+    reply = encode(OpenWeightsReply(*described, address=address))
+    if len(reply) > most:
+        text = f"what is at {request.address!r} takes {len(reply):,} bytes to list; {most:,} are the limit"
+        return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
+    return reply
+
+
+def list_published(published: PublishedWeights | None) -> PublishedReply:
+    """Reply to `PublishedRequest`."""
+    if published is None:
+        return PublishedReply(
+            refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
+        )
+    try:
+        found = published.listing()
+    except OSError as error:
+        return PublishedReply(refused=f"what is published cannot be listed: {error.strerror}")
+    now = time.time()
+    times = [(max(0.0, now - one.made / 1000), max(0.0, one.expires / 1000 - now)) for one in found]
+    return PublishedReply(
+        tuple([PublishedEntry(one.name, one.nbytes, *both) for one, both in zip(found, times, strict=True)])
+    )
+
+
+def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:
+    """Call `do`, which changes files, and send the reply that it returns. A recovered session sends the reply of its journal instead.
+
+    `do` gets True if an executor began it and died before the reply was in the journal: the files may have been changed already.
+    """
+    begun: list[bytes | None] = []
+
+    def begin(before: bytes | None) -> bytes:
+        begun.append(before)
+        return YES
+
+    connection.decide(begin)
+    connection.send(Frame(connection.decide(lambda before: before or encode(do(begun[0] is not None)))))
+
+
+def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) -> RemoveWeightsReply:
+    """Remove what an address names, and return the reply. `again`: it may have been removed already."""
+    try:
+        reader.remove(request.address)
+    except WeightsUnavailable as error:
+        if again and isinstance(error.__cause__, FileNotFoundError):
+            return RemoveWeightsReply()
+        return RemoveWeightsReply(str(error)[: limits.FAILURE_TEXT])
+    except DjinnError:
+        raise
+    except Exception as error:
+        _log.exception("a weight source failed to remove a file", address=request.address)
+        return RemoveWeightsReply(
+            f"{request.address!r} cannot be removed: {type(error).__name__}"[: limits.FAILURE_TEXT]
+        )
+    return RemoveWeightsReply()
+
+
+def answer_opening(
+    request: OpenWeights,
+    weights: WeightReader,
+    connection: ExecutorChannel,
+    read_ahead: Callable[[ExecutorChannel], None],
+) -> None:
+    """Answer what is at an address, or that it is still being opened. A recovered session gives the same reply.
+
+    `read_ahead`: takes in what the client has sent meanwhile.
+    """
+    opening = weights.opening(request.address)
+    until = time.monotonic() + request.patience
+
+    def is_open(before: bytes | None) -> bytes:
+        while not opening.found.done() and before != NO:
+            left = until - time.monotonic() if request.patience and before is None else LOOK_SECONDS
+            if left <= 0:
+                return NO
+            if not wait((opening.found,), min(left, LOOK_SECONDS)).done:
+                opening.asked = time.monotonic()
+                read_ahead(connection)
+        return before or YES
+
+    if request.patience and connection.decide(is_open) == NO:
+        reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
+        connection.send_unchecked(Frame(encode(reply)))
+        return
+    is_open(YES)
+    weights.opened(request.address, opening)
+    connection.send(Frame(listed(request, opening.found, connection.limits.head)))
+
+
+def save_values(
+    request: SaveWeights,
+    values: ValueTable,
+    reads: WeightReads,
+    weights: WeightReader,
+    deliver: Callable[[torch.Tensor], torch.Tensor],
+    again: bool = False,
+) -> SaveWeightsReply:
+    """Write values of a session at an address; the reply says what was wrong, if anything was.
+
+    `deliver`: gives the host's copy of a value. `again`: the file may be there already, and is looked for first. `reads`: shares the
+    memory of values that were published with sessions that read them.
+    """
+    handles = unpack_handles(request.handles)
+    if len(handles) != len(request.names):
+        return SaveWeightsReply(0, f"{len(request.names)} names come with {len(handles)} values")
+    tensors: dict[str, torch.Tensor] = {}
+    for name, handle in zip(request.names, handles, strict=True):
+        value = values[handle] if handle in values else None  # noqa: SIM401 - it has no `get`
+        if isinstance(value, Poison):
+            return SaveWeightsReply(0, f"the tensor {name!r} could not be computed", name)
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return SaveWeightsReply(0, f"{name!r} is no dense tensor")
+        tensors[name] = value
+    made: list[WeightSink] = []
+
+    def create(size: int) -> WeightSink:
+        made.append(weights.create(request.address, size, request.seconds))
+        return made[-1]
+
+    try:
+        with torch.inference_mode():
+            if again and (there := weights.written(request.address)) is not None:
+                with contextlib.suppress(DifferentContents, OSError):
+                    return SaveWeightsReply(save(tensors, dict(request.metadata), there, deliver))
+            nbytes = save(tensors, dict(request.metadata), create, deliver)
+        for sink in made:
+            if isinstance(sink, PublishedSink):
+                reads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
+        return SaveWeightsReply(nbytes)
+    except WeightsUnavailable as error:
+        return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])
+    except DjinnError:
+        raise
+    except Exception as error:
+        _log.exception("a weight source failed to save a file", address=request.address)
+        reason = f"{request.address!r} cannot be written: {type(error).__name__}"
+        return SaveWeightsReply(0, reason[: limits.FAILURE_TEXT])

@@ -1,0 +1,135 @@
+"""Weights that an executor saves itself: values of a session become a safetensors file at an address that the client names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weights import WeightFile, WeightSink
+from djinn_server.builtins.safetensors_files import make_header
+from djinn_server.builtins.weights import UNFINISHED, remove_abandoned
+from djinn_server.disk_quota import DiskQuota
+
+MOST_FILES: Final = 10_000  # that a tenant has saved
+_COMPARED: Final = 1 << 20  # bytes of a file that are compared at a time
+
+
+def save(
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str],
+    create: Callable[[int], WeightSink],
+    deliver: Callable[[torch.Tensor], torch.Tensor],
+) -> int:
+    """Write values to a safetensors file, one after the other; the bytes of the file.
+
+    Args:
+        tensors: values on the device.
+        metadata: what the file says of itself.
+        create: begins a file of so many bytes.
+        deliver: a value in the host's memory.
+
+    Raises:
+        WeightsUnavailable: it may not be written. What was there before still is, here and below.
+        OSError: it cannot be written.
+        ValueError: a safetensors file cannot have such a tensor.
+        RuntimeError: there is no memory to bring a value to the host.
+    """
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # which aligns them
+    header = make_header({name: (one.dtype, tuple(one.shape)) for name, one in ordered.items()}, metadata)
+    size = len(header) + sum(one.numel() * one.dtype.itemsize for one in ordered.values())
+    sink = create(size)
+    try:
+        sink.write(memoryview(header))
+        for tensor in ordered.values():
+            if tensor.numel():
+                sink.write(_bytes(deliver(tensor)))
+        sink.commit()
+    finally:
+        sink.discard()
+    return size
+
+
+class DifferentContents(Exception):  # noqa: N818 - a result, and no failure
+    """A file does not have the contents that were to be written."""
+
+
+class WrittenFile:
+    """A file that may have been written already, as `WeightSink`: it is compared with what is to be written.
+
+    Its methods raise `DifferentContents` where it is another one.
+    """
+
+    def __init__(self, file: WeightFile, size: int) -> None:
+        self._file = file
+        self._version = file.version()
+        self._at = 0
+        self._check(file.size == size)
+
+    def write(self, data: memoryview) -> None:
+        """As `WeightSink.write`."""
+        while data:
+            there = bytearray(min(len(data), _COMPARED))
+            self._file.read_into(self._at, memoryview(there))
+            self._check(data[: len(there)] == there)
+            self._at, data = self._at + len(there), data[len(there) :]
+
+    def commit(self) -> None:
+        """As `WeightSink.commit`."""
+        self._check(self._file.version() == self._version)
+
+    def discard(self) -> None:
+        """As `WeightSink.discard`: nothing was begun."""
+
+    def _check(self, same: bool) -> None:
+        if not same:
+            raise DifferentContents
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    with torch.inference_mode():
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        return dense.view(-1).view(torch.uint8).numpy().data
+
+
+class SavedBytes:
+    """Room that a tenant has for saved files, within what it may have on disk. Files of its other executors count as well."""
+
+    def __init__(self, disk: DiskQuota, folder: Path, what: str = "saved", most: int = MOST_FILES) -> None:
+        """`what` has happened to the files in `folder`, for messages; `most`: the number of them that there may be."""
+        self._disk = disk
+        self._folder = folder
+        self._what = what
+        self._most = most
+
+    def check(self, size: int) -> None:
+        """Note that a file of `size` bytes is to be written.
+
+        Raises:
+            WeightsUnavailable: that is more than the tenant may have, or than the disk has left.
+        """
+        for folder in {self._folder, *(path.parent for path in self._folder.rglob(f".*{UNFINISHED}*"))}:
+            remove_abandoned(folder)  # they would count
+        there = self._sizes()
+        if len(there) >= self._most:
+            raise WeightsUnavailable(
+                f"{len(there):,} files were {self._what} on the server; {self._most:,} are the limit"
+            )
+        self._disk.set_usage(self._folder, sum(there))
+        if too_much := self._disk.charge(self._folder, sum(there) + size, self._folder):
+            raise WeightsUnavailable(f"{size:,} bytes are not {self._what}: {too_much}")
+
+    def count(self) -> None:
+        """Note what is there now."""
+        self._disk.set_usage(self._folder, sum(self._sizes()))
+
+    def _sizes(self) -> list[int]:
+        found: list[int] = []
+        for path in self._folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                found += [path.lstat().st_size] if path.is_file() else []
+        return found

@@ -1,0 +1,171 @@
+"""Memory of weights that several sessions of an executor have read: one copy, until a session writes into it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+
+import attrs
+import torch
+
+from djinn_core import torch_private
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.values import meta_of
+from djinn_core.wire.tensors import dtype_name
+from djinn_server.memory.ledger import Ledger
+from djinn_server.recovery.snapshot_format import StoredValue
+from djinn_server.running.input_aliases import InputAliases
+from djinn_server.running.values import Poison, ValueTable
+
+
+@attrs.frozen
+class WeightKey:
+    """Identity of what was read: bytes of a tensor of files in one version."""
+
+    version: bytes
+    name: str
+    start: int
+    size: int
+
+
+class SharedWeights:
+    """Storages in the device's memory, by what was read into them. Thread-safe; it holds none of them itself.
+
+    Attributes:
+        hits: how often a session found what it was to read. hit_bytes: how many bytes that was.
+    """
+
+    def __init__(self) -> None:
+        self.storages: weakref.WeakValueDictionary[WeightKey, torch.UntypedStorage] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self.hits = self.hit_bytes = 0
+
+    def find(self, key: WeightKey) -> torch.UntypedStorage | None:
+        """The memory that a session has read this into; None if none holds it any more."""
+        with self._lock:
+            found = self.storages.get(key)
+            if found is not None:
+                self.hits += 1
+                self.hit_bytes += key.size
+            return found
+
+    def held(self, key: WeightKey) -> torch.UntypedStorage | None:
+        """As `find`, without counting a hit."""
+        with self._lock:
+            return self.storages.get(key)
+
+    def share(self, key: WeightKey, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Share `storage` with sessions that come later; the memory to use, which is another's where that came first."""
+        with self._lock:
+            return self.storages.setdefault(key, storage)
+
+    def nbytes(self) -> int:
+        """Bytes of what sessions have read and not written."""
+        with self._lock:
+            return sum(storage.nbytes() for storage in self.storages.values())
+
+
+@attrs.frozen
+class Origin:
+    """Place that memory was read from."""
+
+    address: str
+    key: WeightKey
+
+
+class SessionShares:
+    """Storages of a session, by the client's numbers, whose memory other sessions may have as well.
+
+    Before a program writes into one, its values get a copy of their own.
+    """
+
+    def __init__(self, values: ValueTable, ledger: Ledger | None = None) -> None:
+        """`ledger`: that of the device's memory, where it has a limit: it counts what several sessions have once."""
+        self._values = values
+        self._ledger = ledger
+        self.storages: dict[int, Origin | None] = {}
+        self._keys: dict[int, int] = {}  # of the memory that was read, by storage
+
+    def add(self, handle: int, origin: Origin | None) -> None:
+        """Note that the memory of this value is shared. `origin` None: by an op's schema, it may alias a value that is shared."""
+        storage, value = storage_of(handle), self._values[handle]
+        self.storages[storage] = origin
+        if storage not in self._keys and isinstance(value, torch.Tensor):
+            self._keys[storage] = torch_private.storage_key(value)
+            if self._ledger is not None:
+                self._ledger.share(self._keys[storage], value.untyped_storage().nbytes())
+
+    def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
+        """The values that are what was read, or views of it, with where it was read."""
+        found = []
+        for handle in self._values.sharing(self.storages):
+            value, origin = self._values[handle], self.storages[storage_of(handle)]
+            if origin is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+                continue
+            # A result that was laid out again has memory of its own, although the client numbers it as a view.
+            here = torch_private.storage_key(value)
+            if not (value.is_conj() or value.is_neg()) and here == self._keys.get(storage_of(handle)):
+                found.append((handle, value, origin))
+        return found
+
+    def before_run(self, aliases: InputAliases, inputs: list[int], outputs: Iterable[int]) -> None:
+        """Copy what a run of a template may write, and note what its results may share.
+
+        Raises:
+            RuntimeError, OSError: a copy cannot be made; no value was changed.
+        """
+        shared = self.storages
+        written = {storage_of(inputs[position]) for position in aliases.written}.intersection(shared)
+        if written:
+            self._copy(written)
+        handles = tuple(outputs) if aliases.outputs else ()
+        for number, sources in aliases.outputs:
+            if any(storage_of(inputs[position]) in shared for position in sources):
+                shared.setdefault(storage_of(handles[number]), None)
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """Forget storages that no value looks into any more, after `handles` were freed."""
+        for storage in self.storages.keys() & set(map(storage_of, handles)):
+            if not self._values.bytes_of(storage):
+                self._drop(storage)
+
+    def clear(self) -> None:
+        """Nothing is shared."""
+        for storage in list(self.storages):
+            self._drop(storage)
+
+    def _copy(self, storages: set[int]) -> None:
+        found: dict[tuple[int, int], list[torch.Tensor]] = {}
+        for handle in self._values.sharing(storages):
+            value = self._values[handle]
+            if isinstance(value, Poison):  # an op that overwrites all of it makes it a tensor again
+                value = value.memory
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                found.setdefault((storage_of(handle), torch_private.storage_key(value)), []).append(value)
+        for tensors in found.values():
+            _give_copy(tensors, self._ledger)
+        for storage in storages:
+            self._drop(storage)
+
+    def _drop(self, storage: int) -> None:
+        del self.storages[storage]
+        key = self._keys.pop(storage, None)
+        if key is not None and self._ledger is not None:
+            self._ledger.unshare(key)
+
+
+def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
+    """Give tensors that look into one storage a copy of it."""
+    with torch.inference_mode():
+        copy = tensors[0].untyped_storage().clone() if ledger is None else ledger.copy_of(tensors[0])
+        for tensor in tensors:
+            meta = meta_of(tensor)
+            tensor.set_(copy, meta.offset, meta.shape, meta.stride)
+
+
+def stored_value(handle: int, value: torch.Tensor, origin: Origin) -> StoredValue:
+    """The place in its file of a value that was read and not written, for snapshots."""
+    key = origin.key
+    layout = dtype_name(value.dtype), tuple(value.shape), value.stride(), int(value.storage_offset())
+    return StoredValue(handle, origin.address, key.version, key.name, key.start, key.size, *layout)

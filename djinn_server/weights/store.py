@@ -1,0 +1,393 @@
+"""Content-addressed store of weights by the digest of their bytes: stored weights need not be sent again.
+
+The store is a directory of files named by digest. A file is written under a temporary name first, so it is complete or absent.
+Several executor processes may share the directory. A file's contents are checked against its name before they are used.
+
+Safetensors files of the operator (`--warm`) are found by digest as well, and used without a copy. The digest of each of their tensors
+is computed while the server starts; a tensor whose file has changed since is not found any more.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import numpy as np
+import torch
+
+from djinn_core.logs import get_logger
+from djinn_core.system.files import pread
+from djinn_core.system.shared_files import FileVersion, version_of
+from djinn_core.wire.digests import ContentHash, digest_of_content, digest_of_file
+from djinn_server.builtins.safetensors_files import read_header
+from djinn_server.disk_quota import DiskQuota
+
+SMALLEST: Final = 64 << 10  # bytes; clients offer nothing smaller
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class _Place:
+    path: Path
+    start: int
+    size: int
+    version: FileVersion
+
+
+class WeightFiles:
+    """Finds tensors of safetensors files by the digest of their bytes."""
+
+    def __init__(self) -> None:
+        self._places: dict[bytes, _Place] = {}
+
+    def add(self, path: Path) -> int:
+        """Index the tensors of a file; the number of bytes that can be found in it from now on.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no safetensors file.
+        """
+        version = version_of(path)
+        total = 0
+        for start, size in stretches(path):
+            data = _mapped(path, start, size)
+            self._places[digest_of_content(data.data)] = _Place(path, start, size, version)
+            total += size
+        return total
+
+    def find(self, digest: bytes, size: int) -> torch.Tensor | None:
+        """The bytes of that digest (uint8, writable, private to the caller), or None if they are in no file.
+
+        Raises:
+            OSError: the file cannot be read any more.
+        """
+        place = self._places.get(digest)
+        if place is None or place.size != size:
+            return None
+        if version_of(place.path) != place.version:
+            _log.warning("a file with weights has changed since the server started", file=str(place.path))
+            self._places.pop(digest, None)  # another session may have removed it
+            return None
+        return torch.from_numpy(_mapped(place.path, place.start, size))
+
+
+def stretches(path: Path) -> Iterator[tuple[int, int]]:
+    """First byte and size of each tensor in a safetensors file that has at least `SMALLEST` bytes.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no safetensors file.
+    """
+    with path.open("rb", buffering=0) as file:
+        header = read_header(path.stat().st_size, lambda start, count: pread(file.fileno(), count, start))
+    for entry in header.tensors.values():
+        if entry.size >= SMALLEST:
+            yield entry.start, entry.size
+
+
+def _mapped(path: Path, start: int, size: int) -> Any:
+    """Bytes of a file, read where they are looked at; what is written to them stays here."""
+    return np.memmap(path, np.uint8, "c", start, (size,)).view(np.ndarray)
+
+
+CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go
+NEW: Final = "new-"  # begins the names of files that are incomplete, or whose digest was not checked yet
+STALE_SECONDS: Final = 3600.0
+QUEUED_LIMIT: Final = 1 << 30  # bytes that may wait to be written; beyond it uploads wait
+
+
+@attrs.frozen
+class _NewEntry:
+    """An entry to be stored. `data`: its bytes, or a file under a temporary name in the store's directory."""
+
+    digest: bytes
+    data: torch.Tensor | Path
+    done: threading.Event = attrs.field(factory=threading.Event)
+    proven: Callable[[bytes], None] = lambda _: None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it keeps until it is stored."""
+        return self.data.nbytes if isinstance(self.data, torch.Tensor) else 0
+
+
+@attrs.define
+class StoreCounters:
+    """Counters of a store.
+
+    Attributes:
+        hits, misses: weights that were looked for and found, and those that were not. hit_bytes: bytes that were found.
+        evictions: weights that were removed to make room.
+    """
+
+    hits: int = 0
+    hit_bytes: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+class WeightStore:
+    """Keeps tensors' bytes in `directory`, at most `limit` bytes of them; the least recently used go first."""
+
+    def __init__(self, directory: Path, limit: int, disk: DiskQuota) -> None:
+        """Raises `OSError` where the directory cannot be made. `disk`: what else the tenant has on disk."""
+        self.limit = limit
+        self.counts = StoreCounters()
+        self._disk = disk
+        self._directory = directory
+        self._operator_files = WeightFiles()
+        self._checked: dict[bytes, int] = {}
+        self._new_entries: queue.SimpleQueue[_NewEntry] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._queued = 0
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._remove_unfinished()
+
+    def of_tenant(self, tenant: str, limit: int) -> WeightStore:
+        """The tenant's own store: it has none of the other tenants' weights, but has the operator's files (`lend`).
+
+        Args:
+            tenant: its name; an empty one gives this store.
+            limit: the most bytes that it may hold; 0: as many as this one.
+
+        Raises:
+            OSError: its directory cannot be made.
+        """
+        if not tenant:
+            return self
+        own = WeightStore(self._directory / "tenants" / tenant, min(limit or self.limit, self.limit), self._disk)
+        own._operator_files = self._operator_files
+        return own
+
+    def find(self, digest: bytes, size: int) -> torch.Tensor | None:
+        """The bytes of that digest (uint8, writable, private to the caller), or None if they are not here."""
+        found = self._found(digest, size)
+        with self._changed:
+            self.counts.misses += found is None
+            self.counts.hits += found is not None
+            self.counts.hit_bytes += size if found is not None else 0
+        return found
+
+    def _found(self, digest: bytes, size: int) -> torch.Tensor | None:
+        path = self._path(digest)
+        try:
+            lent = self._operator_files.find(digest, size)
+            if lent is not None:
+                return lent
+            if not self._is_good(path, digest, size):
+                return None
+            os.utime(path)
+            return mapped_bytes(path, size)
+        except FileNotFoundError:
+            return None
+        except (OSError, RuntimeError) as error:
+            _log.warning("a stored weight cannot be read", digest=digest.hex(), error=str(error))
+            return None
+
+    def keep(self, digest: bytes, data: torch.Tensor) -> threading.Event:
+        """Write `data` (uint8, contiguous, on the CPU) in the background, if it has that digest. The event is set when that is over.
+
+        If `data` is written to before that, its digest no longer matches, and it is not stored.
+        """
+        return self._put(_NewEntry(digest, data))
+
+    def adopt(self, digest: bytes, file: Path, proven: Callable[[bytes], None] = lambda _: None) -> bool:
+        """Add `file` as a hard link, after its digest was checked in the background; then call `proven`.
+
+        `file` must not be written to any more. False if it cannot be shared.
+        """
+        path = self._path(digest)
+        name = path.with_name(f"{NEW}{secrets.token_hex(8)}")
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            os.link(file, name)
+        except OSError as error:
+            _log.info("a file is not shared with the store", reason=str(error))
+            return False
+        self._put(_NewEntry(digest, name, proven=proven))
+        return True
+
+    def file_of(self, digest: bytes) -> Path:
+        """Path at which the store keeps these bytes, if it does; files that were lent have other paths."""
+        return self._path(digest)
+
+    def _put(self, entry: _NewEntry) -> threading.Event:
+        with self._changed:
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_entries, name="djinn-store", daemon=True)
+                self._writer.start()
+            self._changed.wait_for(lambda: self._queued < QUEUED_LIMIT)
+            self._queued += entry.nbytes
+        self._new_entries.put(entry)
+        return entry.done
+
+    def lend(self, files: Iterable[Path]) -> threading.Event:
+        """Find the tensors of these safetensors files as well, where they are. The event is set when all files are indexed.
+
+        They are read in the background, and take nothing of `limit`.
+        """
+        done = threading.Event()
+        threading.Thread(target=self._read_files, args=(tuple(files), done), name="djinn-warm", daemon=True).start()
+        return done
+
+    def _read_files(self, files: tuple[Path, ...], done: threading.Event) -> None:
+        total = 0
+        try:
+            for file in files:
+                total += self._read_file(file)
+        finally:
+            done.set()
+        _log.info("weights on this machine were read: clients need not send them", files=len(files), bytes=total)
+
+    def _read_file(self, file: Path) -> int:
+        try:
+            return self._operator_files.add(file)
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+            _log.warning("a file with weights cannot be used", file=str(file), error=str(error))
+            return 0
+
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return self.contents()[1]
+
+    def contents(self) -> tuple[int, int]:
+        """Number of the weights that are kept, and their bytes."""
+        sizes = [status.st_size for _, status in self._files()]
+        return len(sizes), sum(sizes)
+
+    def _path(self, digest: bytes) -> Path:
+        name = digest.hex()
+        return self._directory / name[:2] / name
+
+    def _is_good(self, path: Path, digest: bytes, size: int) -> bool:
+        """Check the file's contents against the digest; they are read once in the life of this process."""
+        status = path.stat()
+        if status.st_size != size:
+            return False
+        if self._checked.get(digest) == status.st_ino:
+            return True
+        if digest_of_file(path) != digest:
+            _log.warning("a stored weight is damaged and was removed", file=str(path))
+            path.unlink(missing_ok=True)
+            return False
+        self._checked[digest] = status.st_ino
+        return True
+
+    def _remove_unfinished(self) -> None:
+        """Remove what processes that were killed had begun to write."""
+        for path in self._directory.glob(f"??/{NEW}*"):
+            try:
+                if time.time() - path.stat().st_ctime > STALE_SECONDS:
+                    path.unlink()
+            except OSError as error:
+                _log.debug("an unfinished file stays", path=str(path), reason=str(error))
+
+    # --- in the background ------------------------------------------------------------------------------------
+
+    def _write_entries(self) -> None:
+        while True:
+            entry = self._new_entries.get()
+            try:
+                if isinstance(entry.data, torch.Tensor):
+                    self._write(entry.digest, entry.data)
+                else:
+                    self._take_over(entry, entry.data)
+            except Exception as error:  # the thread must go on: uploads wait for it
+                _log.warning("a weight was not stored", digest=entry.digest.hex(), error=str(error))
+            finally:
+                with self._changed:
+                    self._queued -= entry.nbytes
+                    self._changed.notify_all()
+                entry.done.set()
+                del entry
+
+    def _write(self, digest: bytes, data: torch.Tensor) -> None:
+        path, size = self._path(digest), data.nbytes
+        if size > self._room or path.exists():
+            return
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._make_room(size)
+        if size > (free := self._disk.headroom(self._directory)):
+            _log.warning("a weight was not stored: quota or disk is nearly full", bytes=size, free=free)
+            return
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=NEW)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                found = _copy_hashed(data, file.fileno())
+            if found == digest:
+                Path(name).rename(path)
+            else:
+                _log.warning("an upload was not stored: its bytes are not those that were announced")
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def _take_over(self, entry: _NewEntry, name: Path) -> None:
+        try:
+            if digest_of_file(name) != entry.digest:
+                _log.warning("an upload was not stored: its bytes are not those that were announced")
+                return
+            entry.proven(entry.digest)
+            path, size = self._path(entry.digest), name.stat().st_size
+            if size <= self._room and not path.exists():
+                self._make_room(size)
+                name.rename(path)
+        finally:
+            name.unlink(missing_ok=True)
+
+    @property
+    def _room(self) -> int:
+        return self._disk.left_for_weights(self.limit)
+
+    def shrink_to(self, limit: int) -> None:
+        """Evict the least recently used weights until no more than `limit` bytes are left."""
+        self._make_room(0, limit)
+
+    def _make_room(self, size: int, limit: int | None = None) -> None:
+        files = sorted(self._files(), key=lambda found: found[1].st_mtime_ns)
+        total = sum(status.st_size for _, status in files)
+        if limit is None:
+            limit = min(self._room, total + self._disk.headroom(self._directory))
+        for path, status in files:
+            if total + size <= limit:
+                return
+            path.unlink(missing_ok=True)
+            self.counts.evictions += 1
+            total -= status.st_size
+
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        found: list[tuple[Path, os.stat_result]] = []
+        for path in self._directory.glob("??/*"):
+            if path.name.startswith(NEW):
+                continue
+            try:
+                found.append((path, path.stat()))
+            except FileNotFoundError:  # another process made room
+                continue
+        return found
+
+
+def mapped_bytes(path: Path, size: int) -> torch.Tensor:
+    """The bytes of a file (uint8), read where they are looked at; what is written to them stays here."""
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+
+def _copy_hashed(data: torch.Tensor, file: int) -> bytes:
+    """Write `data`, and return the digest of what was written, even if `data` changes meanwhile."""
+    view = data.numpy().data
+    state = ContentHash()
+    for start in range(0, len(view), CHUNK):
+        part = bytes(view[start : start + CHUNK])
+        state.update(part)
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    return state.digest()

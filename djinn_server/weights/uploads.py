@@ -1,0 +1,262 @@
+"""Uploads of tensor bytes in one or more parts, which become values of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+
+import attrs
+import torch
+
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.hookspecs.transports import Buffer
+from djinn_core.wire import limits
+from djinn_core.wire.compression import expanded
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.tensors import dtype_from_name
+from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, UploadPart
+from djinn_server.memory.limited import ledger_of
+from djinn_server.memory.room import is_out_of_memory
+from djinn_server.recovery.journal import Journal
+from djinn_server.running.values import Poison, ValueTable
+from djinn_server.weights.store import WeightStore, mapped_bytes
+
+WITHDRAWN = "its upload was interrupted: make it again"
+_NUMBERS = 1 << 63  # what PyTorch counts with ends there
+
+
+@attrs.define
+class _Partial:
+    header: UploadPart
+    data: torch.Tensor | None  # None: there was no memory for it, and what still comes is dropped
+    received: int
+
+
+class UploadAssembly:
+    """Collects the parts of each upload; a complete one becomes a value.
+
+    Attributes:
+        wanted: digests of offered blobs that are not here, by handle.
+        journal: the session's journal, if it has one.
+        reading: handles of values that the executor reads itself. reading_bytes: bytes of those that have been begun.
+    """
+
+    def __init__(self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None) -> None:
+        """`store`: where weights are kept, if they are."""
+        self.reading: set[int] = set()
+        self.reading_bytes = 0
+        self._runtime = runtime
+        self._values = values
+        self._store = store
+        self.wanted: dict[int, bytes] = {}
+        self.journal: Journal | None = None
+        self._partial: dict[int, _Partial] = {}
+        self._held: dict[bytes, torch.Tensor] = {}
+
+    @property
+    def busy(self) -> bool:
+        """True while an upload is incomplete or a value is being read."""
+        return bool(self.wanted or self._partial or self.reading)
+
+    @property
+    def promised(self) -> tuple[tuple[bytes, int], ...]:
+        """Digests and sizes of blobs that `hold` reported as present and that the client has not offered yet."""
+        return tuple([(digest, data.nbytes) for digest, data in self._held.items()])
+
+    def clear(self) -> None:
+        """Forget what is under way."""
+        self.wanted.clear()
+        self._partial.clear()
+        self._held.clear()
+        self.journal = None
+
+    def hold(self, have: BlobQuery, before: bytes | None = None) -> bytes:
+        """Return a flag for each queried blob: 1 if it is present. Keep present blobs until they are offered or the next query.
+
+        `before`: in a replay, the flags of the original reply. Only blobs with the flag 1 are kept.
+
+        Raises:
+            ProtocolError: the query has different numbers of digests and sizes.
+        """
+        if len(have.sizes) != len(have.digests):
+            raise ProtocolError(f"{len(have.digests)} digests come with {len(have.sizes)} sizes")
+        earlier, self._held = self._held, {}
+        for digest, size, wanted in zip(have.digests, have.sizes, before or repeat(True), strict=False):
+            data = earlier.get(digest)
+            if data is None or data.nbytes != size:
+                data = self._find(digest, size) if wanted else None
+            if data is not None and wanted:
+                self._held[digest] = data
+        return bytes([digest in self._held for digest in have.digests])
+
+    def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
+        """The bytes of a digest. The journal of the session keeps a link to their file, so that the store may evict them."""
+        contents = self.journal.contents if self.journal is not None and self.journal.open else None
+        kept = contents.find(digest, size) if contents is not None else None
+        if kept is not None:
+            return mapped_bytes(kept, size)
+        found = self._store.find(digest, size) if self._store is not None else None
+        if found is not None and contents is not None and self._store is not None:
+            contents.link(digest, self._store.file_of(digest))
+        return found
+
+    def _find_offered(self, offer: BlobOffer) -> torch.Tensor | None:
+        held = self._held.pop(offer.digest, None)
+        return held if held is not None and held.nbytes == offer.size else self._find(offer.digest, offer.size)
+
+    def consider(self, offer: BlobOffer, look: bool = True) -> bool:
+        """Make a value of an offered blob, and return True, if its bytes are here. If not, the client is asked to upload them.
+
+        `look`: False if they count as missing without a look into the store.
+
+        Raises:
+            ProtocolError: nothing like it can be uploaded.
+        """
+        header = UploadPart(offer.handle, offer.dtype, offer.shape, offer.stride, offer.size)
+        self.check_new(header)
+        data = self._find_offered(offer) if look else None
+        if data is None:
+            self.wanted[offer.handle] = offer.digest
+            if self.journal is not None:
+                self.journal.expect(offer.handle, offer.digest, offer.size, again=not look)
+            return False
+        self.finish(header, data)
+        return True
+
+    def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
+        """Take one part.
+
+        Raises:
+            ProtocolError: it does not fit what came before, or its layout does not fit its size.
+        """
+        if len(body) != 1:
+            raise ProtocolError(f"an upload carries one buffer, not {len(body)}")
+        part = body[0]
+        if upload.compression:
+            part = expanded(part, upload.compression, dtype_from_name(upload.dtype).itemsize, upload.length)
+        size = memoryview(part).nbytes
+        if upload.start == 0:
+            self._begin(upload, part, size)
+            return
+        partial = self._partial.get(upload.handle)
+        follows = partial is not None and partial.received == upload.start and partial.header.size == upload.size
+        if partial is None or not follows or upload.start + size > upload.size:
+            raise ProtocolError(
+                f"part of upload {upload.handle} at byte {upload.start} does not follow what came before"
+            )
+        self._continue(partial, upload, part, size)
+
+    def withdraw(self, handle: int) -> None:
+        """Give up an incomplete upload, the rest of which will not arrive."""
+        self._partial.pop(handle, None)
+        self.wanted.pop(handle, None)
+        if handle not in self._values:
+            self._values[handle] = Poison(Failure(0, -1, "upload", "ProgramStopped", WITHDRAWN))
+
+    def _continue(self, partial: _Partial, upload: UploadPart, part: Buffer, size: int) -> None:
+        partial.received += size
+        if partial.data is not None and size:
+            partial.data[upload.start : upload.start + size] = torch.frombuffer(part, dtype=torch.uint8)
+        if partial.received == upload.size:
+            del self._partial[upload.handle]
+            if partial.data is not None:
+                self.finish(partial.header, partial.data)
+
+    def _begin(self, upload: UploadPart, part: Buffer, size: int) -> None:
+        self.check_new(upload)
+        if size == upload.size:
+            data = torch.frombuffer(part, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+            self.finish(upload, data)
+        elif 0 < size < upload.size:
+            self._partial[upload.handle] = _Partial(upload, self._room_for(upload), 0)
+            self._continue(self._partial[upload.handle], upload, part, size)
+        else:
+            raise ProtocolError(f"upload {upload.handle} announces {upload.size} bytes and brings {size}")
+
+    def check_new(self, upload: UploadPart) -> None:
+        """Raise ProtocolError where no value can be made of an upload with this header."""
+        _check_layout(upload)
+        if upload.handle in self._values or upload.handle in self._partial or upload.handle in self.reading:
+            raise ProtocolError(f"value {upload.handle} is uploaded twice")
+
+    def check_room(self, size: int) -> None:
+        """Raise OutOfMemoryError where uploads and reads that are under way would exceed the memory limit with `size` bytes more."""
+        ledger = ledger_of(self._runtime)
+        parts = sum(partial.header.size for partial in self._partial.values() if partial.data is not None)
+        coming = parts + self.reading_bytes
+        if ledger is not None and coming + size > ledger.limit:
+            raise torch.OutOfMemoryError(f"{coming:,} bytes of others are under way, {ledger.limit:,} are the limit")
+
+    def _room_for(self, upload: UploadPart) -> torch.Tensor | None:
+        try:
+            self.check_room(upload.size)
+            return torch.empty(upload.size, dtype=torch.uint8)
+        except (RuntimeError, MemoryError) as error:
+            self.refuse_bytes(upload, error)
+            return None
+
+    def finish(self, upload: UploadPart, data: torch.Tensor) -> None:
+        """Make a value of all bytes of an upload."""
+        digest = self.wanted.pop(upload.handle, None)
+        if digest is not None and self._store is not None:
+            self._keep(self._store, upload.handle, digest, data)
+        try:
+            with torch.inference_mode():
+                placed = self._runtime.receive(data)
+                typed = placed.view(dtype_from_name(upload.dtype))
+                self._values[upload.handle] = typed.as_strided(upload.shape, upload.stride)
+        except (RuntimeError, MemoryError) as error:
+            self.refuse_bytes(upload, error)
+
+    def _keep(self, store: WeightStore, handle: int, digest: bytes, data: torch.Tensor) -> None:
+        contents = self.journal.contents if self.journal is not None and self.journal.open else None
+        file = contents.whole(handle) if contents is not None else None
+        if contents is None or file is None or not store.adopt(digest, file, contents.prove):
+            store.keep(digest, data)
+        elif self.journal is not None:
+            self.journal.shared(data.nbytes)
+
+    def refuse(self, handle: int, reason: str) -> None:
+        """Make a value whose bytes cannot be taken poison, if it is not there yet.
+
+        Raises:
+            ProtocolError: it is there, and was sent twice.
+        """
+        if handle in self._values and not isinstance(self._values[handle], Poison):
+            raise ProtocolError(reason)
+        self._partial.pop(handle, None)
+        self.wanted.pop(handle, None)
+        self.poison(handle, "ProtocolError", reason)
+
+    def poison(self, handle: int, kind: str, reason: str) -> None:
+        """Make a value poison, with an error of this kind as the reason."""
+        self._values[handle] = Poison(Failure(0, -1, "upload", kind, reason[: limits.FAILURE_TEXT]))
+
+    def refuse_bytes(self, upload: UploadPart, error: Exception) -> None:
+        """Make the value poison: ops that use it report the error, and the session goes on."""
+        text = str(error).partition("\n")[0]
+        if is_out_of_memory(error):
+            self.poison(
+                upload.handle, "OutOfMemoryError", f"out of memory for an upload of {upload.size:,} bytes: {text}"
+            )
+        else:
+            reason = f"cannot copy an upload of {upload.size:,} bytes to the device: {text}"
+            self.poison(upload.handle, type(error).__name__, reason)
+
+
+def _check_layout(upload: UploadPart) -> None:
+    """Raise ProtocolError where shape and strides reach beyond the announced size."""
+    counts = (*upload.shape, *upload.stride, upload.size)
+    if len(upload.shape) != len(upload.stride) or not is_countable(counts):
+        raise ProtocolError(f"upload {upload.handle} has an impossible layout")
+    item = dtype_from_name(upload.dtype).itemsize
+    last = sum((n - 1) * s for n, s in zip(upload.shape, upload.stride, strict=True))
+    extent = 0 if 0 in upload.shape else (last + 1) * item
+    if extent > upload.size or upload.size % item:
+        raise ProtocolError(f"upload {upload.handle} needs {extent} bytes and announces {upload.size}")
+
+
+def is_countable(counts: Sequence[int]) -> bool:
+    """True if these are numbers that PyTorch counts with."""
+    return all(0 <= n < _NUMBERS for n in counts)

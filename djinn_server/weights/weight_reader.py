@@ -1,0 +1,533 @@
+"""Weights that an executor reads itself: addresses that clients name are opened, and tensors read from their files in parallel.
+
+In a folder, it reads the files that a weight format knows, or those that an index names.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import attrs
+import msgspec
+import torch
+
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat, read_bytes
+from djinn_core.hookspecs.weights import (
+    INDEX,
+    MappableFile,
+    ReportDownload,
+    WeightFile,
+    WeightPermissions,
+    WeightSink,
+    WeightSource,
+    WritableSource,
+)
+from djinn_core.logs import get_logger
+from djinn_core.wire import limits
+from djinn_core.wire.digests import ContentHash
+from djinn_server.builtins.safetensors_files import Safetensors
+from djinn_server.builtins.weights import LocalFile
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.weights.mappings import populate
+from djinn_server.weights.openings import Opening, Openings
+from djinn_server.weights.permitted_places import ignore_progress, open_permitted, writable_path
+from djinn_server.weights.published import SCHEME as PUBLISHED
+from djinn_server.weights.published import PublishedWeights
+from djinn_server.weights.saving import SavedBytes, WrittenFile
+from djinn_server.weights.shared_weights import SharedWeights, WeightKey
+
+INDEX_LIMIT: Final = 64 << 20  # bytes of an index
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+_index: msgspec.json.Decoder[_Index] = msgspec.json.Decoder(_Index)
+
+
+def suffixes_of(formats: Sequence[WeightFormat]) -> tuple[str, ...]:
+    """Ends of the names of files with weights, and of their indexes."""
+    return (*(suffix for one in formats for suffix in one.suffixes), INDEX)
+
+
+def read_headers(
+    files: Sequence[WeightFile], formats: Sequence[WeightFormat]
+) -> list[tuple[WeightFile, str, FileHeader]]:
+    """The files to read, with their versions and headers. Where files of several formats are there, the first format counts.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: none has weights, or one is malformed.
+    """
+    for form in formats:
+        counted = _counted(form, files)
+        if counted:
+            return [(file, file.version(), _header(form, file)) for file in counted]
+    known = ", ".join(suffix for form in formats for suffix in form.suffixes)
+    raise ValueError(
+        f"there is no file with weights of a format in use ({known}); packages in plugins/weight_formats of Djinn's repository read others"
+    )
+
+
+def _header(form: WeightFormat, file: WeightFile) -> FileHeader:
+    header: object = form.read_header(file)  # typed as object: plugins are not type-checked
+    if not isinstance(header, FileHeader):
+        raise TypeError(f"the weight format {form.name!r} returned a {type(header).__name__}; return a FileHeader")
+    return header
+
+
+def _counted(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile]:
+    """The files of one format that are read: where there is one index, those that it names. Empty if none has this format.
+
+    Raises:
+        OSError: the index cannot be read.
+        ValueError: it is malformed or names files that are not there, or it is not clear which file to read.
+    """
+    found = [file for file in files if file.name.endswith(form.suffixes)]
+    named = [file for file in files if file.name.endswith(tuple(suffix + INDEX for suffix in form.suffixes))]
+    if len(named) == 1 and not any(file.name == named[0].name.removesuffix(INDEX) for file in found):
+        shards = _shards(named[0])
+        found = [file for file in found if file.name in shards]
+        if missing := shards.difference(file.name for file in found):
+            raise ValueError(f"its index names {min(missing)!r}, which is not there")
+        return found
+    if form.whole and len(found) > 1:
+        found = [file for file in found if file.name in form.whole]
+        if len(found) != 1:
+            raise ValueError(f"it has several files that may be {form.name}: name one of them")
+    return found
+
+
+def _shards(index: WeightFile) -> frozenset[str]:
+    if index.size > INDEX_LIMIT:
+        raise ValueError("its index is too long")
+    return frozenset(_index.decode(read_bytes(index, 0, index.size)).weight_map.values())
+
+
+READERS: Final = 4  # threads that read at a time
+OPENED: Final = 32  # addresses that stay open
+FILES: Final = 256  # that they have together
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9_+.-]*):")
+# Some source may end a segment at `@`, `?` or `=`, so `..` is refused beside any such character.
+_HOSTILE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\%]|(?<![\w.-])\.\.(?![\w.-])")
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class StoredPlace:
+    """Place of a tensor: its file, the version of that, and its entry in the header."""
+
+    file: WeightFile
+    version: str
+    entry: HeaderEntry
+
+
+@attrs.frozen
+class OpenedWeights:
+    """The tensors at an address.
+
+    Attributes:
+        address: that of exactly these files; the address that was asked for may name others later.
+        version: digest of the files' headers, sizes and versions.
+        tensors: by name, in the order of the files.
+        metadata: what the files say of themselves.
+        files: number of the files.
+        tied: names of tensors whose bytes are those of another one, with its name.
+        replaceable: the only file, where the tenant may write it: its programs may replace it while sessions read it.
+    """
+
+    address: str
+    version: bytes
+    tensors: Mapping[str, StoredPlace]
+    metadata: Mapping[str, str]
+    files: int = 1
+    tied: Mapping[str, str] = attrs.field(factory=dict)
+    replaceable: LocalFile | None = None
+
+
+class PartRead:
+    """A part of a tensor that is being read. It is not begun if no session refers to this object by then.
+
+    Attributes:
+        data: a tensor of bytes on the CPU. It raises `WeightsUnavailable` where the files are not those of that version any more, or
+            cannot be read.
+    """
+
+    data: Future[torch.Tensor]
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        """The data, when it is there."""
+        return self.data.result(timeout)
+
+
+@attrs.frozen
+class StoredBytes:
+    """A part of a tensor in a file on this machine's disk, as `SourceBytes` of memory that was read from it."""
+
+    address: str
+    place: StoredPlace
+    start: int
+
+    def unchanged(self) -> bool:
+        """As `SourceBytes.unchanged`."""
+        try:
+            return self.place.file.version() == self.place.version
+        except OSError:
+            return False
+
+    def read_into(self, buffer: memoryview) -> None:
+        """As `SourceBytes.read_into`."""
+        if len(buffer):
+            self.place.entry.read_into(self.place.file, self.start, buffer)
+        if not self.unchanged():
+            raise OSError(_changed(self.address))
+
+
+class WeightReader:
+    """Opens addresses, reads tensors, and makes files at addresses. Thread-safe.
+
+    Attributes:
+        published: the names that the tenant has published; None: it publishes nothing.
+        shared: what sessions have read and hold in the device's memory.
+        reads: tensors, or parts of them, that were read. read_bytes: how many bytes they have.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[WeightSource] = (),
+        permissions: WeightPermissions | None = None,
+        formats: Sequence[WeightFormat] = (Safetensors(),),
+    ) -> None:
+        self._sources = {source.name: source for source in sources}
+        self._permissions = attrs.evolve(permissions or WeightPermissions(), suffixes=suffixes_of(formats))
+        self._formats = formats
+        self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
+        self._openings = Openings[OpenedWeights](lambda address, one: self._remember(self._open(address, one.report)))
+        # Files that others have replaced, and a journal has kept, by version.
+        self._kept: dict[bytes, OpenedWeights] = {}
+        self._saved: SavedBytes | None = None
+        self.published: PublishedWeights | None = None
+        self._lock = threading.Lock()
+        self._readers: ThreadPoolExecutor | None = None
+        self._under_way: weakref.WeakValueDictionary[WeightKey, PartRead] = weakref.WeakValueDictionary()
+        self.shared = SharedWeights()
+        self.reads = self.read_bytes = 0
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of the addresses that it opens."""
+        return tuple(sorted({*self._sources, *([PUBLISHED] if self.published is not None else [])}))
+
+    def open(self, address: str) -> OpenedWeights:
+        """The tensors at an address; the files are looked at again, so that a new version is found.
+
+        Raises:
+            WeightsUnavailable: there are none, they may not be read, or they are malformed.
+        """
+        return self._remember(self._open(address))
+
+    def opening(self, address: str) -> Opening[OpenedWeights]:
+        """As `open`, in another thread, where others may be waiting for the same."""
+        return self._openings.of(address)
+
+    def opened(self, address: str, opening: Opening[OpenedWeights]) -> None:
+        """Note that a session has taken what was opened: the next one who asks has the files looked at again."""
+        self._openings.ended(address, opening)
+
+    def _remember(self, found: OpenedWeights) -> OpenedWeights:
+        address = found.address
+        with self._lock:
+            known = self._opened.get(address)
+            if known is None or known.version != found.version:
+                self._opened[address] = known = found
+            self._opened.move_to_end(address)
+            while len(self._opened) > 1 and (len(self._opened) > OPENED or self._files() > FILES):
+                self._opened.popitem(last=False)
+        return known
+
+    def save_in(self, folders: Path, disk: DiskQuota, tenant: str) -> None:
+        """Let the tenant save weights in a folder of its own, one of `folders`, and read them.
+
+        Raises:
+            OSError: the folder cannot be made.
+        """
+        folder = folders / (tenant or "default")
+        folder.mkdir(exist_ok=True)
+        self._saved = SavedBytes(disk, folder)
+        self._permissions = attrs.evolve(self._permissions, saving=(folder,))
+
+    def publish_in(self, folders: Path, longest: float, disk: DiskQuota, tenant: str) -> None:
+        """Let the tenant publish weights, and find what it has published; as `PublishedWeights`."""
+        self.published = PublishedWeights(folders, longest, disk, tenant)
+
+    def hold(self, address: str, version: bytes, link: Path) -> None:
+        """Link the file at an address as `link`, too, or find it there: it may be removed or replaced while a session needs it."""
+        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
+            self.published.hold(address, link)
+            return
+        with self._lock:
+            opened = self._opened.get(address)
+        if opened is None or opened.version != version:
+            self._find_kept(address, version, link)
+        elif opened.replaceable is not None and not link.exists():
+            try:
+                link.parent.mkdir(mode=0o700, exist_ok=True)
+                opened.replaceable.keep_as(link)
+            except FileExistsError:  # another session of this journal's folder was first
+                pass
+            except OSError as error:
+                _log.info("a session depends on a file that may be replaced", address=address, reason=str(error))
+
+    def _find_kept(self, address: str, version: bytes, link: Path) -> None:
+        """Find the file that was at an address when another process kept it."""
+        if version in self._kept or not link.exists():
+            return
+        try:
+            kept = _opened(address, [LocalFile(link, PurePosixPath(address.partition(":")[2]).name)], self._formats)
+        except (OSError, WeightsUnavailable):  # these are a blob's bytes
+            return
+        if kept.version == version:
+            self._kept[version] = kept
+
+    def _replaceable(self, source: WeightSource, files: Sequence[WeightFile]) -> LocalFile | None:
+        """The only file, where the tenant may write it."""
+        only = files[0] if len(files) == 1 else None
+        if not isinstance(only, LocalFile) or not isinstance(source, WritableSource):
+            return None
+        try:
+            self._permissions.resolve_new(only.path)
+        except WeightsUnavailable:
+            return None
+        return only
+
+    def create(self, address: str, size: int, seconds: float = 0.0) -> WeightSink:
+        """Begin to write a file of `size` bytes at an address; a published one lives for so many seconds.
+
+        Raises:
+            WeightsUnavailable: it may not be written, or cannot be.
+        """
+        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
+            return self.published.create(address, size, seconds)
+        source = self._source(address)
+        if not isinstance(source, WritableSource):
+            raise WeightsUnavailable(f"nothing can be saved at {address!r}: the source {source.name}: is for reading")
+        if self._saved is not None:
+            self._saved.check(size)
+        return source.create(writable_path(source, address, self._permissions), size)
+
+    def written(self, address: str) -> Callable[[int], WeightSink] | None:
+        """As `create`, for a file that is at that address already: what is written is compared with it. None if there is no file."""
+        try:
+            places = self.open(address).tensors.values()
+        except WeightsUnavailable:
+            return None
+        found = next(iter(places), None)
+        return partial(WrittenFile, found.file) if found is not None else None
+
+    def remove(self, address: str) -> None:
+        """Remove the file at an address that can be saved to, or a published name.
+
+        Raises:
+            WeightsUnavailable: there is none, or it may not or cannot be removed.
+        """
+        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
+            self.published.remove(address)
+            return
+        source = self._source(address)
+        if not isinstance(source, WritableSource):
+            raise WeightsUnavailable(f"nothing can be removed at {address!r}: the source {source.name}: is for reading")
+        source.remove(writable_path(source, address, self._permissions), self._permissions.saving)
+        if self._saved is not None:
+            self._saved.count()
+
+    def _files(self) -> int:
+        return sum(opened.files for opened in self._opened.values())
+
+    def read(self, address: str, key: WeightKey) -> PartRead:
+        """Begin to read a part of a tensor, once for all who ask meanwhile.
+
+        Raises:
+            WeightsUnavailable: the files are known not to be those of that version any more.
+        """
+        with self._lock:
+            coming = self._under_way.get(key)
+        if coming is not None:
+            return coming
+        place, readers = self._place(address, key), self._threads()
+        with self._lock:
+            self.reads += 1
+            self.read_bytes += key.size
+            begun = PartRead()
+            begun.data = readers.submit(_read, weakref.ref(begun), address, place, key.start, key.size)
+            self._under_way[key] = begun
+        return begun
+
+    def again(self, address: str, key: WeightKey) -> StoredBytes | None:
+        """The place of bytes that were just read, to read them again from there; None if they are not on this machine's disk."""
+        try:
+            place = self._place(address, key)
+        except WeightsUnavailable:  # it has changed since
+            return None
+        return StoredBytes(address, place, key.start) if isinstance(place.file, LocalFile) else None
+
+    def untied(self, address: str, key: WeightKey) -> WeightKey:
+        """The key under which these bytes are read once, although the file has them under several names (tied weights)."""
+        with self._lock:
+            opened = self._opened.get(address)
+        if opened is None or opened.version != key.version or key.name not in opened.tied:
+            return key
+        return attrs.evolve(key, name=opened.tied[key.name])
+
+    def map(self, address: str, key: WeightKey) -> torch.Tensor | None:
+        """A part of a tensor as bytes in memory that the file is mapped into; None where it must be read.
+
+        Raises:
+            WeightsUnavailable: the files are not those of that version any more, or have no such part.
+        """
+        place = self._place(address, key)
+        entry, start = place.entry, place.entry.start + key.start
+        if entry.dtype is None or entry.decoding is not None or start % entry.dtype.itemsize:
+            return None
+        if not (key.size and isinstance(place.file, MappableFile)):
+            return None
+        try:
+            data = torch.frombuffer(place.file.map(), dtype=torch.uint8, count=key.size, offset=start)
+            unchanged = place.file.version() == place.version
+        except (OSError, ValueError) as error:  # there is no room for it, or it is not as long as it was
+            _log.info("weights are read and not mapped", address=address, file=place.file.name, reason=str(error))
+            return None
+        if not unchanged:
+            raise WeightsUnavailable(_changed(address))
+        with self._lock:
+            self.reads += 1
+            self.read_bytes += key.size
+        return data
+
+    def populate(self, key: WeightKey) -> None:
+        """Read the mapped file of a key ahead, as long as a session holds its memory: all of it will be used soon."""
+
+        def populate_held() -> None:
+            storage = self.shared.held(key)
+            if storage is not None:
+                populate(storage.data_ptr(), storage.nbytes())
+
+        self._threads().submit(populate_held)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._readers is None:
+                self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
+            return self._readers
+
+    def _place(self, address: str, key: WeightKey) -> StoredPlace:
+        """The place of what a key names, in the files that are open or that are there now."""
+        with self._lock:
+            opened = self._opened.get(address)
+        if opened is None or opened.version != key.version:  # this session was recovered, or many addresses are open
+            opened = self._kept.get(key.version) or self.open(address)
+        if opened.version != key.version:
+            raise WeightsUnavailable(_changed(address))
+        place = opened.tensors.get(key.name)
+        if place is not None and place.entry.dtype is None:
+            raise WeightsUnavailable(f"the tensor {key.name!r} at {address!r} is stored as {place.entry.stored_as}")
+        if place is None or key.start + key.size > place.entry.size:
+            raise WeightsUnavailable(f"{address!r} has no such part of a tensor {key.name!r}")
+        return place
+
+    def _source(self, address: str) -> WeightSource:
+        scheme = _SCHEME.match(address)
+        source = self._sources.get(scheme[1]) if scheme else None
+        if source is None:
+            known = ", ".join(f"{name}:" for name in self.schemes) or "none"
+            raise WeightsUnavailable(f"the server reads no weights from {address!r} (it knows {known})")
+        if _HOSTILE.search(address):
+            raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
+        return source
+
+    def _open(self, address: str, report: ReportDownload = ignore_progress) -> OpenedWeights:
+        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
+            return _opened(*self.published.open(address), self._formats)
+        source = self._source(address)
+        try:
+            files = open_permitted(source, address, self._permissions, report)
+        except WeightsUnavailable:
+            raise
+        except Exception as error:
+            _log.exception("a weight source failed", source=source.name, address=address)
+            raise WeightsUnavailable(f"{address!r} cannot be opened: {type(error).__name__}") from error
+        opened = _opened(address, files, self._formats)
+        return attrs.evolve(opened, replaceable=self._replaceable(source, files))
+
+
+def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightFormat]) -> OpenedWeights:
+    try:
+        return _with_headers(address, read_headers(files, formats))
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise WeightsUnavailable(f"{address!r} cannot be read: {error}") from error
+    except (MemoryError, WeightsUnavailable):
+        raise
+    except Exception as error:
+        _log.exception("a weight format failed", address=address)
+        raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}") from error
+
+
+def _with_headers(address: str, counted: Sequence[tuple[WeightFile, str, FileHeader]]) -> OpenedWeights:
+    state, tensors, metadata = ContentHash(), dict[str, StoredPlace](), dict[str, str]()
+    for file, version, header in counted:
+        state.update(f"{file.name}\0{file.size}\0{version}\0".encode(errors="surrogateescape"))
+        metadata |= header.metadata
+        for name, entry in header.tensors.items():
+            if len(name) > limits.STORED_NAME:
+                raise WeightsUnavailable(f"the name of a tensor at {address!r} has {len(name):,} characters")
+            if name in tensors:
+                raise WeightsUnavailable(f"{address!r} has the tensor {name!r} twice: name one of its files")
+            tensors[name] = StoredPlace(file, version, entry)
+    if len(tensors) > limits.STORED_TENSORS:
+        raise WeightsUnavailable(f"{address!r} has {len(tensors)} tensors; {limits.STORED_TENSORS} are the limit")
+    return OpenedWeights(address, state.digest(), tensors, metadata, len(counted), _tied(tensors))
+
+
+def _tied(tensors: Mapping[str, StoredPlace]) -> dict[str, str]:
+    first: dict[tuple[int, int, int], str] = {}
+    found: dict[str, str] = {}
+    for name, place in tensors.items():
+        entry = place.entry
+        if entry.dtype is not None and entry.decoding is None and entry.size:
+            before = first.setdefault((id(place.file), entry.start, entry.size), name)
+            if before != name and tensors[before].entry.dtype is entry.dtype:
+                found[name] = before
+    return found
+
+
+def _read(wanted: Callable[[], object], address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:
+    if wanted() is None:
+        return torch.empty(0, dtype=torch.uint8)
+    data = torch.empty(size, dtype=torch.uint8)
+    try:
+        if size:
+            place.entry.read_into(place.file, start, data.numpy().data)
+        unchanged = place.file.version() == place.version
+    except OSError as error:
+        raise WeightsUnavailable(f"{address!r} cannot be read: {error.strerror or error}") from error
+    except (RuntimeError, MemoryError):  # there is no room
+        raise
+    except Exception as error:
+        _log.exception("a weight source failed", address=address)
+        raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}") from error
+    if not unchanged:
+        raise WeightsUnavailable(_changed(address))
+    return data
+
+
+def _changed(address: str) -> str:
+    return f"the files at {address!r} have changed since they were opened: open them again"
