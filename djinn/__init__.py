@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import djinn._lazy_names
+from djinn_core import __version__ as __version__
 from djinn_core.errors import (
     AccessRefused,
     ConfigurationError,
@@ -94,8 +95,6 @@ if TYPE_CHECKING:
     from djinn_timeline.profiling import Timeline, profile
     from djinn_timeline.waits import WaitReport, explain_waits
     from djinn_verification.verifying import Verification, verify
-
-__version__ = "26.11.0"
 
 __all__ = [
     "API_VERSION",

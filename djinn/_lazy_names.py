@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -66,8 +67,8 @@ def listing(place: str) -> Callable[[], list[str]]:
 
 
 def attach() -> None:
-    """Register the device, where this process is a client."""
-    if is_client():
+    """Register the device if this process is a client. A server or a planner need not have the client's package."""
+    if is_client() and find_spec("djinn_client") is not None:
         with collect_later:
             early = importlib.import_module("djinn_client.runtime.early_start").begin()
             importlib.import_module("djinn_client.runtime.attaching").attach(early)

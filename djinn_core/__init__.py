@@ -1,4 +1,4 @@
-"""The implementation of Djinn. Import `djinn`, not this package: it may change from one release to the next.
+"""The core of Djinn, which clients, servers and planners share. Import `djinn`, not this package: it may change from one release to the next.
 
 The layers, lowest first; each may import only from those before it (docs/architecture.md):
 
@@ -25,3 +25,5 @@ The layers, lowest first; each may import only from those before it (docs/archit
 - `runtime`: the client's session. `server`: the gateway and the executor processes.
 - `cli`: the command `djinn`. `loading`: imports a client without garbage collection. `notebook`: what `%load_ext djinn` adds.
 """
+
+__version__ = "26.11.0"

@@ -18,3 +18,14 @@ In the order in which a client's program passes through:
 - `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.
 - `events`, `executor_metrics`, `session_metrics`, `session_overview`, `usage_metrics`: what is told of all this.
 """
+
+import djinn_core
+from djinn_core.errors import StartupError
+
+__version__ = "26.11.0"
+
+if djinn_core.__version__ != __version__:
+    raise StartupError(
+        f"djinn-server {__version__} does not fit djinn {djinn_core.__version__}: install both of one release, from one checkout or from one "
+        "folder of wheels"
+    )

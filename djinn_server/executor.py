@@ -31,10 +31,10 @@ from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionR
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.ir.operators import operators_digest
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.protocol.addresses import SOCKET_NAME, transport_for
 from djinn_core.protocol.delivery.session_channel import SessionChannel
 from djinn_core.protocol.net.striping import StripingConnection
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
 from djinn_core.registry.registry import Registry, load_where_started
 from djinn_core.settings import PARALLEL_CONNECTIONS_LIMIT

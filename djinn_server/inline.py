@@ -11,7 +11,7 @@ import threading
 
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.settings import Settings, bytes_of

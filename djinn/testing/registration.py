@@ -8,7 +8,7 @@ import pytest
 
 from djinn.testing.suite import Ending, missing
 from djinn_core.hookspecs import API_VERSION
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.command_listing import COMMAND_GROUP
 from djinn_core.registry.registry import Registry, Selection, load_registry
 

@@ -22,15 +22,22 @@ from rich.text import Text
 from djinn_client.runtime.connecting.dialling import ask_status
 from djinn_client.runtime.connecting.servers import find_servers
 from djinn_client.runtime.planning.constraints import policy_for
-from djinn_core import settings as config
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.transports import Described, Transport
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.planning.pipeline import asked_by_size
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.discovery import of_another_release
 from djinn_core.registry.registry import Registry, Selection, survey
 from djinn_core.registry.report import PluginRow
-from djinn_core.settings import ResolvedSettings, SettingRow, Settings
+from djinn_core.settings import (
+    PREFIX,
+    ResolvedSettings,
+    SettingRow,
+    Settings,
+    config_file,
+    resolve,
+    unknown_variables,
+)
 from djinn_core.torch_private import missing
 
 T = TypeVar("T")
@@ -79,10 +86,10 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     """Look at this installation. Changes nothing and raises nothing of Djinn's: what is wrong becomes a finding."""
     environ = os.environ if environ is None else environ
     findings = [*check_versions(versions()), *check_torch()]
-    resolved = _caught(lambda: config.resolve(environ=environ), findings, "Correct the value that the message names.")
+    resolved = _caught(lambda: resolve(environ=environ), findings, "Correct the value that the message names.")
     if resolved is None:
         findings += check_variables(environ, ())
-        return Diagnosis(versions(), (), (), str(config.config_file(environ)), (), tuple(findings))
+        return Diagnosis(versions(), (), (), str(config_file(environ)), (), tuple(findings))
     findings += check_file(resolved)
     registry = (
         _caught(lambda: load(resolved), findings, "Correct the value that the message names, or disable the plugin.")
@@ -171,8 +178,8 @@ def check_torch() -> Iterator[Finding]:
 
 def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) -> Iterator[Finding]:
     """Variables that look like ours and are not; those that begin with a plugin's name are the plugin's own."""
-    owned = tuple(f"{config.PREFIX}{row.name.upper()}_" for row in plugins if row.name.isidentifier())
-    for variable, meant in config.unknown_variables(environ).items():
+    owned = tuple(f"{PREFIX}{row.name.upper()}_" for row in plugins if row.name.isidentifier())
+    for variable, meant in unknown_variables(environ).items():
         if not meant and variable.startswith(owned):
             continue
         hint = f"Did you mean {meant}?" if meant else "Unset it, or see docs/configuration.md."

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.graph import ProgramGraph
     from djinn_core.ir.profile import WorkloadProfile
     from djinn_core.ir.result import PipelineResult
-    from djinn_server.launch.own_executor import OwnExecutor
+    from djinn_core.registry.embedded_executors import EmbeddedExecutor
 
 __all__ = [
     "cancel",
@@ -381,16 +381,16 @@ def start_early() -> None:
             log.debug("no executor was started early", reason=str(error))
 
 
-def _own_executors() -> tuple[OwnExecutor, ...]:
+def _own_executors() -> tuple[EmbeddedExecutor, ...]:
     """This program's own executors on this machine, which are started now unless `import djinn` did; none where a server or a launcher of a plugin has them."""
     now = _resolved()
-    taken: tuple[OwnExecutor, ...] = port.early.take(now) if port.early is not None else ()
+    taken: tuple[EmbeddedExecutor, ...] = port.early.take(now) if port.early is not None else ()
     if taken:
         return taken
     if _named_servers():
         return ()
     from djinn_client.runtime.connecting.starting import start_executors
-    from djinn_server.launch.launchers import LOCAL
+    from djinn_core.registry.embedded_executors import LOCAL
 
     return start_executors(now) if now.engine == LOCAL else ()
 

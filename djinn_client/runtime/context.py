@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from djinn_core.hookspecs.interception import Interceptor
     from djinn_core.ir.costs import Link
     from djinn_core.ir.result import PipelineResult
-    from djinn_server.launch.own_executor import OwnExecutor
+    from djinn_core.registry.embedded_executors import EmbeddedExecutor
 
 InitHook = Callable[[], None]
 
@@ -54,7 +54,7 @@ class ClientContext(msgspec.Struct, eq=False):
     settings: Settings | None = None
     # The plugins in use; those that are asked for plans are among them once a program is planned.
     registry: Registry | None = None
-    starting: tuple[OwnExecutor, ...] = ()  # started before a session needs them, which it takes
+    starting: tuple[EmbeddedExecutor, ...] = ()  # started before a session needs them, which it takes
     opened: tuple[OpenSession, ...] = ()
     # Numbers of executors that are being started for the open session.
     joining: set[int] = msgspec.field(default_factory=set)

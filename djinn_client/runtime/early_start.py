@@ -22,7 +22,7 @@ from djinn_core.settings import Settings, resolve
 from djinn_core.system.directories import cache_directory
 
 if TYPE_CHECKING:
-    from djinn_server.launch.own_executor import OwnExecutor
+    from djinn_core.registry.embedded_executors import EmbeddedExecutor
 
 UNUSED_SECONDS: Final = 300.0  # after which they end where no session has begun
 SCRIPTS_LIMIT: Final = 512
@@ -39,9 +39,9 @@ class EarlyStart(msgspec.Struct, eq=False):
 
     mark: Path | None
     settings: Settings | None = None
-    executors: tuple[OwnExecutor, ...] = ()
+    executors: tuple[EmbeddedExecutor, ...] = ()
 
-    def take(self, settings: Settings) -> tuple[OwnExecutor, ...]:
+    def take(self, settings: Settings) -> tuple[EmbeddedExecutor, ...]:
         """The executors, for a session with these settings; none if other settings were made meanwhile, or one of them has ended."""
         if settings == self.settings and all(executor.alive for executor in self.executors):
             executors, self.executors = self.executors, ()
@@ -82,7 +82,7 @@ def begin() -> EarlyStart | None:
         if settings.start_at_import == "no" or (settings.start_at_import == "auto" and not (mark and mark.exists())):
             return EarlyStart(mark)
         from djinn_client.runtime.connecting.starting import start_executors
-        from djinn_server.launch.launchers import LOCAL
+        from djinn_core.registry.embedded_executors import LOCAL
 
         started = start_executors(settings, unused_seconds=UNUSED_SECONDS) if settings.engine == LOCAL else ()
     except DjinnError as error:  # the first use says what is wrong

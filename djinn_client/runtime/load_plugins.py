@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import CLIENT_KINDS, OPENING_KINDS
 from djinn_core.registry.registry import Registry, Selection, load_later, load_opening, load_registry
 from djinn_core.settings import Settings, resolve

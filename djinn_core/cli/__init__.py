@@ -7,6 +7,7 @@ import difflib
 import importlib
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +20,30 @@ if TYPE_CHECKING:
     from djinn_core.registry.commands import PluginCommands
     from djinn_core.registry.report import PluginRow
 
-# Name and summary of each subcommand; `djinn_core.cli.<name>`, with `_` for `-`, offers it as `command`.
-COMMANDS = {
-    "doctor": "Say what is wrong with this installation and how to mend it.",
-    "explain-error": "Show causes and cures of an error.",
-    "kill": "End a session on a server.",
-    "login": "Keep a server's address, token and certificate under a name.",
-    "logout": "Remove a log-in from this machine.",
-    "plugins": "List the plugins, built-in, installed and broken ones.",
-    "published": "List published weights, and remove some.",
-    "run": "Run a script written for CUDA on the remote device.",
-    "serve": "Offer this machine's devices to clients.",
-    "servers": "List the servers that you have logged in to.",
-    "status": "Show a server's sessions, executors and memory.",
-    "token": "Make, list and revoke the tokens of a server's tenants.",
+# Name, package and summary of each subcommand; `<package>.cli.<name>`, with `_` for `-`, offers it as `command`.
+_SUBCOMMANDS = {
+    "doctor": ("djinn_client", "Say what is wrong with this installation and how to mend it."),
+    "explain-error": ("djinn_core", "Show causes and cures of an error."),
+    "kill": ("djinn_client", "End a session on a server."),
+    "login": ("djinn_client", "Keep a server's address, token and certificate under a name."),
+    "logout": ("djinn_client", "Remove a log-in from this machine."),
+    "plugins": ("djinn_core", "List the plugins, built-in, installed and broken ones."),
+    "published": ("djinn_client", "List published weights, and remove some."),
+    "run": ("djinn_client", "Run a script written for CUDA on the remote device."),
+    "serve": ("djinn_server", "Offer this machine's devices to clients."),
+    "servers": ("djinn_client", "List the servers that you have logged in to."),
+    "status": ("djinn_client", "Show a server's sessions, executors and memory."),
+    "token": ("djinn_server", "Make, list and revoke the tokens of a server's tenants."),
 }
+_INSTALLED = frozenset(package for package in ("djinn_core", "djinn_client", "djinn_server") if find_spec(package))
+COMMANDS = {name: summary for name, (package, summary) in _SUBCOMMANDS.items() if package in _INSTALLED}
 
-# Commands of packages in Djinn's repository, so that one whose package is missing is not an unknown word.
+# Folders of Djinn's repository with commands, so that a command whose package is missing is not an unknown word.
 PACKAGES = {
     "explain": "plugins/commands/planning",
     "plan": "plugins/commands/planning",
+    "serve": "djinn_server",
+    "token": "djinn_server",
 }
 
 
@@ -56,7 +61,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand of that name, imported now."""
         if cmd_name in COMMANDS:
-            command: click.Command = importlib.import_module(f"djinn_core.cli.{cmd_name.replace('-', '_')}").command
+            package, _ = _SUBCOMMANDS[cmd_name]
+            command: click.Command = importlib.import_module(f"{package}.cli.{cmd_name.replace('-', '_')}").command
             return command
         return _offered(ctx).commands.get(cmd_name)
 
@@ -175,15 +181,15 @@ def main() -> None:
 
 def _prepare() -> None:
     from djinn_core import logs
-    from djinn_core import settings as config
     from djinn_core.registry.intake import warn_of_hooks
+    from djinn_core.settings import resolve
 
     logs.show("warning")
     context = click.get_current_context()
     if _PLUGINS in context.meta:
         warn_of_hooks(_offered(context).failures)
     try:
-        settings = config.resolve().settings
+        settings = resolve().settings
         logs.set_debug_level(settings.debug)
         if settings.plugins:
             _find_in_working_directory()

@@ -19,7 +19,7 @@ from rich.text import Text
 
 import djinn_core
 from djinn_core.errors import ConfigurationError
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import KINDS
 from djinn_core.registry.registry import Selection, survey
 from djinn_core.registry.report import PluginRow

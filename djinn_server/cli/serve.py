@@ -18,6 +18,7 @@ from djinn_core import logs
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.protocol.addresses import is_loopback, is_wildcard
+from djinn_core.registry.embedded_executors import check_platform
 from djinn_core.settings import resolve
 from djinn_core.system.directories import cache_directory, state_directory
 from djinn_core.system.private_directories import private_directory
@@ -27,7 +28,6 @@ from djinn_server.launch.executor_config import ModelConfig, NetworkConfig, Stor
 from djinn_server.launch.flags import FLAG, Flag
 from djinn_server.launch.http_hosts import allow_host
 from djinn_server.launch.listen_addresses import ListenAddress, ListenAddresses
-from djinn_server.launch.process import check_platform
 from djinn_server.launch.self_signed import self_signed
 
 _FILE = click.Path(path_type=Path, dir_okay=False)

@@ -48,7 +48,7 @@ def _ask(plugins: Selection, timeout: float) -> list[str]:
 
 def main() -> None:
     """Print the ids of the devices that device plugins report, as JSON."""
-    from djinn_core.planning.builtins import builtin_plugins
+    from djinn_core.registry.builtin_plugins import builtin_plugins
     from djinn_core.registry.registry import load_where_started
     from djinn_core.system.role import become_server
 

@@ -21,6 +21,7 @@ from djinn_core.hookspecs.operations import WatchedServer
 from djinn_core.logs import get_logger
 from djinn_core.protocol.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.protocol.net.tls_contexts import fingerprint_of_file, server_context
+from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.registry.kinds import GATEWAY_KINDS
 from djinn_core.registry.registry import Registry, load_registry
 from djinn_core.system.directories import runtime_directory
@@ -50,7 +51,7 @@ from djinn_server.gateway.token_authenticator import (
 )
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS
 from djinn_server.launch.executor_config import ExecutorConfig
-from djinn_server.launch.launchers import LOCAL, launcher_named
+from djinn_server.launch.launchers import launcher_named
 from djinn_server.launch.listen_addresses import ListeningTransport, advertised, configured_transports
 from djinn_server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_server.rlimits import allow_many_files, leave_no_cores
@@ -188,7 +189,7 @@ class Gateway:
     def _plugins(self) -> Registry:
         """The plugins of a gateway, whose authenticators and observers are in use from now on."""
         # Imported here because it imports PyTorch, which takes as long as the executors take to start.
-        from djinn_core.planning.builtins import builtin_plugins
+        from djinn_core.registry.builtin_plugins import builtin_plugins
 
         kinds = GATEWAY_KINDS - {"devices"}  # those are queried in a process of their own
         registry = load_registry(self._config.executor.plugins, builtins=builtin_plugins(), kinds=kinds)

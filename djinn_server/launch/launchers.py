@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import attrs
 
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs.launchers import ExecutorOptions, Launched, Launcher, LaunchWish
+from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.settings import Settings
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.flags import flagged
 from djinn_server.launch.fork_server_client import ForkServerClient
 from djinn_server.launch.process import ExecutorProcess
-
-LOCAL: Final = "local"
 
 
 class LocalLauncher:

@@ -59,6 +59,11 @@ class OwnExecutor:
         self._process = launcher.launch(config, wish)
 
     @property
+    def lease_seconds(self) -> float:
+        """As `EmbeddedExecutor.lease_seconds`."""
+        return LEASE_SECONDS
+
+    @property
     def recoverable(self) -> bool:
         """True if a new process can recover the sessions of one that died."""
         return self._config.recoverable and (self._journals is None or not self._journals.empty)

@@ -16,8 +16,8 @@ from typing import Self
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.logs import get_logger
+from djinn_core.registry.embedded_executors import check_platform
 from djinn_core.system.private_directories import make_run_directory
-from djinn_core.system.processes import CLIENT_ONLY
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_server.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_server.launch.executor_config import ExecutorConfig
@@ -42,15 +42,6 @@ from djinn_server.launch.tickets import issue_ticket, new_key
 
 _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
-
-
-def check_platform() -> None:
-    """Raises `StartupError` on a system where Djinn has clients alone."""
-    if CLIENT_ONLY:
-        raise StartupError(
-            "on Windows, Djinn runs programs that use a server, and neither executors nor servers: name a server (`djinn login`, or the "
-            "setting `servers`), or run this in WSL, which is Linux (`wsl --install`; docs/platforms.md)"
-        )
 
 
 class ExecutorProcess:

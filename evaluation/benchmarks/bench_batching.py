@@ -31,7 +31,7 @@ import torch
 import djinn
 from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.messages import Completed, Goodbye, Submit, decode, encode

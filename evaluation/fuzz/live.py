@@ -32,8 +32,8 @@ from djinn_client.runtime.connecting.dialling import reach_executor, reach_gatew
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Connection, Frame, Transport
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.protocol.connection_file import read_connection_file
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.frame_order import Prefix, split
 from djinn_core.wire.messages import (

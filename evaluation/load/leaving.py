@@ -119,7 +119,7 @@ def files_below(*folders: Path) -> set[str]:
 
 @functools.cache
 def _transports() -> tuple[Any, ...]:
-    from djinn_core.planning.builtins import builtin_plugins
+    from djinn_core.registry.builtin_plugins import builtin_plugins
     from djinn_core.registry.registry import Selection, load_registry
 
     return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from djinn.testing import self_signed_tls
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 
 

@@ -14,7 +14,7 @@ from djinn_client.runtime.reconfiguring import executor_plugins_differ
 from djinn_core.cli import main
 from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.hookspecs import hookimpl
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.settings import HIDDEN, PluginSetting, Settings, resolve
 from djinn_server.launch.executor_config import ExecutorConfig

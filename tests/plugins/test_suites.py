@@ -35,10 +35,10 @@ from djinn.hooks import (
 from djinn.testing.suite import missing
 from djinn_client.builtins.device import DeviceInterceptor
 from djinn_core.errors import InvalidStage
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.builtins.scheduling import Sequential
 from djinn_core.planning.stages.verify import check_placement
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_server.builtins.assignment import Affinity, FairShareAssignment, LeastLoaded
 from djinn_server.builtins.cpu import CpuDevice

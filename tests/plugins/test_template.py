@@ -25,7 +25,7 @@ from djinn_core.registry.kinds import KINDS
 USE = """
 import torch
 from djinn.testing import ProgramBuilder, topology
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.registry.registry import Selection, load_registry
 

@@ -12,8 +12,8 @@ import pytest
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.protocol.addresses import transport_for
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import ConnectPeer, Item, LinkProbe, TransferChunk, TransferHeader, View

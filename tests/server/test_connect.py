@@ -17,8 +17,8 @@ from djinn_client.runtime.connecting.connect import open_connections
 from djinn_client.runtime.connecting.servers import find_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.protocol.connection_file import ConnectionFile, write_connection_file
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, Selection, load_registry
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode

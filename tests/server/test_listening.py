@@ -14,7 +14,7 @@ from servers import started
 from djinn_client.runtime.connecting.connect import open_connections
 from djinn_core.cli import main
 from djinn_core.errors import ConfigurationError, PluginError, TransportError
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_server.cli.serve import ListenChoice, listen_options
 from djinn_server.launch.listen_addresses import (

@@ -17,7 +17,7 @@ from djinn_core.hookspecs.admission import SESSION, AdmissionRequest
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.hookspecs.weights import WeightPermissions
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.wire.messages import (

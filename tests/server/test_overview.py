@@ -14,7 +14,7 @@ from djinn_core.cli import main
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import NO_LINK, link_of
 from djinn_core.ir.handles import make_handle
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.settings import Settings
 from djinn_core.system.tcp import link_figures

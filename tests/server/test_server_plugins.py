@@ -221,7 +221,7 @@ def enter(guarded, token="badge:alice"):
 
 
 def registry():
-    from djinn_core.planning.builtins import builtin_plugins
+    from djinn_core.registry.builtin_plugins import builtin_plugins
     from djinn_core.registry.registry import Selection, load_registry
 
     return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})

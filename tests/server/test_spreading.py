@@ -7,7 +7,7 @@ import pytest
 import djinn
 from djinn_client.runtime.connecting import connect
 from djinn_client.runtime.connecting.connect import open_connections
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import CLIENT_KINDS
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_core.settings import Settings

@@ -432,7 +432,7 @@ def import_djinn():
         importlib.import_module(point.module)
     # What forks find in the memo tables of pure functions: the ops that travel, what is installed, what hooks must be like.
     from djinn_core.ir.operators import operators_digest
-    from djinn_core.planning.builtins import builtin_plugins
+    from djinn_core.registry.builtin_plugins import builtin_plugins
     from djinn_core.registry.discovery import integrating
     from djinn_core.registry.registry import Selection, load_registry
 

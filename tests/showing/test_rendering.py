@@ -11,8 +11,8 @@ import torch
 
 import djinn
 from djinn.hooks import PipelineResult, hookimpl
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.planning.explain.rendering import notebook_view, render, renderer_for, renderer_of
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, Selection, load_registry
 
 

@@ -14,11 +14,11 @@ import djinn
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
 from djinn_core.ir.result import PipelineResult
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.planning.explain.described import describe
 from djinn_core.planning.explain.text import explain, tree
 from djinn_core.planning.explain.units import duration, share, size, work
 from djinn_core.planning.pipeline import Request, plan
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 
 TREE = """\

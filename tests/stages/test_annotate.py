@@ -16,8 +16,8 @@ from djinn.fx import fx_graph
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.planning.stages.annotate import annotate
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 
 WEIGHT = DataResidency.PERSISTENT_WEIGHT

@@ -10,10 +10,10 @@ import pytest
 from djinn.hooks import CostEstimate, OptimizationResult, PatternMatch, Placement, PlacementDecision, Rewrite
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.errors import InvalidStage
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.planning.explain.described import describe
 from djinn_core.planning.explain.text import explain
 from djinn_core.planning.pipeline import Request, plan
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 
 SQUARE = (3, 3)

@@ -12,11 +12,11 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.ir.plan import OptimizationResult, Rewrite
 from djinn_core.ir.result import STAGES, shown_until
 from djinn_core.ir.substitution import Substitution
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.planning.explain.described import describe
 from djinn_core.planning.explain.text import explain
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.planning.scheduler import Scheduler
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 
 FIELDS = dict(zip(STAGES, ("profile", "costs", "plan", "placement", "schedule"), strict=True))

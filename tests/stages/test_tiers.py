@@ -11,8 +11,8 @@ import djinn
 from djinn.fx import fx_graph
 from djinn.hooks import Lineage, Tier, WorkloadType
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.planning.builtins import builtin_plugins
 from djinn_core.planning.stages.annotate import annotate
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 
 

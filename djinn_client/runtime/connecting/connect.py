@@ -39,7 +39,7 @@ from djinn_core.wire.messages import Attached, Welcome
 
 if TYPE_CHECKING:
     from djinn_client.runtime.standby.connection import StandbyServer
-    from djinn_server.launch.own_executor import OwnExecutor
+    from djinn_core.registry.embedded_executors import EmbeddedExecutor
 
 LOAD_SECONDS: Final = 3.0  # that a server may take to say how busy it is; it counts as busier than the others then
 FIRST_PAUSE_SECONDS: Final = 0.1  # where a server has no room
@@ -57,7 +57,7 @@ class _NewSession(msgspec.Struct, frozen=True):
 
 
 def open_connections(
-    settings: Settings, registry: Registry, executors: Sequence[OwnExecutor] = ()
+    settings: Settings, registry: Registry, executors: Sequence[EmbeddedExecutor] = ()
 ) -> tuple[OpenSession, ...]:
     """Begin a session with each device of each configured server, or with embedded executors where none is configured.
 
@@ -97,7 +97,7 @@ def open_connections(
 
 
 def open_more(
-    settings: Settings, registry: Registry, joining: Sequence[OwnExecutor] | Servers, known: Sequence[OpenSession]
+    settings: Settings, registry: Registry, joining: Sequence[EmbeddedExecutor] | Servers, known: Sequence[OpenSession]
 ) -> tuple[OpenSession, ...]:
     """Begin sessions with executors that were started, or with the devices of servers, to join those that are `known`.
 

@@ -5,9 +5,8 @@ Where one dies, a process that is started in its place recovers the session from
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -21,19 +20,20 @@ from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.protocol.backoff import Backoff
+from djinn_core.registry.embedded_executors import EmbeddedExecutor, find_starter
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
-from djinn_server.launch.own_executor import LEASE_SECONDS, OwnExecutor
-from djinn_server.launch.process import check_platform
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.launch")
 
 
-def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[OpenSession, ...]:
+def open_embedded(
+    settings: Settings, registry: Registry, executors: Sequence[EmbeddedExecutor]
+) -> tuple[OpenSession, ...]:
     """A session with each executor that was started; they are closed if this raises."""
     try:
         return tuple(_open_own(settings, registry, executor) for executor in executors)
@@ -43,7 +43,7 @@ def open_embedded(settings: Settings, registry: Registry, executors: Sequence[Ow
         raise
 
 
-def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> OpenSession:
+def _open_own(settings: Settings, registry: Registry, executor: EmbeddedExecutor) -> OpenSession:
     url = executor.wait_ready(settings.start_timeout).urls[0]
     transports = executor.trusted(registry.transports)
     connection = transport_for(url, transports).connect(url, Limits(), settings.connect_timeout)
@@ -56,7 +56,7 @@ def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> 
     return OpenSession(channel, attached, url, executor=executor)
 
 
-def open_again(settings: Settings, registry: Registry, executor: OwnExecutor) -> tuple[ClientChannel, Attached]:
+def open_again(settings: Settings, registry: Registry, executor: EmbeddedExecutor) -> tuple[ClientChannel, Attached]:
     """A new session with an executor in the place of one that has died, or with that one where it lives.
 
     Raises:
@@ -80,10 +80,7 @@ def open_again(settings: Settings, registry: Registry, executor: OwnExecutor) ->
 
 def open_inline(settings: Settings) -> OpenSession:
     """A session with an executor that is a thread of this process."""
-    check_platform()
-    # The one place where the client reaches into the server, which it may not import: for debugging they share a process.
-    begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_server.inline").begin
-    connection, ticket = begin(settings, client_name())
+    connection, ticket = find_starter().begin_inline(settings, client_name())
     return OpenSession(PlainClientChannel(connection), attach(connection, ticket, settings.connect_timeout), "inline")
 
 
@@ -96,7 +93,7 @@ class ExecutorReconnection:
         how: how the last executor that died has ended. instance: of the process that had the session last.
     """
 
-    executor: OwnExecutor
+    executor: EmbeddedExecutor
     transports: tuple[Transport, ...]
     timeout: float
     start_timeout: float
@@ -159,7 +156,7 @@ class ExecutorReconnection:
 def recoverable_channel(
     connection: Connection,
     attached: Attached,
-    executor: OwnExecutor,
+    executor: EmbeddedExecutor,
     transports: tuple[Transport, ...],
     seconds: tuple[float, float],
     parallel: int,
@@ -169,4 +166,6 @@ def recoverable_channel(
     `seconds`: that any single step may take, and until an executor is ready. `parallel`: connections at most.
     """
     redial = ExecutorReconnection(executor, transports, *seconds, attached.session, attached.secret, attached.instance)
-    return ResumingConnection(connection, redial, LEASE_SECONDS + seconds[1], "the executor of this program", parallel)
+    return ResumingConnection(
+        connection, redial, executor.lease_seconds + seconds[1], "the executor of this program", parallel
+    )

@@ -10,7 +10,7 @@ from djinn_client.runtime.connecting.client_channel import ClientChannel
 from djinn_core.wire.messages import Attached
 
 if TYPE_CHECKING:
-    from djinn_server.launch.own_executor import OwnExecutor
+    from djinn_core.registry.embedded_executors import EmbeddedExecutor
 
 
 class OpenSession(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class OpenSession(msgspec.Struct, frozen=True):
     attached: Attached
     url: str
     fallbacks: tuple[str, ...] = ()
-    executor: OwnExecutor | None = None
+    executor: EmbeddedExecutor | None = None
     addresses: tuple[str, ...] = ()
     server: str = "this program's own executor"
 

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from djinn_client.runtime.connecting.local_plugins import names_for_executors
-from djinn_core.errors import ConfigurationError
-from djinn_core.logs import get_logger
+from djinn_core.registry.embedded_executors import find_starter
 from djinn_core.registry.kinds import EXECUTOR_KINDS
 from djinn_core.settings import Settings
-from djinn_core.system.directories import cache_directory
-from djinn_core.system.files import user_id
-from djinn_core.system.private_directories import private_directory
-from djinn_server.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
-from djinn_server.launch.fork_server_client import ForkServerClient
-from djinn_server.launch.launchers import LOCAL, EngineConfig, LocalLauncher, launcher_named
-from djinn_server.launch.own_executor import LEASE_SECONDS, OwnExecutor
-from djinn_server.launch.own_journals import own_journals
-from djinn_server.launch.process import check_platform
 
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.launchers import Launcher, LaunchWish
+    from djinn_core.registry.embedded_executors import EmbeddedExecutor
     from djinn_core.registry.registry import Registry
-
-_log = get_logger("djinn.launch")
 
 
 def start_executors(
@@ -37,7 +21,7 @@ def start_executors(
     registry: Registry | None = None,
     joining: tuple[int, int] | None = None,
     unused_seconds: float = 0.0,
-) -> tuple[OwnExecutor, ...]:
+) -> tuple[EmbeddedExecutor, ...]:
     """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
 
     Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
@@ -45,69 +29,17 @@ def start_executors(
     Args:
         settings: say what and how many.
         registry: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
-        joining: number of the first and how many, of those that join a session.
-        unused_seconds: as in `ExecutorConfig`.
+        joining, unused_seconds: as in `ExecutorStarter.start`.
 
     Raises:
         PluginError: a plugin has hooks for executors, and these cannot import it.
-        StartupError: a process cannot be started.
+        StartupError: the server package is not installed, or a process cannot be started.
     """
     if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
         return ()
-    check_platform()
-    launcher = launcher_named(settings.engine, registry.launchers if registry is not None else ())
-    if launcher.name == LOCAL and settings.prepared_seconds:
-        launcher = LocalLauncher(partial(_fork_server, settings.prepared_seconds))
-    started: list[OwnExecutor] = []
-    first, count = joining or (0, settings.executors)
-    wishes = EngineConfig().with_settings(settings).wishes(count, partial(_tell, settings.progress), first)
-    try:
-        for wish in wishes:
-            started.append(_start_executor(settings, launcher, wish, registry, unused_seconds))  # noqa: PERF401 - those that have started are closed
-    except BaseException:
-        for executor in started:
-            executor.close(0.0)
-        raise
-    return tuple(started)
-
-
-def _tell(progress: bool, line: str) -> None:
-    """Show a user what is waited for."""
-    if progress and sys.stderr.isatty():
-        sys.stderr.write(f"{line}\n")
-    else:
-        _log.info("executors are being started", waiting=line)
-
-
-def _start_executor(
-    settings: Settings, launcher: Launcher, wish: LaunchWish, registry: Registry | None, unused_seconds: float
-) -> OwnExecutor:
+    starter = find_starter()
     names = names_for_executors(settings.plugins)
     if registry is not None:  # other machines need not have what only clients use
         names = registry.used_in(EXECUTOR_KINDS, names)
     there = attrs.evolve(settings, plugins=names)
-    models = attrs.evolve(EVERYTHING, published=_published()) if launcher.name == LOCAL else EVERYTHING
-    config = ExecutorConfig(settings.device, models=models, unused_seconds=unused_seconds).with_settings(there)
-    if settings.recover and launcher.name != LOCAL:  # the launcher knows a folder on the other machine
-        recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
-        return OwnExecutor(attrs.evolve(config, recovery=recovery), launcher, wish)
-    return OwnExecutor(config, launcher, wish, own_journals() if settings.recover else None)
-
-
-def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:
-    """The process that executors with these plugins are forked from, which ends so long after the last of them; None if there cannot be one."""
-    try:  # the path of a socket is short
-        folder = private_directory(Path(tempfile.gettempdir()) / f"djinn-prepared-{user_id()}", "prepared executors")
-    except (OSError, ConfigurationError) as error:
-        _log.warning("no executors are prepared", error=str(error))
-        return None
-    return ForkServerClient(folder, seconds, ExecutorConfig(plugins=config.plugins).encode())
-
-
-def _published() -> Path | None:
-    """The directory for what programs of this user publish, so that others of theirs find it; None if there cannot be one."""
-    try:
-        return private_directory(cache_directory() / "own-published", "published weights")
-    except (OSError, ConfigurationError) as error:
-        _log.warning("no weights can be published", error=str(error))
-        return None
+    return starter.start(there, registry.launchers if registry is not None else (), joining, unused_seconds)

@@ -12,7 +12,7 @@ import attrs
 from djinn_client.runtime.connecting.dialling import ask_status, ask_to_kill
 from djinn_client.runtime.connecting.servers import find_servers, standby_servers
 from djinn_core.errors import ConfigurationError, DjinnError
-from djinn_core.planning.builtins import builtin_plugins
+from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, Selection, load_registry
 from djinn_core.settings import Settings, resolve
 from djinn_core.wire.messages import Killed, Status, status_facts

@@ -13,10 +13,9 @@ from typing import Final
 
 import torch
 
-import djinn_core
 from djinn_core.ir.program import line_of_site
 
-_HERE: Final = str(Path(djinn_core.__file__).parent)
+_OWN: Final = tuple(str(Path(__file__).parents[3] / name) for name in ("djinn_client", "djinn_core"))
 _TORCH: Final = str(Path(torch.__file__).parent)
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _DECIDES: Final = re.compile(r"\b(if|elif|while|assert|and|or|not|bool)\b")
@@ -132,7 +131,7 @@ _DJINN, _TORCH_ITSELF, _LIBRARY, _USER = _Owner  # members of an enumeration are
 
 @functools.lru_cache(maxsize=4096)
 def _whose(file: str) -> _Owner:
-    if file.startswith(_HERE):
+    if file.startswith(_OWN):
         return _DJINN
     if file.startswith(_TORCH):
         return _TORCH_ITSELF

@@ -44,7 +44,7 @@ _PROCESSORS: Final = frozenset(
         "TypicalLogitsWarper",
     }
 )
-_OWN_HOOKS: Final = ("accelerate", "djinn_core", "transformers")
+_OWN_HOOKS: Final = ("accelerate", "djinn_client", "transformers")
 
 
 def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: bool) -> str:

@@ -1,0 +1,1 @@
+"""Commands of `djinn` for clients."""

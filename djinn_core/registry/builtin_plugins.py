@@ -1,0 +1,36 @@
+"""The plugins that are part of Djinn. They are loaded like any other plugin: modules with marked hooks."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Collection
+from types import MappingProxyType, ModuleType
+from typing import Final
+
+# By name of the plugin the kind of its hook and its module, in pipeline order. The name is that of the module.
+_MODULES: Final = MappingProxyType({
+    "device": ("interception", "djinn_client.builtins"),
+    "costs": ("costs", "djinn_core.planning.builtins"),
+    "placement": ("placement", "djinn_core.planning.builtins"),
+    "scheduling": ("schedulers", "djinn_core.planning.builtins"),
+    "local": ("transports", "djinn_core.protocol"),
+    "cpu": ("devices", "djinn_server.builtins"),
+    "memory": ("memory", "djinn_server.builtins"),
+    "weights": ("weights", "djinn_server.builtins"),
+    "safetensors_files": ("weight_formats", "djinn_server.builtins"),
+    "assignment": ("assignment", "djinn_server.builtins"),
+})  # fmt: skip
+
+
+def builtin_plugins(kinds: Collection[str] | None = None) -> dict[str, ModuleType]:
+    """Import the built-in plugins of these kinds, or all, and return them by name in pipeline order.
+
+    The plugins of a package that is not installed are left out: a client may lack the server, and a server the client.
+    """
+    wanted = {name: folder for name, (kind, folder) in _MODULES.items() if kinds is None or kind in kinds}
+    return {
+        name: importlib.import_module(f"{folder}.{name}")
+        for name, folder in wanted.items()
+        if importlib.util.find_spec(folder.partition(".")[0]) is not None
+    }

@@ -1,0 +1,134 @@
+"""Executors that a program starts for itself: the interface between clients and the package that brings the executors.
+
+A client finds it through the entry point group `djinn.executors` and imports nothing of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from djinn_core.errors import StartupError
+from djinn_core.registry.entry_points import installed_points
+from djinn_core.system.processes import CLIENT_ONLY
+
+if TYPE_CHECKING:
+    from djinn_core.hookspecs.launchers import Launcher
+    from djinn_core.hookspecs.transports import Connection, Transport
+    from djinn_core.settings import Settings
+    from djinn_core.wire.executor_reports import Ready
+
+GROUP: Final = "djinn.executors"
+LOCAL: Final = "local"  # the engine that starts processes on this machine
+
+
+class EmbeddedExecutor(Protocol):
+    """An executor process of a program, or the one in its place. Methods may be called from several threads."""
+
+    @property
+    def number(self) -> int:
+        """As in `LaunchWish`."""
+
+    @property
+    def lease_seconds(self) -> float:
+        """Seconds for which it keeps a session whose connection broke."""
+
+    @property
+    def recoverable(self) -> bool:
+        """True if a new process can recover the sessions of one that died."""
+
+    @property
+    def alive(self) -> bool:
+        """True while a process runs."""
+
+    @property
+    def process_id(self) -> int:
+        """Process id of the present process."""
+
+    @property
+    def ending(self) -> str:
+        """Description of how the present process has ended."""
+
+    @property
+    def notices(self) -> bool:
+        """True if its engine gives notice before it ends the executor."""
+
+    def notice(self) -> str:
+        """As `NoticedLaunched.notice`; empty if its engine does not say."""
+
+    def wait_ready(self, timeout: float) -> Ready:
+        """As `Launched.wait_ready`."""
+
+    def issue_ticket(self, client: str) -> str:
+        """As `Launched.issue_ticket`."""
+
+    def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
+        """Transports that reach it. If it has a certificate of its own, they accept no other."""
+
+    def start_again(self) -> None:
+        """Start a process in the place of one that has ended. Do nothing while it runs.
+
+        Raises:
+            StartupError: it cannot be started, or this was closed.
+        """
+
+    def close(self, drain_seconds: float = 5.0) -> None:
+        """End the process as `Launched.close` does; no other is started."""
+
+
+class ExecutorStarter(Protocol):
+    """Entry point of the package that brings executors."""
+
+    def start(
+        self,
+        settings: Settings,
+        launchers: Sequence[Launcher],
+        joining: tuple[int, int] | None = None,
+        unused_seconds: float = 0.0,
+    ) -> tuple[EmbeddedExecutor, ...]:
+        """Start the executors that the settings describe and return at once.
+
+        Args:
+            settings: number of executors, engine, device, memory and so on; `plugins` are names that executors can import.
+            launchers: launchers of plugins, of which `settings.engine` may name one.
+            joining: number of the first and how many, for executors that join a session.
+            unused_seconds: an executor ends if no session has begun after so long; 0: it waits for one.
+
+        Raises:
+            PluginError: no launcher has the name that the settings give.
+            StartupError: a process cannot be started. Those that had started are closed.
+        """
+
+    def begin_inline(self, settings: Settings, client: str) -> tuple[Connection, str]:
+        """Start an executor as a thread of this process; a connection to it, and the ticket to show.
+
+        Raises:
+            StartupError: the device that the settings name is not there.
+        """
+
+
+def find_starter() -> ExecutorStarter:
+    """Return the starter of the installed server package.
+
+    Raises:
+        StartupError: the system runs clients only, or the package is not installed. The message says what to do.
+    """
+    check_platform()
+    for _, points in installed_points():
+        for point in points:
+            if point.group == GROUP:
+                return cast("ExecutorStarter", point.entry_point.load())
+    raise StartupError(
+        "this program has no server, and the package `djinn-server`, which runs programs on this machine, is not installed. "
+        "Install it: `pip install ./djinn_server` in a checkout of Djinn, or `pip install --no-index --find-links FOLDER "
+        "djinn-server` from the folder of a release's wheels. Or name a server: djinn.configure(servers=[...])"
+    )
+
+
+def check_platform() -> None:
+    """Raise `StartupError` on a system where Djinn has clients alone."""
+    if CLIENT_ONLY:
+        raise StartupError(
+            "on Windows, Djinn runs programs that use a server, and neither executors nor servers: name a server (`djinn login`, or the "
+            "setting `servers`), or run this in WSL, which is Linux (`wsl --install`; docs/platforms.md)"
+        )

@@ -1,0 +1,1 @@
+"""Built-in plugins of executors and gateways."""

@@ -1,0 +1,98 @@
+"""Entry point for clients: start of a program's own executors. Nothing here imports PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.logs import get_logger
+from djinn_core.registry.embedded_executors import LOCAL
+from djinn_core.settings import Settings
+from djinn_core.system.directories import cache_directory
+from djinn_core.system.files import user_id
+from djinn_core.system.private_directories import private_directory
+from djinn_server.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
+from djinn_server.launch.fork_server_client import ForkServerClient
+from djinn_server.launch.launchers import EngineConfig, LocalLauncher, launcher_named
+from djinn_server.launch.own_executor import LEASE_SECONDS, OwnExecutor
+from djinn_server.launch.own_journals import own_journals
+
+if TYPE_CHECKING:
+    from djinn_core.hookspecs.launchers import Launcher, LaunchWish
+    from djinn_core.hookspecs.transports import Connection
+
+_log = get_logger("djinn.launch")
+
+
+def start(
+    settings: Settings,
+    launchers: Sequence[Launcher],
+    joining: tuple[int, int] | None = None,
+    unused_seconds: float = 0.0,
+) -> tuple[OwnExecutor, ...]:
+    """As `ExecutorStarter.start`."""
+    launcher = launcher_named(settings.engine, launchers)
+    if launcher.name == LOCAL and settings.prepared_seconds:
+        launcher = LocalLauncher(partial(_fork_server, settings.prepared_seconds))
+    started: list[OwnExecutor] = []
+    first, count = joining or (0, settings.executors)
+    wishes = EngineConfig().with_settings(settings).wishes(count, partial(_tell, settings.progress), first)
+    try:
+        for wish in wishes:
+            started.append(_start_executor(settings, launcher, wish, unused_seconds))  # noqa: PERF401 - those that have started are closed
+    except BaseException:
+        for executor in started:
+            executor.close(0.0)
+        raise
+    return tuple(started)
+
+
+def begin_inline(settings: Settings, client: str) -> tuple[Connection, str]:
+    """As `ExecutorStarter.begin_inline`."""
+    # It imports PyTorch, which a process that starts executors early has not imported yet.
+    begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_server.inline").begin
+    return begin(settings, client)
+
+
+def _tell(progress: bool, line: str) -> None:
+    """Show a user what is waited for."""
+    if progress and sys.stderr.isatty():
+        sys.stderr.write(f"{line}\n")
+    else:
+        _log.info("executors are being started", waiting=line)
+
+
+def _start_executor(settings: Settings, launcher: Launcher, wish: LaunchWish, unused_seconds: float) -> OwnExecutor:
+    models = attrs.evolve(EVERYTHING, published=_published()) if launcher.name == LOCAL else EVERYTHING
+    config = ExecutorConfig(settings.device, models=models, unused_seconds=unused_seconds).with_settings(settings)
+    if settings.recover and launcher.name != LOCAL:  # the launcher knows a folder on the other machine
+        recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
+        return OwnExecutor(attrs.evolve(config, recovery=recovery), launcher, wish)
+    return OwnExecutor(config, launcher, wish, own_journals() if settings.recover else None)
+
+
+def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:
+    """The process that executors with these plugins are forked from, which ends so long after the last of them; None if there cannot be one."""
+    try:  # the path of a socket is short
+        folder = private_directory(Path(tempfile.gettempdir()) / f"djinn-prepared-{user_id()}", "prepared executors")
+    except (OSError, ConfigurationError) as error:
+        _log.warning("no executors are prepared", error=str(error))
+        return None
+    return ForkServerClient(folder, seconds, ExecutorConfig(plugins=config.plugins).encode())
+
+
+def _published() -> Path | None:
+    """The directory for what programs of this user publish, so that others of theirs find it; None if there cannot be one."""
+    try:
+        return private_directory(cache_directory() / "own-published", "published weights")
+    except (OSError, ConfigurationError) as error:
+        _log.warning("no weights can be published", error=str(error))
+        return None
