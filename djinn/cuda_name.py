@@ -8,7 +8,7 @@ from djinn_client.interception.device.properties import get_device_properties
 from djinn_client.interception.native.generators import NativeGenerator as RemoteGenerator
 from djinn_client.interception.native.streams import NamedEvent as RemoteEvent
 from djinn_client.interception.native.streams import NamedStream as RemoteStream
-from djinn_core.torch_private import pass_for
+from djinn_client.torch_dispatch import pass_for
 
 __all__ = [
     "RemoteEvent",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.runtime_interface import Runtime, port
@@ -14,7 +15,6 @@ from djinn_client.interception.sync import fetch
 from djinn_client.interception.tensors.chunked_fetch import PART_BYTES
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.stack_room import require_stack_room
-from djinn_core import torch_private
 from djinn_core.system.interrupts import interrupt_mask
 
 Tensors = tuple[torch.Tensor, ...]
@@ -81,7 +81,7 @@ class Pending:
             self._asked[0].discard(self._asked[1])
 
 
-@torch_private.without_modes
+@torch_dispatch.without_modes
 def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
     """Ask for the elements of `tensors` as they are here in the program, and go on without waiting for them.
 

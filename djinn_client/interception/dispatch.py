@@ -55,11 +55,12 @@ from djinn_client.interception.shape_inference.meta_overrides import KERNEL_DECI
 from djinn_client.interception.shape_inference.scalar_ranges import takes_any_float
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
 from djinn_client.interception.tensors.parts_tensor import holds_parts
+from djinn_client.torch_dispatch import CGenerator, class_of_script_object
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
 from djinn_core.ir.program import Call, Slot, canonical_nan
 from djinn_core.system.gc_pause import collect_later
-from djinn_core.torch_private import CGenerator, class_of_script_object, schema_of
+from djinn_core.torch_private import schema_of
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 

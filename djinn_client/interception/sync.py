@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.dispatch import handles, record
 from djinn_client.interception.recording.fetch_prediction import LARGEST
@@ -20,7 +21,6 @@ from djinn_client.interception.tensors.parts_tensor import PartsTensor
 from djinn_client.interception.tensors.printed_lists import shown_together
 from djinn_client.interception.tensors.storage import Value
 from djinn_client.interception.tensors.upload import upload_copy, upload_into_new
-from djinn_core import torch_private
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.ir.values import contiguous_strides
 
@@ -29,7 +29,7 @@ _AS_IT_IS: Final = (torch.preserve_format, torch.contiguous_format)  # formats i
 LONGEST_LIST: Final = 1000  # tensors that are printed together with their elements: each is a round trip
 
 
-@torch_private.without_modes
+@torch_dispatch.without_modes
 def fetch(tensor: LazyTensor) -> torch.Tensor:
     """The tensor's elements on the CPU: sends what was recorded and waits, one round trip (more beyond `PART_BYTES`).
 
@@ -113,7 +113,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     if (
         value.storage.nbytes > value.meta.nbytes
         or device_state.thread.expected is not None
-        or torch_private.dispatch_modes()
+        or torch_dispatch.dispatch_modes()
     ):
         return fetch(tensor).item()
     return _read_only(value).item()
@@ -202,7 +202,7 @@ def show(tensor: Any, contents: str | None) -> str:
         return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)})"
     if contents is None:
         contents = _elements(tensor)
-    text = torch_private.format_tensor(tensor, contents)
+    text = torch_dispatch.format_tensor(tensor, contents)
     heading = ""
     if text.startswith("Parameter("):
         heading, text = "Parameter containing:\n", text.removeprefix("Parameter(")[:-1]
@@ -220,7 +220,7 @@ def _elements(tensor: Any) -> str:
     with recorders.sending:
         if recorders.meta_only.has(tensor.remote.handle, current().entries):
             return "..."
-    return torch_private.format_elements(fetch(tensor.detach()), len("tensor("))
+    return torch_dispatch.format_elements(fetch(tensor.detach()), len("tensor("))
 
 
 @handles(aten.is_same_size.default)

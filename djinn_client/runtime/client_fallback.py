@@ -19,10 +19,11 @@ from djinn_client.interception.sync import fetch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.upload import upload_copy
 from djinn_client.runtime.stats import Stats
+from djinn_client.torch_dispatch import CGenerator
 from djinn_core.errors import RemoteError, RemoteNotImplementedError, UnsupportedOperation
 from djinn_core.ir.program import Slot
 from djinn_core.logs import get_logger
-from djinn_core.torch_private import CGenerator, schema_of, storage_key
+from djinn_core.torch_private import schema_of, storage_key
 
 log = get_logger("djinn.fallback")
 aten = torch.ops.aten

@@ -10,12 +10,12 @@ from typing import Any, Final, Self
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device, wrap
 from djinn_client.interception.tensors.storage import Storage, Value
 from djinn_client.runtime.client import settings
 from djinn_client.runtime.deadlines import due
-from djinn_core import torch_private
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, UnsupportedOperation, WeightsUnavailable
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
 from djinn_core.ir.values import contiguous_strides, tensor_meta
@@ -308,7 +308,7 @@ def server_weights(address: str, device: torch.device | str | int = 0) -> Remote
     return found
 
 
-@torch_private.without_modes
+@torch_dispatch.without_modes
 def _read_stored(stored: StoredTensor, device: int) -> LazyTensor:
     """A new contiguous tensor of a logical device, whose contents the executor reads itself; returns before they are read."""
     meta = tensor_meta(stored.shape, contiguous_strides(stored.shape), 0, stored.dtype, device)

@@ -23,9 +23,9 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 import djinn
+from djinn_client import torch_dispatch
 from djinn_client.interception.native.library import ops
 from djinn_client.interception.recording.recorder import SyncRequest, current
-from djinn_core import torch_private
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 
 REMOTE = torch.device("remote_accelerator:0")
@@ -41,10 +41,10 @@ class Floor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        made = [torch_private.make_wrapper(cls, *spec, REMOTE) for spec in next(cls.specs)]
+        made = [torch_dispatch.make_wrapper(cls, *spec, REMOTE) for spec in next(cls.specs)]
         return made[0] if len(made) == 1 else made
 
-    __torch_function__ = torch_private.disabled_torch_function
+    __torch_function__ = torch_dispatch.disabled_torch_function
 
 
 @attrs.frozen
@@ -112,7 +112,7 @@ def flat(values: Any) -> Iterator[Any]:
 def replaced(value: Any) -> Any:
     """The same with tensors that do nothing."""
     if isinstance(value, torch.Tensor):
-        return torch_private.make_wrapper(Floor, *spec_of(value), REMOTE)
+        return torch_dispatch.make_wrapper(Floor, *spec_of(value), REMOTE)
     return (
         type(value)(map(replaced, value)) if isinstance(value, tuple | list) and type(value) in {tuple, list} else value
     )
@@ -187,7 +187,7 @@ OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def single(name: str, effort: Effort) -> Outcome:
     """One op, over and over."""
     spec = ((4, 4), (4, 1), 0, torch.float32)
-    remote, bare = torch.empty(4, 4, device=REMOTE), torch_private.make_wrapper(Floor, *spec, REMOTE)
+    remote, bare = torch.empty(4, 4, device=REMOTE), torch_dispatch.make_wrapper(Floor, *spec, REMOTE)
 
     def endless() -> None:
         Floor.specs = iter([(spec,)] * CALLS)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from djinn_core import torch_private
+from djinn_client import torch_dispatch
 
 TOY = {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 1000, "bos_token_id": 1, "eos_token_id": 1}
 TOKENS = 48
@@ -64,7 +64,7 @@ class Remote(torch.Tensor):
 
     @staticmethod
     def of(handle: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Remote:
-        made = torch_private.make_wrapper(Remote, shape, stride, 0, dtype, torch.device("cpu"))
+        made = torch_dispatch.make_wrapper(Remote, shape, stride, 0, dtype, torch.device("cpu"))
         made.handle = handle
         return made
 
@@ -84,7 +84,7 @@ class Remote(torch.Tensor):
         packed = pack((args, kwargs or {}))
         return unpack(Remote.ask("run", func.name(), packed, dead))
 
-    __torch_function__ = torch_private.disabled_torch_function
+    __torch_function__ = torch_dispatch.disabled_torch_function
 
 
 class Handle(tuple):  # noqa: SLOT001 - small is what it is to be

@@ -14,9 +14,9 @@ from djinn_client.interception.recording.recorder import Recorder, SyncRequest, 
 from djinn_client.interception.runtime_interface import Port
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.storage import Storage, Value
+from djinn_client.torch_dispatch import without_modes
 from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta
-from djinn_core.torch_private import without_modes
 
 DEVICE = "remote_accelerator:0"
 INSTRUCTION_BYTES = 300  # of one recorded instruction, without the tensors that it made

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.native.generators import Generator
 from djinn_client.interception.native.library import ops
 from djinn_client.interception.native.streams import show_names
 from djinn_client.interception.ops import factories
 from djinn_client.interception.tensors import lazy_tensor
-from djinn_core import torch_private
 
 
 def go_by_cuda() -> None:
@@ -16,4 +16,4 @@ def go_by_cuda() -> None:
     factories.handle_at("CUDA")
     lazy_tensor.go_by("cuda")
     show_names()
-    torch_private.replace_classes(Generator=Generator)
+    torch_dispatch.replace_classes(Generator=Generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.native.library import implement
 from djinn_client.interception.recording.recorder import current, recorders
 from djinn_client.interception.runtime_interface import port
@@ -27,7 +28,7 @@ def _now() -> NumericSettings:
     return NumericSettings(**torch_private.numeric_settings(), exact=port.numeric_settings.exact)
 
 
-@torch_private.without_modes  # torch.export changes settings in the middle of tracing
+@torch_dispatch.without_modes  # torch.export changes settings in the middle of tracing
 def _send_recorded() -> None:
     current().cut_all()
 

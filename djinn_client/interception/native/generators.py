@@ -12,7 +12,7 @@ from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.native.library import implement, ops
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_client.interception.tensors.substitute_classes import stand_in
-from djinn_core.torch_private import CGenerator
+from djinn_client.torch_dispatch import CGenerator
 
 _PHILOX_BYTES = 16  # the state of generators that count: a seed and an offset
 

@@ -23,9 +23,9 @@ from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.shape_inference.float_arg_cache import infers_for_any_float
 from djinn_client.interception.tensors.lazy_tensor import is_remote_tensor, show_values
 from djinn_client.torch_backend import add_device_module, overloads_of
+from djinn_client.torch_dispatch import never_compiled
 from djinn_client.tracebacks import for_users, shorten
 from djinn_core import torch_objects
-from djinn_core.torch_private import never_compiled
 
 HANDLED, FOLDS, ANY_FLOAT, FOLDS_INTEGERS, FOLDS_ANY = 1, 2, 4, 16, 32  # flags of ops
 _HERE: Final = Path(__file__).resolve().parents[2]

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.torch_backend import boxed_function, rename_backend, without_torch_dispatch
+from djinn_client.torch_dispatch import never_compiled
 from djinn_client.tracebacks import shorten
 from djinn_core.errors import StartupError
-from djinn_core.torch_private import never_compiled
 
 
 def load() -> None:

@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch.backends.cuda import flash_sdp_enabled, math_sdp_enabled
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.bounded_memo import keep
 from djinn_client.interception.dispatch import handles, record
 from djinn_client.interception.ops.composite import is_differentiated, take_apart
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.torch_dispatch import never_compiled
 from djinn_client.tracebacks import for_users
-from djinn_core import torch_private
 from djinn_core.logs import get_logger
 from djinn_core.system.interrupts import interrupt_mask
-from djinn_core.torch_private import never_compiled
 
 log = get_logger("djinn.interception")
 
@@ -58,7 +58,7 @@ def attention(
     """`aten::scaled_dot_product_attention` under autograd."""
     options = {"scale": scale, "enable_gqa": enable_gqa}
     everything = (query, key, value, mask, dropout, causal)
-    if torch_private.in_forward_mode() or not isinstance(query, LazyTensor):
+    if torch_dispatch.in_forward_mode() or not isinstance(query, LazyTensor):
         return take_apart(_WHOLE, everything, options)  # type: ignore[no-any-return]
     if not is_differentiated((query, key, value, mask)):
         return whole(_WHOLE, everything, options)  # type: ignore[no-any-return]
@@ -73,7 +73,7 @@ def whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     and the mode is to see the kernel.
     """
     drops = len(args) > 4 and args[4]
-    if flash_sdp_enabled() and math_sdp_enabled() and not drops and not torch_private.dispatch_modes():
+    if flash_sdp_enabled() and math_sdp_enabled() and not drops and not torch_dispatch.dispatch_modes():
         return record(func, args, kwargs)
     missing: tuple[Any, ...] = _DEFAULTS[len(args) - 3 :]
     return _as_chosen((*args, *missing), kwargs)
@@ -139,7 +139,7 @@ class _Chosen(Exception):  # noqa: N818 - a signal between two functions, never 
 class _StandIn(torch.Tensor):
     """A CPU tensor without memory that reports which ops are called with it."""
 
-    __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
+    __torch_function__ = torch_dispatch.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -148,7 +148,7 @@ class _StandIn(torch.Tensor):
         raise _Chosen(func)
 
 
-@torch_private.without_modes
+@torch_dispatch.without_modes
 def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     query, key, value, mask, *rest = args
     try:
@@ -168,7 +168,7 @@ def _stand_in(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
     meta = tensor.remote.meta
     # A mask of bools becomes one of numbers before anything else is done.
     held = dtype if meta.dtype is torch.bool else meta.dtype
-    return torch_private.make_wrapper(_StandIn, meta.shape, meta.stride, meta.offset, held, torch.device("cpu"))  # type: ignore[no-any-return]
+    return torch_dispatch.make_wrapper(_StandIn, meta.shape, meta.stride, meta.offset, held, torch.device("cpu"))  # type: ignore[no-any-return]
 
 
 @never_compiled

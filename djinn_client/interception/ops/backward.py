@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from djinn_client.interception.recording.recorder import current_or_none
+from djinn_client.torch_dispatch import EngineRun
 from djinn_client.tracebacks import shorten_through
 from djinn_core.ir.module_path import BACKWARD
-from djinn_core.torch_private import EngineRun
 
 
 def guard_engine(run: EngineRun) -> EngineRun:

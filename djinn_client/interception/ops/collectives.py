@@ -13,13 +13,13 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import Handler
 from djinn_client.interception.dispatch import handles
 from djinn_client.interception.native.library import set_kernel
 from djinn_client.interception.sync import copy, fetch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.upload import upload_copy
-from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 
 # All ops write their first argument. These read it as well.
@@ -80,11 +80,11 @@ def _written(
     rest, named = copies.of((args[1:], kwargs), fetch)  # first: what is read may be what is written
     results = func(copies.of(args[0], make), *rest, **named)
     leaves = pytree.tree_leaves(results)
-    torch_private.await_collectives(leaves)
+    torch_dispatch.await_collectives(leaves)
     copies.write_back(args[0])
     if not isinstance(leaves[-1], torch.ScriptObject):
         return args[0]
-    work = torch_private.finished_work(pytree.tree_leaves(args[0]))
+    work = torch_dispatch.finished_work(pytree.tree_leaves(args[0]))
     return (args[0], work) if isinstance(results, (tuple, list)) else work
 
 
@@ -97,7 +97,7 @@ def _functional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     (device,) = {leaf.remote.meta.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, LazyTensor)}
     args, kwargs = _Copies().of((args, kwargs), fetch)
     results = func(*args, **kwargs)
-    torch_private.await_collectives(pytree.tree_leaves(results))
+    torch_dispatch.await_collectives(pytree.tree_leaves(results))
     return pytree.tree_map(lambda result: upload_copy(result, device), results)
 
 
@@ -129,7 +129,7 @@ def register() -> None:
 
 
 def _handle(names: Sequence[str], handler: Handler) -> None:
-    found = torch_private.collectives(names)
+    found = torch_dispatch.collectives(names)
     handles(*found)(handler)
     for op in found:
         set_kernel(op.name(), _kernel(op, handler), "PrivateUse1")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.runtime_interface import port
 from djinn_client.tracebacks import shorten
@@ -66,9 +67,9 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: it has strided, sparse, quantized and nested ones, each with ops "
             "of their own, and no MKL-DNN ones. Move its inputs to the CPU first"
         )
-    kernel = torch_private.composite_kernel(func) or torch_private.backend_kernel(func)
-    if kernel is not None and (func.namespace == "prims" or torch_private.kernels_raise_versions(func)):
-        with torch_private.notes_views_and_writes():
+    kernel = torch_dispatch.composite_kernel(func) or torch_dispatch.backend_kernel(func)
+    if kernel is not None and (func.namespace == "prims" or torch_dispatch.kernels_raise_versions(func)):
+        with torch_dispatch.notes_views_and_writes():
             return kernel(*args, **kwargs)
     if kernel is not None:
         return kernel(*args, **kwargs)
@@ -87,7 +88,7 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _kernel(func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., Any]:
-    @torch_private.never_compiled
+    @torch_dispatch.never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
             return record(func, args, kwargs)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.current_device import index_of
 from djinn_client.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_client.interception.dispatch import handles, record
@@ -23,7 +24,7 @@ from djinn_client.interception.tensors.compressed_tensor import (
 )
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_client.interception.tensors.upload import upload_copy
-from djinn_core import torch_layouts, torch_private
+from djinn_core import torch_layouts
 from djinn_core.errors import UnsupportedOperation
 
 aten = torch.ops.aten
@@ -232,7 +233,7 @@ def unsafe(*args: Any, **kwargs: Any) -> Any:
     """Kernel of `_sparse_compressed_tensor_unsafe`, with which PyTorch makes gradients of values: its own makes an object in C++."""
     func = aten._sparse_compressed_tensor_unsafe.default
     if not all(isinstance(part, LazyTensor) for part in args[:3]):
-        kernel = torch_private.composite_kernel(func)
+        kernel = torch_dispatch.composite_kernel(func)
         assert kernel is not None
         return kernel(*args, **kwargs)
     with torch.no_grad():
@@ -251,7 +252,7 @@ def _below_autograd(func: Any) -> Callable[..., Any]:
 @handles(aten.sparse_compressed_tensor.comp_plain_value)
 def _of_parts_alone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same where the size is to be found from the indices."""
-    kernel = torch_private.composite_kernel(func)
+    kernel = torch_dispatch.composite_kernel(func)
     assert kernel is not None
     return kernel(*args, **kwargs)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core import torch_private
 
 # Ops that call functions of the user; others have gradients of their own.
 _CONTROL_FLOW = frozenset({"associative_scan", "cond", "map_impl", "scan", "while_loop"})
@@ -20,11 +20,11 @@ _CONTROL_FLOW = frozenset({"associative_scan", "cond", "map_impl", "scan", "whil
 
 def register() -> None:
     """Have these ops run where a remote tensor takes part. Called once."""
-    for name, op in torch_private.higher_order_ops().items():
-        by_ops = torch_private.made_of_ops(op)
-        traced = torch_private.differentiated(op)
+    for name, op in torch_dispatch.higher_order_ops().items():
+        by_ops = torch_dispatch.made_of_ops(op)
+        traced = torch_dispatch.differentiated(op)
         if by_ops is not None and traced is not None and name in _CONTROL_FLOW:
-            torch_private.implement_under_autograd(op, _unless_traced(by_ops, traced))
+            torch_dispatch.implement_under_autograd(op, _unless_traced(by_ops, traced))
 
 
 def _unless_traced(by_ops: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,6 +32,6 @@ def _unless_traced(by_ops: Callable[..., Any], traced: Callable[..., Any]) -> Ca
 
     def implementation(*args: Any, **kwargs: Any) -> Any:
         remote = any(isinstance(leaf, LazyTensor) for leaf in pytree.tree_leaves((args, kwargs)))
-        return (by_ops if remote and not torch_private.dispatch_modes() else traced)(*args, **kwargs)
+        return (by_ops if remote and not torch_dispatch.dispatch_modes() else traced)(*args, **kwargs)
 
     return implementation

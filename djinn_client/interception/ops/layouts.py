@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_client.interception.dispatch import handles
 from djinn_client.interception.native.library import set_kernel
@@ -22,7 +23,6 @@ from djinn_client.interception.tensors.nested_tensor import NestedTensor
 from djinn_client.interception.tensors.parts_tensor import first_of_parts
 from djinn_client.interception.tensors.quantized_tensor import QuantizedTensor
 from djinn_client.interception.tensors.sparse_tensor import SparseTensor
-from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.layout_operators import CONVERSIONS, OPERATORS_OF
 from djinn_core.ir.operators import resolve_for_layouts
@@ -59,7 +59,7 @@ def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     first = first_of_parts((*args, *kwargs.values()))
     assert first is not None
-    if torch.is_inference_mode_enabled() and not first.is_inference() and torch_private.makes_view(func):
+    if torch.is_inference_mode_enabled() and not first.is_inference() and torch_dispatch.makes_view(func):
         with torch.inference_mode(False), torch.no_grad():  # a view is an inference tensor where its base is
             return dispatch_layout(func, args, kwargs)
     handler = _LOCAL[type(first)].get(func)
@@ -67,9 +67,9 @@ def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return handler(func, args, kwargs)
     if func.name() in OPERATORS_OF[first.described()[0]]:
         return call(func, args, kwargs)
-    if kwargs and torch_private.writes_out(func):
+    if kwargs and torch_dispatch.writes_out(func):
         return call_out(func, args, kwargs, dispatch_layout)
-    kernel = torch_private.composite_kernel(func)
+    kernel = torch_dispatch.composite_kernel(func)
     if kernel is not None:
         return kernel(*args, **kwargs)
     raise UnsupportedOperation(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.current_device import index_of
 from djinn_client.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_client.interception.dispatch import handles, record
@@ -17,7 +18,7 @@ from djinn_client.interception.sync import fetch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_client.interception.tensors.sparse_tensor import SparseTensor, wrap_sparse
 from djinn_client.interception.tensors.upload import upload_copy
-from djinn_core import torch_layouts, torch_private
+from djinn_core import torch_layouts
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.torch_private import schema_of
 
@@ -176,7 +177,7 @@ def _check_sizes(elements: list[int], expected: list[int]) -> None:
 )
 def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a composite op that makes a sparse tensor of strided ones; the executor checks what it made where it is used."""
-    kernel = torch_private.composite_kernel(func)
+    kernel = torch_dispatch.composite_kernel(func)
     assert kernel is not None
     return kernel(*args, **kwargs)
 

@@ -10,6 +10,7 @@ import torch
 from djinn_client.interception.bounded_memo import keep
 from djinn_client.interception.native.generators import operand as operand_of
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote
+from djinn_client.torch_dispatch import CGenerator
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.form import (
     Argument,
@@ -24,7 +25,6 @@ from djinn_core.ir.form import (
     SessionGenerator,
     SlotArg,
 )
-from djinn_core.torch_private import CGenerator
 
 FORMS_LIMIT = 16384  # remembered forms; one that was forgotten and comes again is another object, and equal
 _forms: dict[Form, Form] = {}

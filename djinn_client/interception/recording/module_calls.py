@@ -9,20 +9,20 @@ from weakref import ref
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.native.entries import NODE
 from djinn_client.interception.recording.recorder import Recorder, current, current_or_none
 from djinn_client.interception.runtime_interface import port
+from djinn_client.torch_dispatch import ModuleCallImpl
 from djinn_client.tracebacks import shorten_through
-from djinn_core import torch_private
 from djinn_core.ir.module_path import ModuleCall
-from djinn_core.torch_private import ModuleCallImpl
 
 
 def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
     """`torch.nn.Module.__call__` that says where its thread is; it costs about half a microsecond a call."""
     is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-    next_number = torch_private.next_sequence_number
-    usual = torch_private.is_usual_module_call(call)
+    next_number = torch_dispatch.next_sequence_number
+    usual = torch_dispatch.is_usual_module_call(call)
 
     @functools.wraps(call)
     def called(module: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
             if moments is not None:
                 moments.extend((perf_counter(), None))
 
-    return torch_private.not_compiled_itself(called)
+    return torch_dispatch.not_compiled_itself(called)
 
 
 def module_now(recorder: Recorder) -> ModuleCall | None:
@@ -67,7 +67,7 @@ def module_now(recorder: Recorder) -> ModuleCall | None:
 
 def at_node(recorder: Recorder) -> ModuleCall:
     """Position of a thread in a backward pass: the autograd node that it is at."""
-    number, moments = torch_private.node_sequence_number(), recorder.module_moments
+    number, moments = torch_dispatch.node_sequence_number(), recorder.module_moments
     if moments is not None and moments[-1] != number:
         moments.extend((perf_counter(), number))
     return number, None, recorder.forward_calls

@@ -22,10 +22,10 @@ from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.storage import described
 from djinn_client.interception.tensors.upload import upload_copy
+from djinn_client.torch_dispatch import increment_versions
 from djinn_core.ir.handles import make_handle, storage_of
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta
-from djinn_core.torch_private import increment_versions
 
 Handles = Callable[[Sequence[int]], tuple[int, ...]]
 CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps

@@ -49,6 +49,7 @@ from djinn_client.interception.runtime_interface import (
 from djinn_client.interception.shape_inference.message_limits import check_dimensions
 from djinn_client.interception.tensors.storage import Storage, Value, live_values, still_to_free
 from djinn_client.stack_room import require_stack_room
+from djinn_client.torch_dispatch import without_modes
 from djinn_core.errors import DjinnError, ForkedProcess, UnsupportedOperation
 from djinn_core.ir.handles import number_storages_by, storage_of
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
@@ -56,7 +57,6 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.system.interrupts import InterruptibleLock, interrupt_mask
-from djinn_core.torch_private import without_modes
 from djinn_core.wire import limits
 
 WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads

@@ -21,13 +21,13 @@ from djinn_client.interception.recording.recorder import SyncRequest, recorders,
 from djinn_client.interception.recording.unflatten_call import call_arguments
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_client.interception.tensors.storage import Value, borrow
+from djinn_client.torch_dispatch import without_modes
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.handles import make_handle, storage_of, view_of
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Instruction, Program
 from djinn_core.ir.substitution import Recipe, RewrittenProgram, Substitution
 from djinn_core.ir.values import TensorMeta
-from djinn_core.torch_private import without_modes
 
 _NEVER = 1 << 60  # instructions after which the recorder would send
 _FIRST = 1  # number of the first view of new memory, which is all of it

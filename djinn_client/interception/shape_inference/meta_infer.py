@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.bounded_memo import keep
 from djinn_client.interception.device.current_device import existing_index
 from djinn_client.interception.native.generators import operand as operand_of
@@ -41,12 +42,12 @@ from djinn_client.interception.shape_inference.write_checks import (
 )
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.storage import Storage
+from djinn_client.torch_dispatch import CGenerator
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
 from djinn_core.system.interrupts import interrupt_mask
-from djinn_core.torch_private import CGenerator
 
 
 class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, never seen by users
@@ -124,7 +125,7 @@ class MetaConverter(msgspec.Struct):
         return view
 
 
-@torch_private.without_modes
+@torch_dispatch.without_modes
 def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call:
     """The call of `func` with these arguments, whose results are on logical device `device`.
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from djinn_core import torch_private
+from djinn_client import torch_dispatch
 from djinn_core.ir.values import TensorMeta
 
 aten = torch.ops.aten
@@ -130,7 +130,7 @@ def _channels_last(out: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
 
 
 def _are_channels_last(*tensors: torch.Tensor) -> bool:
-    return any(torch_private.suggested_format(t) is _CHANNELS_LAST.get(t.dim(), "") for t in tensors)
+    return any(torch_dispatch.suggested_format(t) is _CHANNELS_LAST.get(t.dim(), "") for t in tensors)
 
 
 def _as_images(rule: Rule, place: int = 0) -> Rule:
@@ -138,7 +138,7 @@ def _as_images(rule: Rule, place: int = 0) -> Rule:
 
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         out = rule(*args, **kwargs)
-        layout = torch_private.suggested_format(args[place])
+        layout = torch_dispatch.suggested_format(args[place])
         if isinstance(out, torch.Tensor):
             return torch.empty_like(out, memory_format=layout)
         first, *rest = out

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core import torch_private
@@ -259,7 +260,7 @@ def overlaps_itself(meta: TensorMeta) -> bool:
 @functools.cache
 def raises_versions(op: str) -> bool:
     """True if recording `op` has to raise the `_version` of what it writes: neither autograd does, nor an op that it is taken apart into."""
-    return op not in OWN_OPERATORS and torch_private.kernels_raise_versions(resolve(op))
+    return op not in OWN_OPERATORS and torch_dispatch.kernels_raise_versions(resolve(op))
 
 
 @functools.cache

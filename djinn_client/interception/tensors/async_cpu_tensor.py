@@ -18,9 +18,9 @@ from djinn_client.interception.async_fetch import Pending, fetch_later
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.tensors import pending_copies
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.torch_dispatch import no_torch_functions, without_modes
 from djinn_client.tracebacks import for_users, shorten_through
 from djinn_core.errors import DjinnError
-from djinn_core.torch_private import no_torch_functions, without_modes
 
 _METADATA = frozenset(
     {

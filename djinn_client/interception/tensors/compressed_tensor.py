@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.parts_tensor import PartsTensor
 from djinn_client.tracebacks import for_users
-from djinn_core import torch_layouts, torch_private
+from djinn_core import torch_layouts
 
 BY_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 IN_BLOCKS = frozenset({torch.sparse_bsr, torch.sparse_bsc})
@@ -80,7 +81,7 @@ class CompressedTensor(PartsTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As PyTorch saves sparse tensors of every device.
         parts = (*torch_layouts.compressed_parts(self.detach()), self.size())
-        return torch_private.rebuild_sparse, (self.held_layout, parts)
+        return torch_dispatch.rebuild_sparse, (self.held_layout, parts)
 
 
 def wrap_compressed(

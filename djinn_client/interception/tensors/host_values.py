@@ -14,13 +14,13 @@ from weakref import ref
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.storage import Value
 from djinn_client.tracebacks import for_users
-from djinn_core import torch_private
 from djinn_core.ir.values import TensorMeta
 
 LARGEST: Final = 1 << 18  # bytes of a storage whose contents are known: an attention mask of 8 x 4,000
@@ -137,7 +137,7 @@ def known_elements(value: Value) -> torch.Tensor | None:
         or not port.is_open()
         or recorder.captures
         or recorder.watcher is not None
-        or torch_private.dispatch_modes()
+        or torch_dispatch.dispatch_modes()
     ):
         return None
     return HostOperand(host, value.meta).tensor()

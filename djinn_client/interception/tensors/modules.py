@@ -11,9 +11,9 @@ import torch
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.tensors.batched_fetch import BatchedFetch, expecting, tensors_here, tensors_of
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.torch_dispatch import ModuleApply
 from djinn_client.tracebacks import shorten_through
 from djinn_core import torch_objects
-from djinn_core.torch_private import ModuleApply
 
 
 def fetch_modules_together(apply: ModuleApply) -> ModuleApply:

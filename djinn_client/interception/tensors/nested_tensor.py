@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.parts_tensor import PartsTensor
 from djinn_client.tracebacks import for_users
-from djinn_core import torch_layouts, torch_private
+from djinn_core import torch_layouts
 from djinn_core.ir.layout_operators import NESTED, NESTED_VIEW
 from djinn_core.ir.values import contiguous_strides
 
@@ -90,7 +91,7 @@ class NestedTensor(PartsTensor):
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
         here = self.detach().cpu()
-        return torch_private.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
+        return torch_dispatch.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
 
 
 def wrap_nested(values: LazyTensor, sizes: Sizes, places: Places | None = None) -> NestedTensor:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.runtime_interface import port
 from djinn_client.tracebacks import for_users, shorten
-from djinn_core import torch_private
 
 
 class PartsTensor(torch.Tensor):
@@ -26,10 +26,10 @@ class PartsTensor(torch.Tensor):
 
     in_place = False
 
-    __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
+    __torch_function__ = torch_dispatch.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
-    @torch_private.never_compiled
+    @torch_dispatch.never_compiled
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -50,7 +50,7 @@ class PartsTensor(torch.Tensor):
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
-        here = torch_private.format_whole(self.detach().cpu())
+        here = torch_dispatch.format_whole(self.detach().cpu())
         before, _, after = here.rpartition("size=(")
         history = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn else ", requires_grad=True"
         return f"{before}device='{self.device}', size=({after[:-1]}{history if self.requires_grad else ''})"

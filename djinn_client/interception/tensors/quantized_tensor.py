@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.parts_tensor import PartsTensor
 from djinn_client.tracebacks import for_users
-from djinn_core import torch_private
 from djinn_core.ir.layout_operators import PER_CHANNEL, PER_TENSOR, QUANTIZED
 
 # What the elements of quantized dtypes are.
@@ -74,19 +74,19 @@ class QuantizedTensor(PartsTensor):
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
-        here = torch_private.format_whole(self.detach().cpu())
+        here = torch_dispatch.format_whole(self.detach().cpu())
         before, mark, after = here.rpartition("size=(")
         return f"{before}device='{self.device}', {mark}{after}"
 
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
         here = self.detach().cpu()
-        return torch_private.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
+        return torch_dispatch.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
 
 
 def wrap_quantized(integers: LazyTensor, dtype: torch.dtype, quantizer: Quantizer) -> QuantizedTensor:
     """A quantized tensor of these parts, which are not checked."""
-    made: QuantizedTensor = torch_private.make_wrapper(
+    made: QuantizedTensor = torch_dispatch.make_wrapper(
         QuantizedTensor, integers.shape, integers.stride(), integers.remote.meta.offset, dtype, integers.device
     )
     made.held_integers, made.quantizer = integers, quantizer

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.parts_tensor import PartsTensor
 from djinn_client.tracebacks import for_users
-from djinn_core import torch_layouts, torch_private
+from djinn_core import torch_layouts
 from djinn_core.ir.layout_operators import COO
 
 
@@ -39,7 +40,7 @@ class SparseTensor(PartsTensor):
         # As PyTorch saves sparse tensors of every device.
         plain = self.detach()
         parts = (*torch_layouts.sparse_parts(plain), plain.size(), plain.is_coalesced())
-        return torch_private.rebuild_sparse, (torch.sparse_coo, parts)
+        return torch_dispatch.rebuild_sparse, (torch.sparse_coo, parts)
 
 
 def wrap_sparse(indices: LazyTensor, values: LazyTensor, shape: Sequence[int], coalesced: bool) -> SparseTensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_client.interception.recording.recorder import current
@@ -11,7 +12,7 @@ from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tensors.host_values import known
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_client.interception.tensors.storage import Storage, Value
-from djinn_core import torch_objects, torch_private
+from djinn_core import torch_objects
 from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.system.interrupts import interrupt_mask
@@ -19,7 +20,7 @@ from djinn_core.system.interrupts import interrupt_mask
 _EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
 
 
-@torch_private.without_modes
+@torch_dispatch.without_modes
 def upload_copy(source: torch.Tensor, device: int) -> LazyTensor:
     """Return a new contiguous remote tensor on a logical device with the elements of `source`."""
     plain = _plain(source).contiguous()
@@ -27,7 +28,7 @@ def upload_copy(source: torch.Tensor, device: int) -> LazyTensor:
     return _uploaded(plain, tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device))
 
 
-@torch_private.without_modes
+@torch_dispatch.without_modes
 def upload_dense(source: torch.Tensor, device: int) -> LazyTensor:
     """A new remote tensor with the elements of `source`, which is dense, and its strides."""
     plain = _plain(source)
@@ -40,7 +41,7 @@ def _uploaded(plain: torch.Tensor, meta: TensorMeta) -> LazyTensor:
     return wrap(value)
 
 
-@torch_private.without_modes
+@torch_dispatch.without_modes
 def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     """Make `source` the content of `target` where `target` was made by the last instruction, in its place.
 

@@ -19,9 +19,9 @@ from djinn_client.runtime.planning.plan_cache import PlanCache, PlanLookup
 from djinn_client.runtime.planning.size_range import FACTOR
 from djinn_client.runtime.sending.template import PreparedTemplate, make_template, relied_on
 from djinn_client.runtime.stats import Stats
+from djinn_client.torch_dispatch import modes_as_before
 from djinn_core.ir.program import Program
 from djinn_core.system.interrupts import interrupt_mask
-from djinn_core.torch_private import modes_as_before
 
 if TYPE_CHECKING:
     from djinn_client.runtime.planning.placement_trials import PlacementTrials

@@ -24,6 +24,7 @@ from djinn_client.runtime.pool.pooled_derived_values import PooledDerivedValues,
 from djinn_client.runtime.pool.value_locations import ValueLocations
 from djinn_client.runtime.sending.template import relied_on
 from djinn_client.runtime.stats import Stats
+from djinn_client.torch_dispatch import modes_as_before
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
@@ -36,7 +37,6 @@ from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, Recipe, RecipeLocations, not_derived
 from djinn_core.planning.stages.annotate import Known
 from djinn_core.system.interrupts import interrupt_mask
-from djinn_core.torch_private import modes_as_before
 
 VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, in scalars, and in whose turn it was
 
