@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import djinn._lazy_names
+from djinn import _lazy_names
 from djinn_core import __version__ as __version__
 from djinn_core.errors import (
     AccessRefused,
@@ -224,8 +224,8 @@ _PACKAGES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = djinn._lazy_names.importing(__name__, _PLACES, _PACKAGES)
+    __getattr__ = _lazy_names.importing(__name__, _PLACES, _PACKAGES)
 
-    __dir__ = djinn._lazy_names.listing(__name__)
+    __dir__ = _lazy_names.listing(__name__)
 
-djinn._lazy_names.attach()
+_lazy_names.attach()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from djinn_core.torch_tracing import compile_library, load_library, prepare_to_compile
 from djinn_server.compiling.compile_worker import CompileProcess
 from djinn_server.compiling.disk_library_cache import DiskLibraryCache
 from djinn_server.compiling.packing import pack, unpack
+from djinn_server.compiling.torch_libraries import compile_library, load_library, prepare_to_compile
 
 __all__ = [
     "CompileProcess",

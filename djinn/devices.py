@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from djinn_core.torch_private import schema_of
-from djinn_core.torch_tracing import DispatchMode
+from djinn_server.compiling.torch_libraries import DispatchMode
 
 __all__ = ["DispatchMode", "schema_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from djinn_client.interception.recording.substitute import rewrite
 from djinn_client.runtime.captured import Captured
 from djinn_client.runtime.connecting.status import ask_named
 from djinn_client.runtime.load_plugins import load_selected
@@ -25,5 +26,6 @@ __all__ = [
     "load_selected",
     "preferred_policy",
     "preferred_scheduler",
+    "rewrite",
     "run_stages",
 ]

@@ -14,7 +14,7 @@ from djinn_client.interception.recording.replay_node import call_again
 from djinn_client.interception.tensors.fetched_calls import call_when_fetched
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tracing import let_dynamo_trace
-from djinn_core.torch_tracing import takes_list
+from djinn_client.torch_tracing import takes_list
 
 __all__ = [
     "LazyTensor",

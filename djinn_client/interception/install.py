@@ -22,7 +22,7 @@ from djinn_client.interception.tensors import async_cpu_tensor, batched_fetch, h
 from djinn_client.interception.tensors.modules import fetch_modules_together
 from djinn_client.interception.tensors.notebook_tensors import show_in_notebooks
 from djinn_client.torch_dispatch import wrap_engine, wrap_module_apply, wrap_module_call
-from djinn_core.torch_tracing import spare_dtensor, spare_dynamo
+from djinn_client.torch_tracing import spare_dtensor, spare_dynamo
 
 
 def install() -> None:

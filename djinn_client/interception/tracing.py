@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from djinn_client import torch_tracing
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core import torch_tracing
 
 
 def traces(compiler: Any) -> bool:

@@ -35,7 +35,7 @@ from djinn_core.planning.stages.optimize import optimize, starting_plan
 from djinn_core.planning.stages.place import place
 from djinn_core.planning.stages.placement_fit import shortages
 from djinn_core.planning.stages.schedule import schedule
-from djinn_core.planning.substituting import substitute
+from djinn_core.planning.substituting import Rewrite, substitute
 
 T = TypeVar("T")
 
@@ -83,6 +83,7 @@ class Request:
         hints: facts for the stages after `annotate`, beside those of patterns.
         derived: where the values of a recipe are already, by device id, and their copies.
         margin: as in `PlacementContext`.
+        rewrite: records substitutions of optimizations; None: they are left out.
     """
 
     topology: NetworkTopology
@@ -100,6 +101,7 @@ class Request:
     hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
     derived: Derived = attrs.field(default=not_derived, eq=False)
     margin: float = MARGIN
+    rewrite: Rewrite | None = attrs.field(default=None, eq=False, repr=False)
 
 
 def plan(
@@ -206,7 +208,7 @@ def _rewritten(
     substituted = [o for o in plan.results if o.rewrite.substitutions]
     if not substituted:
         return ""
-    rewritten = substitute(graph, context.profile, substituted)
+    rewritten = substitute(graph, context.profile, substituted, request.rewrite)
     return rewritten if isinstance(rewritten, str) else _plan_rewritten(rewritten, substituted, plugins, request)
 
 
@@ -407,7 +409,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     copies = tuple(map(request.copies.get, values)) if request.copies else ()
     names = (request.until, request.placement_policy, request.pins, request.scheduler, request.exact)
     aims = (tuple(request.memory_limits.items()), request.latency_target, request.stream, request.margin)
-    return devices, request.topology.links, homes, copies, fetch, aims, *names
+    return devices, request.topology.links, homes, copies, fetch, aims, request.rewrite is None, *names
 
 
 _LEFT_OUT = "its results may round otherwise; djinn.configure(exact=False) allows that"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
-from djinn_core.ir.substitution import RewrittenProgram
+from djinn_core.ir.program import Program
+from djinn_core.ir.substitution import RewrittenProgram, Substitution
 from djinn_core.logs import get_logger
+
+# Records other code in the place of nodes: the program, what is substituted, and inputs that stay as they are. Clients have one.
+Rewrite: TypeAlias = Callable[[Program, Sequence[Substitution], frozenset[int]], RewrittenProgram]
 
 _log = get_logger("djinn.pipeline")
 
@@ -26,9 +30,11 @@ def persistent_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozens
 
 
 def substitute(
-    graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult]
+    graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult], rewrite: Rewrite | None
 ) -> RewrittenProgram | str:
-    """The program with all substitutions in it; where that does not work, a warning, and why not."""
+    """Return the program with all substitutions in it, or the reason why there is none. A failure of `rewrite` is logged."""
+    if rewrite is None:
+        return "there is no device here that records it"
     substitutions = [s for result in results for s in result.rewrite.substitutions]
     try:
         return rewrite(graph.program, substitutions, persistent_weights(graph, profile))

@@ -13,9 +13,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.system.files import mode_of, user_id
+from djinn_core.system.private_directories import DIRECTORY_PREFIX
 
 # An executor has its local socket in a directory whose name begins so, which only its user can enter.
-DIRECTORY_PREFIX: Final = "djinn-run-"
 SOCKET_NAME: Final = "executor.sock"
 _WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 

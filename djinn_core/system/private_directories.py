@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.protocol.addresses import DIRECTORY_PREFIX
 from djinn_core.system.files import CLOEXEC, DIRECTORY, NOFOLLOW, mode_of, user_id
 from djinn_core.system.processes import lock_file
 
 # The address of a local socket has room for 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
 _LONGEST: Final = 88
 _UNLOCKED_SECONDS: Final = 60.0  # a directory that has just been made is not locked yet
+
+DIRECTORY_PREFIX: Final = "djinn-run-"  # of directories with the socket of an executor
 
 
 def private_directory(path: Path, what: str) -> Path:

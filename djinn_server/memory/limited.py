@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.torch_tracing import load_early
+from djinn_server.compiling.torch_libraries import load_early
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.memory.eviction import Decider
 from djinn_server.memory.ledger import Ledger

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 
-from djinn_core import torch_tracing
+from djinn_client import torch_tracing
 
 FIRST = """
 import sys, torch, djinn
@@ -39,7 +39,7 @@ assert x.sum().item() == 16
 DYNAMO = """
 f = torch.compile(lambda t: torch.special.erfcx(t) * 2, backend="eager", fullgraph=True)
 assert torch.equal(f(torch.ones(3)), torch.special.erfcx(torch.ones(3)) * 2)
-from djinn_core.torch_tracing import _kernels_hidden_from_dynamo
+from djinn_client.torch_tracing import _kernels_hidden_from_dynamo
 kernels = _kernels_hidden_from_dynamo()
 assert kernels and all(vars(k).get("__dynamo_disable") is not k for k in kernels)
 """

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from djinn_core import torch_tracing
+from djinn_server.compiling import torch_libraries
 
 NEXT = 5.0  # seconds that one file waits for the other
 
@@ -35,7 +35,7 @@ def built(monkeypatch):
 
     module = SimpleNamespace(_worker_compile_cpp=build)
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", module)
-    with torch_tracing._both_files_at_once():
+    with torch_libraries._both_files_at_once():
         module._worker_compile_cpp("w", [File("wrapper.gch")])
         module._worker_compile_cpp("k", [File("kernels.gch")])
         module._worker_compile_cpp("l", [File("wrapper.o"), File("kernels.o"), File("library.so")])

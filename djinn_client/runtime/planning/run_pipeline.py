@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
+from djinn_client.interception.recording.substitute import rewrite
 from djinn_client.runtime.planning.calibrations import calibration_of
 from djinn_client.runtime.planning.constraints import NOT_OCCUPIED, SINGLE, MemoryInUse, limits_of, policy_for, within
 from djinn_core.errors import DoesNotFit, InvalidStage
@@ -89,6 +90,7 @@ def plan_program(
         exact=settings.exact,
         memory_limits=memory_limits,
         latency_target=settings.latency_target,
+        rewrite=rewrite,
     )
     rest: Plugins = registry
     if without:
@@ -146,6 +148,7 @@ def plan_for_pool(
         stream=stream,
         derived=derived,
         margin=margin,
+        rewrite=rewrite,
     )
     if piece is not None:
         return plan(graph, registry, _on_one(request, piece.device), known=known, profile=piece.profile)

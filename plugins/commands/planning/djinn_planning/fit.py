@@ -25,6 +25,7 @@ from djinn.planning import (
     load_selected,
     preferred_policy,
     preferred_scheduler,
+    rewrite,
     run_stages,
 )
 from djinn.rendering import binary_size
@@ -156,7 +157,9 @@ class Fit:
     def _program(self, name: str, captured: Captured, step: Step) -> Program:
         device = attrs.evolve(self._roomiest.device, memory=0, memory_free=None)
         resident = dict.fromkeys(captured.graph.inputs, device.id)
-        result = run_stages(captured.graph, self.registry, Request(NetworkTopology((device,)), resident=resident))
+        result = run_stages(
+            captured.graph, self.registry, Request(NetworkTopology((device,)), resident=resident, rewrite=rewrite)
+        )
         runs = 1 if step.kind == "decode" else PASSES
         peak = peak_of(result, caches=step.kind == "decode")
         return Program(name, peak, simulated(result, resident=resident).seconds / runs)
@@ -220,6 +223,7 @@ class Fit:
             NetworkTopology(roomy),
             placement_policy=self.policy or preferred_policy(self.registry.placement_policies),
             scheduler=self.scheduler or preferred_scheduler(self.registry.schedulers),
+            rewrite=rewrite,
         )
         held: dict[str, int] = {}
         for captured in self.model.captured(step, passes=PASSES).values():

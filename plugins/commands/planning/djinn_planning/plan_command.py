@@ -109,7 +109,15 @@ def _planned(
         InvalidStage: the cluster cannot run the model; the message has the figures.
     """
     from djinn.hooks import DataResidency
-    from djinn.planning import Request, bytes_held, load_selected, preferred_policy, preferred_scheduler, run_stages
+    from djinn.planning import (
+        Request,
+        bytes_held,
+        load_selected,
+        preferred_policy,
+        preferred_scheduler,
+        rewrite,
+        run_stages,
+    )
     from djinn.scheduling import simulated
     from djinn_planning.forecast import forecast
 
@@ -118,6 +126,7 @@ def _planned(
         topology,
         placement_policy=policy or preferred_policy(registry.placement_policies),
         scheduler=scheduler or preferred_scheduler(registry.schedulers),
+        rewrite=rewrite,
     )
     program: Any = captured.graph  # it was captured from one
     first = run_stages(program, registry, request, profile=captured.profile)

@@ -1,0 +1,318 @@
+"""The private functions of PyTorch's dispatcher, autograd engine and modules that clients need; `torch_private.missing` says which are not there."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, TypeAlias, TypeVar
+
+import torch
+import torch.autograd
+import torch.autograd.forward_ad
+import torch.autograd.graph
+import torch.backends.cudnn
+import torch.backends.mkldnn
+import torch.multiprocessing.reductions
+import torch.nn
+import torch.utils._device
+import torch.utils._foreach_utils
+import torch.utils._python_dispatch
+import torch.utils.dlpack
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def pass_for(function: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Have PyTorch take `function`, which calls the factory `original`, for that.
+
+    `torch.jit.script` finds the built-in by it, and default devices, which look at what is called at last, the original.
+    """
+    torch.utils._device._device_constructors()  # remembers the functions of `torch` as they are now
+    builtin = torch.jit._builtins._find_builtin(original)
+    if builtin is not None:
+        torch.jit._builtins._register_builtin(function, builtin)
+
+
+def make_wrapper(
+    cls: type[torch.Tensor],
+    shape: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Any:
+    """A tensor without memory that has this metadata (sizes in elements)."""
+    return make_wrapper_by_place(cls, shape, stride, offset or None, None, dtype, torch.strided, device)
+
+
+# By place, and nothing said that needs no saying: that is a quarter cheaper. For the hot path, which has no call to spare.
+make_wrapper_by_place: Any = torch.Tensor._make_wrapper_subclass
+
+
+def never_compiled(function: F) -> F:
+    """Decorator: `torch.compile` leaves the function and all that it calls alone, however it is reached.
+
+    It would otherwise compile the recording of ops into what was recorded the first time.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+def not_compiled_itself(function: F) -> F:
+    """Decorator: `torch.compile` runs the function as it is, and goes on with what it calls."""
+    frames: Any = torch._C._dynamo.eval_frame
+    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    frames.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+def collectives(names: Sequence[str]) -> list[Any]:
+    """The overloads of these ops of `torch.distributed`, as far as this PyTorch has them."""
+    spaces = (torch.ops.c10d, torch.ops._c10d_functional)
+    found = [getattr(space, name, None) for space in spaces for name in names]
+    return [packet.default for packet in found if packet is not None]
+
+
+def await_collectives(results: Sequence[Any]) -> None:
+    """Wait for what collectives return: handles of their work, or tensors."""
+    for result in results:
+        if isinstance(result, torch.ScriptObject):
+            torch.distributed.Work.unbox(result).wait()
+        elif isinstance(result, torch.Tensor):
+            torch.ops._c10d_functional.wait_tensor.default(result)
+
+
+def finished_work(results: Sequence[torch.Tensor]) -> torch.ScriptObject:
+    """A handle of a collective that is done. That of gloo cannot be waited for twice, and has results on the CPU."""
+    future: Any = torch.futures.Future()
+    future.set_result(list(results))
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined,no-any-return]
+
+
+def higher_order_ops() -> Mapping[str, Any]:
+    """The higher-order ops that PyTorch has registered, by name."""
+    return torch._ops._higher_order_ops
+
+
+def made_of_ops(op: Any) -> Callable[..., Any] | None:
+    """The implementation of a higher-order op that calls other ops, for tensors of any kind; None if it has none."""
+    return op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)  # type: ignore[no-any-return]
+
+
+def differentiated(op: Any) -> Callable[..., Any] | None:
+    """The implementation of a higher-order op under autograd; None if it has none."""
+    return op.py_kernels.get(torch._C.DispatchKey.Autograd)  # type: ignore[no-any-return]
+
+
+def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> None:
+    """Have a higher-order op call `implementation` where autograd looks at tensors of the device."""
+    op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)
+
+
+# Tells the number of modes that are entered, which are to see the ops that a backend sees.
+dispatch_modes: Final = torch._C._len_torch_dispatch_stack
+
+
+def without_modes(function: F) -> F:
+    """Decorator: what the function computes is not seen by modes that are in force, such as those that trace."""
+
+    @functools.wraps(function)
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        if not dispatch_modes():
+            return function(*args, **kwargs)
+        with torch.utils._python_dispatch._disable_current_modes():
+            return function(*args, **kwargs)
+
+    return unseen  # type: ignore[return-value]
+
+
+def notes_views_and_writes() -> AbstractContextManager[object]:
+    """Return a context in which PyTorch marks views and increments versions inside `__torch_dispatch__`, as in other backends' kernels."""
+    key = torch._C.DispatchKey.ADInplaceOrView
+    guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(key, False)
+    return guard
+
+
+@contextmanager
+def modes_as_before() -> Iterator[None]:
+    """Restore the modes where an interrupt leaves the block, perhaps while a mode is entered or left."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    dispatching, calling = dispatch_modes(), torch._C._len_torch_function_stack()
+    try:
+        yield
+    except KeyboardInterrupt:
+        while dispatch_modes() > dispatching:
+            torch._C._pop_torch_dispatch_stack()
+        while torch._C._len_torch_function_stack() > calling:
+            torch._C._pop_torch_function_stack()
+        if torch.is_inference_mode_enabled() != inference:
+            torch._C._InferenceMode(inference).__enter__()
+        torch._C._set_grad_enabled(grad)
+        raise
+
+
+next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+def node_sequence_number() -> int:
+    """The number of the autograd node that this thread is running, as `next_sequence_number` said before it was made.
+
+    Nodes that accumulate gradients have none, and give a number above all others; as does a thread that runs none.
+    """
+    node: Any = torch._C._current_autograd_node()
+    return node._sequence_nr() if node is not None else 2**64 - 1
+
+
+def makes_view(func: Any) -> bool:
+    """True if a result of an overload shares the memory of an argument, and is not that argument."""
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns)
+
+
+def class_of_script_object(instance: torch.ScriptObject) -> str:
+    """The name of the C++ class of an object that TorchScript knows, such as packed weights."""
+    name: str = instance._type().name()  # type: ignore[attr-defined]
+    return name
+
+
+def writes_out(func: Any) -> bool:
+    """True if an overload has arguments `out=`."""
+    return any(argument.is_out for argument in func._schema.arguments)
+
+
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The memory format that kernels take a tensor to be in, by the order of its strides; it need not be dense."""
+    suggest: Callable[[torch.Tensor], torch.memory_format] = importlib.import_module(
+        "torch._prims_common"
+    ).suggest_memory_format
+    return suggest(tensor)
+
+
+@functools.cache
+def composite_kernel(func: Any) -> Callable[..., Any] | None:
+    """Composite kernel of `func`, where one is registered."""
+    keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutograd)
+    for key in keys:
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+            return functools.partial(func._op_dk, key)
+    return None
+
+
+@functools.cache
+def backend_kernel(func: Any) -> Callable[..., Any] | None:
+    """Kernel of an op outside `aten` that its library registers for every backend of PyTorch's out-of-tree key, where it does."""
+    key = torch._C.DispatchKey.PrivateUse1
+    if func.namespace == "aten" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+        return None
+    return functools.partial(func._op_dk, key)
+
+
+# `torch.autograd.graph.increment_version` without its slow check of the list. Inference tensors have no version.
+increment_versions: Final = torch._C._increment_version
+
+
+def kernels_raise_versions(func: Any) -> bool:
+    """Return True if the ops inside the CPU kernel of `func` increment `_version` of the tensors that `func` writes.
+
+    Autograd increments versions for ops that return the written tensors. Kernels of ops without results either call such ops, or
+    write memory directly and leave versions unchanged.
+    """
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    return not func._schema.returns and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def in_forward_mode() -> bool:
+    """True if forward-mode differentiation is under way."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def format_elements(tensor: torch.Tensor, indent: int) -> str:
+    """The elements of a CPU tensor as PyTorch prints them."""
+    text: str = torch._tensor_str._tensor_str(tensor, indent)
+    return text
+
+
+def format_tensor(tensor: torch.Tensor, elements: str) -> str:
+    """`tensor` as PyTorch prints it, with its elements given."""
+    text: str = torch._tensor_str._str(tensor, tensor_contents=elements)
+    return text
+
+
+def format_whole(tensor: torch.Tensor) -> str:
+    """A CPU tensor as PyTorch prints it."""
+    text: str = torch._tensor_str._str(tensor)
+    return text
+
+
+rebuild_sparse = torch._utils._rebuild_sparse_tensor
+
+
+rebuild_from_cpu = torch._utils._rebuild_device_tensor_from_cpu_tensor
+
+
+disabled_torch_function = torch._C._disabled_torch_function_impl
+
+
+no_torch_functions = torch._C.DisableTorchFunctionSubclass
+
+
+EngineRun = Callable[..., Any]
+
+
+def wrap_engine(wrap: Callable[[EngineRun], EngineRun]) -> None:
+    """Replace the function that runs backward passes, in both modules that hold it."""
+    wrapped = wrap(torch.autograd.graph._engine_run_backward)
+    torch.autograd.graph._engine_run_backward = wrapped
+    torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
+
+
+ModuleApply = Callable[..., torch.nn.Module]
+
+
+def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
+    """Replace `torch.nn.Module._apply`, on which `to`, `cpu`, `half` and their like are built."""
+    torch.nn.Module._apply = wrap(torch.nn.Module._apply)  # type: ignore[method-assign]
+
+
+CGenerator: TypeAlias = torch._C.Generator
+
+
+def generator_key(generator: CGenerator) -> int:
+    """A number that Python objects for the same C++ generator share."""
+    key: int = generator._cdata  # type: ignore[attr-defined]
+    return key
+
+
+def replace_classes(**replacements: type) -> None:
+    """Make classes in PyTorch's namespace others, by name."""
+    for name, replacement in replacements.items():
+        setattr(torch, name, replacement)
+
+
+def _bytes_of(generator: CGenerator) -> Any:
+    return (ctypes.c_byte * _GENERATOR_HEAD).from_address(generator_key(generator))
+
+
+_GENERATOR_HEAD: Final = 128  # bytes in which the device lies: a generator has more than that
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """True if autograd knows `tensor` as a view of another tensor."""
+    return tensor._is_view()
+
+
+ModuleCallImpl = Callable[..., Any]
+
+
+def is_usual_module_call(call: ModuleCallImpl) -> bool:
+    """True if `call` is PyTorch's own `Module.__call__`, which calls `_compiled_call_impl` or else `_call_impl`."""
+    return call is torch.nn.Module._wrapped_call_impl
+
+
+def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
+    """Replace `torch.nn.Module.__call__`."""
+    torch.nn.Module.__call__ = wrap(torch.nn.Module.__call__)  # type: ignore[method-assign]
