@@ -8,8 +8,8 @@ from djinn_client.interception.libraries.on_import import adapt_on_import, rebin
 from djinn_client.interception.libraries.random_state_files import loading_random_state, saving_random_state
 from djinn_client.interception.tensors.batched_fetch import fetched_together
 from djinn_client.interception.tensors.lazy_tensor import device_type, is_remote, logical_device
+from djinn_client.torch_objects import forward_hooks
 from djinn_core.logs import get_logger
-from djinn_core.torch_objects import forward_hooks
 
 __all__ = [
     "DEVICE_NAME",

@@ -316,3 +316,43 @@ def is_usual_module_call(call: ModuleCallImpl) -> bool:
 def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
     """Replace `torch.nn.Module.__call__`."""
     torch.nn.Module.__call__ = wrap(torch.nn.Module.__call__)  # type: ignore[method-assign]
+
+
+def make_sparse_wrapper(cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
+    """A sparse COO tensor without memory that has this metadata."""
+    return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, layout=torch.sparse_coo, device=device)
+
+
+def make_compressed_wrapper(
+    cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, layout: torch.layout, device: torch.device
+) -> Any:
+    """A tensor of a compressed sparse layout without memory. PyTorch asks the class for the layout (`prim::layout`)."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls, shape, dtype=dtype, layout=layout, device=device, dispatch_layout=True
+    )
+
+
+def make_nested_wrapper(cls: type[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Any:
+    """A nested tensor without memory. PyTorch asks the class for its layout (`prim::layout`) and sizes (`aten::sym_size`)."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(torch._C.DispatchKey.AutogradNestedTensor)
+    return torch.Tensor._make_wrapper_subclass(
+        cls,
+        (0,),
+        (0,),
+        0,
+        torch.contiguous_format,
+        dtype,
+        torch.strided,
+        device,
+        False,
+        False,
+        "sizes",
+        False,
+        True,
+        keys,
+    )
+
+
+def nested_integer(lengths: Sequence[int]) -> Any:
+    """An integer that stands for the sizes of the tensors of a nested one; equal where these are."""
+    return torch._C._get_nested_int(hash(tuple(lengths)) % 2**48 + 2**48, 1)

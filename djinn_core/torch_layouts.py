@@ -5,15 +5,7 @@ The other private functions are in `torch_private`, and so is the list of all of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
-
-
-def make_sparse_wrapper(cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
-    """A sparse COO tensor without memory that has this metadata."""
-    return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, layout=torch.sparse_coo, device=device)
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,46 +13,11 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor._indices(), tensor._values()
 
 
-def make_compressed_wrapper(
-    cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, layout: torch.layout, device: torch.device
-) -> Any:
-    """A tensor of a compressed sparse layout without memory. PyTorch asks the class for the layout (`prim::layout`)."""
-    return torch.Tensor._make_wrapper_subclass(
-        cls, shape, dtype=dtype, layout=layout, device=device, dispatch_layout=True
-    )
-
-
 def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compressed indices, plain indices and values of a tensor of a compressed sparse layout."""
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-
-
-def make_nested_wrapper(cls: type[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Any:
-    """A nested tensor without memory. PyTorch asks the class for its layout (`prim::layout`) and sizes (`aten::sym_size`)."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(torch._C.DispatchKey.AutogradNestedTensor)
-    return torch.Tensor._make_wrapper_subclass(
-        cls,
-        (0,),
-        (0,),
-        0,
-        torch.contiguous_format,
-        dtype,
-        torch.strided,
-        device,
-        False,
-        False,
-        "sizes",
-        False,
-        True,
-        keys,
-    )
-
-
-def nested_integer(lengths: Sequence[int]) -> Any:
-    """An integer that stands for the sizes of the tensors of a nested one; equal where these are."""
-    return torch._C._get_nested_int(hash(tuple(lengths)) % 2**48 + 2**48, 1)
 
 
 def contiguous_nested_strides(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

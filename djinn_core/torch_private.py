@@ -216,6 +216,12 @@ def packed_product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor 
     return result
 
 
+def number_of_storage(storage: torch.UntypedStorage) -> int:
+    """Result of `storage_key` for the tensors that look into it."""
+    number: int = storage._cdata
+    return number
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that two tensors share exactly when they share a storage, also on the meta device."""
     key: int = tensor.untyped_storage()._cdata

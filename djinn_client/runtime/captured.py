@@ -18,6 +18,7 @@ from djinn_client.interception.recording.rerecord import reissue
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.run_pipeline import NOWHERE, plan_program
+from djinn_client.runtime.semantics import semantic_metadata
 from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.ir.graph import ProgramGraph
@@ -26,7 +27,6 @@ from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfil
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
 from djinn_core.ir.schedule import ExecutionSchedule, Run
-from djinn_core.ir.semantics import semantic_metadata
 from djinn_core.planning.explain.rendering import notebook_view, render, renderer_for
 from djinn_core.planning.explain.text import Explanation
 from djinn_core.planning.explain.text import explain as describe_result

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from djinn_client.runtime import client
+from djinn_client.runtime.semantics import semantic_metadata
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import SemanticMetadata, WorkloadProfile
-from djinn_core.ir.semantics import semantic_metadata
 from djinn_core.planning.stages.annotate import annotate
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from djinn_core.torch_objects import StorageWeakRef
 from djinn_server.memory.spill import SpillExtent
 
 if TYPE_CHECKING:

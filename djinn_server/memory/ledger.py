@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from djinn_core import torch_private
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.logs import get_logger
-from djinn_core.torch_objects import StorageWeakRef
 from djinn_core.wire.messages import PRESSURE
 from djinn_server.memory.allocation import Allocation, SourceBytes, StoredCopy
 from djinn_server.memory.budgets import RESIDENCIES, Budgets

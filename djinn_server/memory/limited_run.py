@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from djinn_core import torch_objects, torch_private
+from djinn_core import torch_private
 from djinn_core.hookspecs.memory import EvictionCandidate, SessionHints
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import meta_of
@@ -96,7 +96,7 @@ class Rematerialization:
                 meta = meta_of(value)
                 value.set_(storage, meta.offset, meta.shape, meta.stride)
         self.settle(holding, at)
-        holding.storage, holding.key, holding.resident = storage, torch_objects.number_of_storage(storage), True
+        holding.storage, holding.key, holding.resident = storage, torch_private.number_of_storage(storage), True
 
     def _root(self, holding: Allocation) -> int:
         return next(self._estimate.roots.get(place, -1) for place in holding.places)

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from djinn_core import torch_objects, torch_private
+from djinn_core import torch_private
 from djinn_core.logs import get_logger
 from djinn_server.memory.lifetimes import Lifetimes, lifetimes_of
 from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
@@ -96,7 +96,7 @@ def bytes_of_step(step: CompiledStep, env: Environment) -> int | None:
     except Exception as error:
         _log.debug("an op cannot be looked at on the meta device", op=step.op, error=repr(error)[:200])
         return None
-    known = {torch_objects.number_of_storage(storage) for storage in storages.values()}
+    known = {torch_private.number_of_storage(storage) for storage in storages.values()}
     made: dict[int, int] = {}
     for _, place in step.makes:
         if isinstance(shadow[place], torch.Tensor):

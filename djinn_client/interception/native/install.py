@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from djinn_client import torch_objects
 from djinn_client.interception import sync
 from djinn_client.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_client.interception.dispatch import forget_calls
@@ -25,7 +26,6 @@ from djinn_client.interception.tensors.lazy_tensor import is_remote_tensor, show
 from djinn_client.torch_backend import add_device_module, overloads_of
 from djinn_client.torch_dispatch import never_compiled
 from djinn_client.tracebacks import for_users, shorten
-from djinn_core import torch_objects
 
 HANDLED, FOLDS, ANY_FLOAT, FOLDS_INTEGERS, FOLDS_ANY = 1, 2, 4, 16, 32  # flags of ops
 _HERE: Final = Path(__file__).resolve().parents[2]

@@ -20,11 +20,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from djinn_client import torch_objects
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_client.interception.tensors.storage import Storage, Value
-from djinn_core import torch_objects, torch_private
+from djinn_core import torch_private
 from djinn_core.ir.values import meta_of
 
 

@@ -88,7 +88,7 @@ def wrap_compressed(
     layout: torch.layout, compressed: LazyTensor, plain: LazyTensor, values: LazyTensor, shape: Sequence[int]
 ) -> CompressedTensor:
     """A tensor of these parts, which are not checked."""
-    made: CompressedTensor = torch_layouts.make_compressed_wrapper(
+    made: CompressedTensor = torch_dispatch.make_compressed_wrapper(
         CompressedTensor, shape, values.dtype, layout, values.device
     )
     made.held_layout = layout

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 import torch
 
+from djinn_client import torch_objects
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.tensors.batched_fetch import BatchedFetch, expecting, tensors_here, tensors_of
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.torch_dispatch import ModuleApply
 from djinn_client.tracebacks import shorten_through
-from djinn_core import torch_objects
 
 
 def fetch_modules_together(apply: ModuleApply) -> ModuleApply:

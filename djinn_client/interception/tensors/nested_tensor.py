@@ -16,7 +16,6 @@ from djinn_client import torch_dispatch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.parts_tensor import PartsTensor
 from djinn_client.tracebacks import for_users
-from djinn_core import torch_layouts
 from djinn_core.ir.layout_operators import NESTED, NESTED_VIEW
 from djinn_core.ir.values import contiguous_strides
 
@@ -96,7 +95,7 @@ class NestedTensor(PartsTensor):
 
 def wrap_nested(values: LazyTensor, sizes: Sizes, places: Places | None = None) -> NestedTensor:
     """A nested tensor of these elements, or of those that lie in `places` of `values`."""
-    made: NestedTensor = torch_layouts.make_nested_wrapper(NestedTensor, values.dtype, values.device)
+    made: NestedTensor = torch_dispatch.make_nested_wrapper(NestedTensor, values.dtype, values.device)
     made.held_values, made.sizes, made.places = values, sizes, places
     return made
 
@@ -108,7 +107,7 @@ def symbolic_size(tensor: NestedTensor) -> list[Any]:
     for dim in inner:
         common = tensor.common(dim + 1)
         lengths = tuple(size[dim] for size in tensor.sizes)
-        found.append(common if common is not None else torch_layouts.nested_integer(lengths))
+        found.append(common if common is not None else torch_dispatch.nested_integer(lengths))
     return found
 
 

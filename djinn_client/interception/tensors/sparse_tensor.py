@@ -45,6 +45,6 @@ class SparseTensor(PartsTensor):
 
 def wrap_sparse(indices: LazyTensor, values: LazyTensor, shape: Sequence[int], coalesced: bool) -> SparseTensor:
     """A sparse tensor of these parts, which are not checked."""
-    made: SparseTensor = torch_layouts.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
+    made: SparseTensor = torch_dispatch.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
     made.held_indices, made.held_values, made.coalesced = indices, values, coalesced
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from djinn_client import torch_dispatch
+from djinn_client import torch_dispatch, torch_objects
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_client.interception.recording.recorder import current
@@ -12,7 +12,6 @@ from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tensors.host_values import known
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_client.interception.tensors.storage import Storage, Value
-from djinn_core import torch_objects
 from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.system.interrupts import interrupt_mask

@@ -29,7 +29,8 @@ def start_executors(
     Args:
         settings: say what and how many.
         registry: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
-        joining, unused_seconds: as in `ExecutorStarter.start`.
+        joining: as in `ExecutorStarter.start`.
+        unused_seconds: as in `ExecutorStarter.start`.
 
     Raises:
         PluginError: a plugin has hooks for executors, and these cannot import it.

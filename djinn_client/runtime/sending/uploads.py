@@ -15,11 +15,11 @@ from djinn_client.runtime.observing import Observers
 from djinn_client.runtime.receiving.replies import Replies
 from djinn_client.runtime.sending.compressing import UploadCompressor
 from djinn_client.runtime.stats import Stats
+from djinn_client.torch_objects import writes_to
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.system.interrupts import interrupt_mask
-from djinn_core.torch_objects import writes_to
 from djinn_core.wire import limits
 from djinn_core.wire.compression import PLANES_ZSTD
 from djinn_core.wire.digests import digest_of_content

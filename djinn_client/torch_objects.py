@@ -15,9 +15,6 @@ import torch.autograd.graph
 import torch.nn
 import torch.overrides
 import torch.utils.dlpack
-from torch.multiprocessing.reductions import (
-    StorageWeakRef as StorageWeakRef,  # noqa: PLC0414 - for others; tells of a storage's end, and keeps none
-)
 
 
 def of_own_class(tensor: torch.Tensor) -> torch.Tensor:
@@ -50,12 +47,6 @@ def unseen_by_function_modes() -> AbstractContextManager[None]:
     """Blocks in which functions on tensors are called as they are, whatever modes are entered."""
     guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return guard
-
-
-def number_of_storage(storage: torch.UntypedStorage) -> int:
-    """Result of `torch_private.storage_key` for the tensors that look into it."""
-    number: int = storage._cdata
-    return number
 
 
 def wrap_element_printing(wrap: Callable[[Callable[..., str]], Callable[..., str]]) -> None:
