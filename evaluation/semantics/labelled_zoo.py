@@ -1,6 +1,6 @@
 """The entries of the labelled zoo, how each is called, and in which half it is.
 
-Models are those of `tests/zoo`, and plain ones of `plain_models`; those of the part `blind` are in `blind_models`.
+Models are those of `evaluation/zoo`, and plain ones of `plain_models`; those of the part `blind` are in `blind_models`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,20 @@ import torch
 from torch import nn
 
 from djinn_core.ir.graph import ProgramGraph
+from evaluation.semantics import (  # noqa: F401 - their models are in PLAIN
+    blind_models,
+    blind_networks,
+    recommender_models,
+    recommender_networks,
+    recommender_towers,
+    recurrent_cells,
+    recurrent_decoders,
+    recurrent_networks,
+    recurrent_scans,
+    unseen_models,
+    unseen_networks,
+    unseen_recommenders,
+)
 from evaluation.semantics.flop_truth import flops_here, flops_written
 from evaluation.semantics.ground_truth import Labelled, Truth
 from evaluation.semantics.instances import Scene, instances
@@ -252,7 +266,7 @@ def _flops(entry: Entry, model: nn.Module, inputs: dict[str, Any]) -> dict[str, 
 
 @contextmanager
 def wide_vocabularies() -> Iterator[None]:
-    """Models have larger vocabularies: those of `tests/zoo` know hardly more words than their inputs have."""
+    """Models have larger vocabularies: those of `evaluation/zoo` know hardly more words than their inputs have."""
 
     def wide(value: Any) -> Any:
         if isinstance(value, Mapping):

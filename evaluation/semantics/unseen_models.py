@@ -16,7 +16,6 @@ from evaluation.zoo.building import (
     SIZES,
     TEXT,
     VISION,
-    ZOO,
     Architecture,
     Inputs,
     labelled_image,
@@ -25,6 +24,7 @@ from evaluation.zoo.building import (
     text,
     words,
 )
+from evaluation.zoo.catalogue import ZOO
 from evaluation.zoo.encoders import T5, TRANSLATOR
 from evaluation.zoo.multimodal import LANGUAGE, PICTURE, TOWER, illustrated, pair
 
@@ -57,7 +57,7 @@ def data2vec(name: str, kind: str, config: str, inputs: Callable[[], Inputs], **
 
 
 def seen_elsewhere(*names: str) -> None:
-    """Entries of `tests/zoo` that were compared with local PyTorch and not labelled so far."""
+    """Entries of `evaluation/zoo` that were compared with local PyTorch and not labelled so far."""
     for name in names:
         PLAIN[name] = ZOO[name]
 
