@@ -1,6 +1,6 @@
 """Build the library for the PyTorch of this environment. pip must not isolate the build: --no-build-isolation.
 
-`DJINN_NATIVE_SANITIZE=address,undefined` builds it with these sanitizers, in a folder for objects of its own (`make test-native-sanitizers`).
+`DJINN_NATIVE_SANITIZE=address,undefined` builds it with these sanitizers, in a folder for objects of its own (`python -m evaluation sanitizers`).
 """
 
 from __future__ import annotations

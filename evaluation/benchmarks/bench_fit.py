@@ -1,6 +1,6 @@
 """Memory that a model needs according to `djinn plan`, against the most that an executor held when it ran.
 
-    python -m evaluation.benchmarks.bench_fit [--json FILE] [--only llama] [--small]
+    python -m evaluation fit [--json FILE] [--only llama] [--small]
 
 Each model is asked about as users do: from its `config.json`, against a server. Then it is built with weights and run there:
 `generate()`, a loop of evaluations, or a loop of training steps. The server's device is `counted` (counted_cpu.py): what is measured is

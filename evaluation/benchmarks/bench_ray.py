@@ -1,7 +1,6 @@
 """Executors that Ray holds against executors of a server, both under TLS on this machine.
 
-    make test-ray                                          # installs Ray beside the environment
-    .venv-ray/bin/python -W ignore -m evaluation.benchmarks.bench_ray [--json] [--quick] [--case small]
+    python -m evaluation bench-ray [--json] [--quick] [--case small]
 
 `small`: the smallest submission that is waited for; the reference is the same with a server's executor over tcps. `start`: from the
 first use of the device until a value is there, with Ray connected; the reference is a program's own executor on this machine.

@@ -1,7 +1,6 @@
 """Scheduling with knowledge of the program, on several executors: each row beside a placement without it, or one executor.
 
-    make bench-scheduling [ARGS="--quick --only multimodal,cnn"]
-    python -m evaluation.benchmarks.bench_scheduling [--json] [--quick] [--only multimodal,cnn]
+    python -m evaluation scheduling [--json] [--quick] [--only multimodal,cnn]
 
 Executors are processes of this machine with one thread each, on real sockets; where a link is named, one of them is behind it.
 Where two executors compute at the same time, this process has to find its time beside them: two cores are both busy then.

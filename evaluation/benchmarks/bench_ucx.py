@@ -1,6 +1,6 @@
 """Large buffers over UCX beside a socket against the same over TCP alone, up and down, on one machine.
 
-    make .venv-ucx/ready.stamp && .venv-ucx/bin/python -m evaluation.benchmarks.bench_ucx [--json] [--quick] [--case ucx_64_mib]
+    python -m evaluation bench-ucx [--json] [--quick] [--case ucx_64_mib]
 
 `UCX_TLS` says by which way; `UCX_TLS=shm,self UCX_MM_ERROR_HANDLING=y` is shared memory. The reference is `tcp://` of the same run, in both orders.
 """

@@ -1,6 +1,6 @@
 """Harness of the benchmarks: cases with bars, interleaved runs, a row for each case as soon as it is done, JSON at the end.
 
-    python evaluation/benchmarks/bench_<subject>.py [--json] [--quick] [--case a,b] [--rounds 5] [--threads 1] [--save folder]
+    python -m evaluation.benchmarks.bench_<subject> [--json] [--quick] [--case a,b] [--rounds 5] [--threads 1] [--save folder]
 
 A script lists its cases and hands them to `main`. A case measures one thing and returns an `Outcome`: one number to
 compare with the bar, and what it was made of. `compare` is how a reference and ours take turns. `--small` uses the

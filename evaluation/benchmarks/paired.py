@@ -1,6 +1,6 @@
 """Compare the processor time of two checkouts: is AFTER at most 2 % slower than BEFORE?
 
-    python -m evaluation.benchmarks.paired BEFORE AFTER [--case record,decode] [--pairs 20] [--instructions]
+    python -m evaluation paired BEFORE AFTER [--case record,decode] [--pairs 20] [--instructions]
 
 Background load changes by more than one percent from second to second. Turns are therefore short, and every other pair is
 reversed. A pair is two fresh processes, one per checkout. They run each program of `paired_programs.py` several times in the order

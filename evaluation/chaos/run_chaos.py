@@ -1,6 +1,6 @@
 """Kills executors and breaks networks under real programs, and compares results with undisturbed runs.
 
-    python -m evaluation.chaos.run_chaos [--kills 100] [--seed 0] [--quick] [--only ROW ...] [--json]
+    python -m evaluation chaos [--kills 100] [--seed 0] [--quick] [--only ROW ...] [--json]
 
 One server with one executor, then two executors that exchange values: two devices of one server, and two servers. Each run of a program is
 disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenly over its duration. Then the same with an executor that this

@@ -1,6 +1,6 @@
 """Measure how long a program waits for the place of a program that ended at a random moment, on a server with one place.
 
-    python -m evaluation.chaos.run_endings [--programs 200] [--seed 1] [--limit 2.0] [--json FILE]
+    python -m evaluation endings [--programs 200] [--seed 1] [--limit 2.0] [--json FILE]
 
 The next program has imported all modules before its predecessor ends, and then connects at once. Its wait is the time in
 `djinn.init()`. The lease is ten minutes, so only a handled `Goodbye` frees the place sooner. Exits with 1 if a wait exceeds the limit.

@@ -1,6 +1,6 @@
 """Many idle sessions on an executor that has memory for three, which is killed while they go and come back.
 
-    python -m evaluation.chaos.run_idle [--sessions 20] [--mib 32] [--rounds 3] [--kills 4] [--seed 0] [--limit] [--json]
+    python -m evaluation idle [--sessions 20] [--mib 32] [--rounds 3] [--kills 4] [--seed 0] [--limit] [--json]
 
 Each session is a program of its own that holds a tensor and changes it in place when it is told to. In each round every one is told,
 in random order, after the values of all that are there went to disk; at random moments the executor is killed. With `--limit` the

@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments, as a command: `make interrupts`. Says for each kind of work how soon it was raised, and the executor idle."""
+"""Ctrl-C at random moments, as a command: `python -m evaluation interrupts`. Says for each kind of work how soon it was raised, and the executor idle."""
 
 from __future__ import annotations
 

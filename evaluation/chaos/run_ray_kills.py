@@ -1,6 +1,6 @@
 """Kills executors, actors and nodes of a Ray cluster under real programs, and compares results with local ones.
 
-    make ray-kills ARGS="--kills 100 --only node"
+    python -m evaluation ray-kills --kills 100 --only node
 
 One cluster on this machine, one executor. Each run of a program (a greedy `generate()` of a small Llama, training with AdamW)
 is disturbed by one SIGKILL, at a moment drawn evenly over its undisturbed duration. Nodes are raylets; journals are on a folder

@@ -1,6 +1,6 @@
 """Random clusters for programs of the zoo, random programs and small ones, with every placement policy.
 
-    python -m evaluation.clusters.run_clusters [--zoo 1000] [--clusters 200] [--small 300] [--models gpt2,llama] [--seed 0] [--json]
+    python -m evaluation clusters [--zoo 1000] [--clusters 200] [--small 300] [--models gpt2,llama] [--seed 0] [--json]
 
 No plan may exceed what a device has, or run where an op or a dtype is not; the tests' own check (`clusters.py`) looks. For small
 programs all placements are looked at (`exhaustive.py`): where one fits, each policy has to end with one. With --json one object on

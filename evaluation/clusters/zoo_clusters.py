@@ -1,4 +1,4 @@
-"""Programs of the models in `tests/zoo` for random clusters: evaluation and a training step of each, recorded without a server."""
+"""Programs of the models in `evaluation/zoo` for random clusters: evaluation and a training step of each, recorded without a server."""
 
 from __future__ import annotations
 

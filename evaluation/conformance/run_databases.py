@@ -1,4 +1,4 @@
-"""PyTorch's operator, module and optimizer databases, here and remotely: `make conformance`.
+"""PyTorch's operator, module and optimizer databases, here and remotely: `python -m evaluation conformance`.
 
 Prints a table and, with `--json FILE`, writes it; ends with 1 where something is wrong that is not left out by name.
 """

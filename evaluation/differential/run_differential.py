@@ -1,6 +1,6 @@
 """Compare random programs and PyTorch's operator databases on the remote device with the CPU.
 
-    python -m evaluation.differential.run_differential --programs 2000 --seed 0
+    python -m evaluation differential --programs 2000 --seed 0
 
 Prints the first difference of each program, in the smallest program that shows it, and ends with 1 if there is one.
 """

@@ -1,6 +1,6 @@
 """Ops with hostile arguments, beside tensors that have to stay as they are, and programs of hundreds of such ops.
 
-    python -m evaluation.fuzz.hostile_ops [--ops 10000] [--seed 0] [--first 0]
+    python -m evaluation hostile-ops [--ops 10000] [--seed 0] [--first 0]
 
 An op may raise what it likes. A bug is: a session that is lost, or would have to be recovered, a tensor that is not what it
 was, a process that dies, and an op that takes longer than five minutes. Each op depends on the seed and its number alone, so that

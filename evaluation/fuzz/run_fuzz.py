@@ -1,6 +1,6 @@
 """Malformed inputs for everything that reads bytes from elsewhere, mutations of real work for a live executor, bad arguments for ops.
 
-    python -m evaluation.fuzz.run_fuzz [--inputs 10000000] [--mutations 1000000] [--calls 100] [--processes 2] [--seed 0]
+    python -m evaluation fuzz [--inputs 10000000] [--mutations 1000000] [--calls 100] [--processes 2] [--seed 0]
                                   [--keep DIRECTORY] [--json]
 
 `--calls` are for each allowed op; 0 leaves a part out. What a live executor was sent before a bug, and its log, are kept in DIRECTORY. With

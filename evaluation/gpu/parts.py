@@ -406,7 +406,7 @@ def ray(device: str) -> Found:
         import ray as _  # noqa: F401 - asked for, to know if it works here
     except ImportError:
         raise NotRun(
-            "Ray is not installed: `make test-ray`, then .venv-ray/bin/python -m evaluation.gpu.run_gpu --only ray"
+            "Ray is not installed: `python -m evaluation ray`, then `.venv-ray/bin/python -m evaluation gpu --only ray`"
         ) from None
     with serving("--engine", "ray", device=device):
         return compared(train, device)

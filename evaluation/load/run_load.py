@@ -1,7 +1,7 @@
 """Load on servers, one row after the other, and one JSON object of all on the last line.
 
-    python -m evaluation.load.run_load                                  # about half an hour
-    python -m evaluation.load.run_load --only clients --minutes 1       # one row, and shorter
+    python -m evaluation load                                  # about half an hour
+    python -m evaluation load --only clients --minutes 1       # one row, and shorter
 
 Each row is a program of its own and says in its documentation what it does. A row whose verdict is not 1 fails the run.
 """

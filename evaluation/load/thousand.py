@@ -1,6 +1,6 @@
 """A thousand executors, simulated: what a client's own processor time, memory and plans cost with 10, 100 and 1,000 of them.
 
-    python -m evaluation.load.thousand [--json] [--sizes 10,100,1000] [--repeat 3]
+    python -m evaluation thousand [--json] [--sizes 10,100,1000] [--repeat 3]
 
 All executors but one are stand-ins (`stand_ins.py`): another process answers what the client says to them, and they hold no tensors.
 They are launched, connected and known as executors of a cluster are, over sockets of this machine. The first one is a real executor, on which programs run,

@@ -16,7 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from evaluation import ROOT
+from evaluation.environments import torch_requirement
+
 BUILD = ROOT / "build" / "matrix"
 VERSIONS = ("3.11", "3.12", "3.13", "3.13t", "3.14", "3.14t")
 WITHOUT_TORCH = Path(__file__).with_name("without_torch.py")
@@ -103,7 +105,7 @@ def tried(version: str, torch: str, tests: list[str]) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--torch", default="torch==2.13.0", help="requirement of PyTorch")
+    parser.add_argument("--torch", default=torch_requirement(), help="requirement of PyTorch")
     parser.add_argument("--only", action="append", choices=VERSIONS, help="these versions; may be given twice")
     parser.add_argument("--tests", nargs="*", default=[], help="these tests; without it the whole suite")
     parser.add_argument("--json", type=Path, help="write the rows to a file")

@@ -1,4 +1,4 @@
-"""Random programs of few ops, for the C++ of djinn_native: `make test-native-sanitizers` runs 100,000 of them under sanitizers.
+"""Random programs of few ops, for the C++ of djinn_native: `python -m evaluation sanitizers` runs 100,000 of them under sanitizers.
 
 Each program makes tensors, views them, writes into them, changes their storages and metadata in place, differentiates them, copies and drops
 them. An op that PyTorch refuses is refused on both devices and left out. Most programs run on the remote device alone; one of

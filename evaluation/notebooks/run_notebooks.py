@@ -1,6 +1,6 @@
-"""Run the notebooks of `examples/`: `make notebooks`. With `--write`, their outputs are those of this run.
+"""Run the notebooks of `examples/`: `python -m evaluation notebooks`. With `--write`, their outputs are those of this run.
 
-python -m evaluation.notebooks.run_notebooks [--write] [NAME ...]
+python -m evaluation notebooks [--write] [NAME ...]
 """
 
 from __future__ import annotations

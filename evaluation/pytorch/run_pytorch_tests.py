@@ -1,6 +1,6 @@
-"""PyTorch's own tests on the remote device and on the CPU, compared by test: `make pytorch-tests SOURCE=DIR ARGS="test_nn"`.
+"""PyTorch's own tests on the remote device and on the CPU, compared by test: `python -m evaluation pytorch DIR test_nn`.
 
-    python -m evaluation.pytorch.run_pytorch_tests DIR [test_nn test_torch ...] [--only PATTERN] [--stride 10 --first 3] [--again]
+    python -m evaluation pytorch DIR [test_nn test_torch ...] [--only PATTERN] [--stride 10 --first 3] [--again]
 
 DIR is an unpacked PyTorch source (https://deb.debian.org/debian/pool/main/p/pytorch/ has that of 2.6), which is not part of this
 repository. Each file runs on the device that PyTorch's `instantiate_device_type_tests` makes tests for, over a server of its own;
@@ -32,7 +32,7 @@ from evaluation.pytorch.worker import REMOTE, Order
 
 FAMILIES = Path(__file__).with_name("families.py")
 DOCUMENTS = ROOT / "docs"
-BEGIN, END = "<!-- results: made by `make {}` -->", "<!-- end of results -->"
+BEGIN, END = "<!-- results: made by `python -m evaluation {}` -->", "<!-- end of results -->"
 Start = Callable[..., Any]
 
 
@@ -197,7 +197,7 @@ def show(files: Sequence[FileResults], console: Console) -> None:
 
 def write_document(files: Sequence[FileResults], project: str) -> None:
     """Put the results between the markers of the project's document."""
-    document, begin = DOCUMENTS / f"{project}_tests.md", BEGIN.format(f"{project}-tests")
+    document, begin = DOCUMENTS / f"{project}_tests.md", BEGIN.format(project)
     before, _, rest = document.read_text().partition(begin)
     _, _, after = rest.partition(END)
     document.write_text(f"{before}{begin}\n\n{markdown(files)}\n\n{END}{after}")

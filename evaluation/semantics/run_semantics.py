@@ -1,6 +1,6 @@
 """Accuracy of the semantic layer on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
 
-    python -m evaluation.semantics.run_semantics [--json] [--part development|report|blind|unseen|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
+    python -m evaluation semantics [--json] [--part development|report|blind|unseen|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
 
 What is true comes from how the models are built and called (`evaluation/semantics/README.md`), never from the matchers. Develop
 on the part `development` only. `--misses` lists what is wrong there; of the parts `report` and `blind` only sums are shown.

@@ -1,4 +1,4 @@
-"""Training runs of 200 steps, here and on a server in a process of its own: `make curves`.
+"""Training runs of 200 steps, here and on a server in a process of its own: `python -m evaluation curves`.
 
 Ends with 1 where a curve is not the local one.
 """
@@ -56,7 +56,7 @@ def main() -> int:
         options.json.write_text(json.dumps([attrs.asdict(one) for one in found], indent=1) + "\n")
     if options.markdown:
         table = markdown(COLUMNS, map(cells, found))
-        options.markdown.write_text("\n".join([INTRODUCTION, made_by("make curves"), "", table, ""]))
+        options.markdown.write_text("\n".join([INTRODUCTION, made_by("python -m evaluation curves"), "", table, ""]))
     return int(not all(one.equal for one in found))
 
 

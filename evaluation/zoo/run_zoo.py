@@ -1,4 +1,4 @@
-"""Every architecture of the zoo, here and on a server in a process of its own: `make zoo`.
+"""Every architecture of the zoo, here and on a server in a process of its own: `python -m evaluation zoo`.
 
 Ends with 1 where one of them is not equal to local.
 """
@@ -116,7 +116,7 @@ def report(verdicts: Sequence[Verdict]) -> dict[str, object]:
 def page(verdicts: Sequence[Verdict]) -> str:
     """The table as a page of the documentation."""
     table = markdown(COLUMNS, map(cells, verdicts))
-    return "\n".join([INTRODUCTION, made_by("make zoo"), "", summary(verdicts), "", table, ""])
+    return "\n".join([INTRODUCTION, made_by("python -m evaluation zoo"), "", summary(verdicts), "", table, ""])
 
 
 INTRODUCTION = """# The zoo

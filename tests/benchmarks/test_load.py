@@ -1,4 +1,4 @@
-"""The rows of `make load`, in short."""
+"""The rows of `python -m evaluation load`, in short."""
 
 from __future__ import annotations
 

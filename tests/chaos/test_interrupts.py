@@ -1,4 +1,4 @@
-"""A short form of `make interrupts`: Ctrl-C at a few random moments of each kind of work, with limits for busy machines."""
+"""A short form of `python -m evaluation interrupts`: Ctrl-C at a few random moments of each kind of work, with limits for busy machines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from djinn_core.system.interrupts import raise_outside_torch
 from evaluation.chaos.interrupting import trials
 
-AT_ONCE = 60.0  # seconds; `make interrupts` asks for half of one
+AT_ONCE = 60.0  # seconds; `python -m evaluation interrupts` asks for half of one
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from evaluation.conformance.module_database import check_module, check_optimizer
 
 
 def test_every_module_is_right(embedded_for_all):
-    part = list(modules())[:: long_or(8, 4)]  # `make conformance` takes all, with every sample
+    part = list(modules())[:: long_or(8, 4)]  # `python -m evaluation conformance` takes all, with every sample
     verdicts = [check_module(module, samples=1) for module in part]
     assert {v.name: v.reason for v in verdicts if v.outcome != "passed"} == {}
     # The comparison itself is alive: so many entries with a sample that the CPU takes.

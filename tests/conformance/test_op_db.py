@@ -1,4 +1,4 @@
-"""PyTorch's own operator database, called in every way: what `make conformance` compares, a part of it."""
+"""PyTorch's own operator database, called in every way: what `python -m evaluation conformance` compares, a part of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from djinn_core.errors import UnsupportedOperation
 from evaluation.conformance.op_database import check, entries, name_of
 from evaluation.conformance.verdicts import LEFT_OUT
 
-# Which entries each way takes: every n-th. The others are left to `make conformance`, which takes all, with more samples.
+# Which entries each way takes: every n-th. The others are left to `python -m evaluation conformance`, which takes all, with more samples.
 PARTS = {
     "op_db forward": 8,
     "op_db gradient": 10,
@@ -43,7 +43,7 @@ def test_less_than_one_in_a_hundred_is_left_out():
 
 @pytest.mark.parametrize(("way", "part"), [("op_db forward", 16), ("op_db gradient", 24), ("op_db in-place", 24)])
 def test_operators_are_right_when_every_value_travels(blind_pool, way, part):
-    """A sample of `make conformance-pool`."""
+    """A sample of `python -m evaluation conformance-pool`."""
     verdicts = [check(op, way, samples=1) for op in list(entries())[5 :: part * long_or(2, 1)]]
     assert {v.name: v.reason for v in verdicts if v.outcome == "failed"} == {}
     assert sum(v.samples for v in verdicts) > 10, "hardly anything is compared"

@@ -1,4 +1,4 @@
-"""Malformed input is refused with a reason, quickly, and in the memory that it takes itself. `make fuzz` has millions more."""
+"""Malformed input is refused with a reason, quickly, and in the memory that it takes itself. `python -m evaluation fuzz` has millions more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutations of real work, sent to a server: no process dies, no other client notices. `make fuzz` sends a million."""
+"""Mutations of real work, sent to a server: no process dies, no other client notices. `python -m evaluation fuzz` sends a million."""
 
 from __future__ import annotations
 

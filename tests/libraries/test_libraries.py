@@ -105,7 +105,7 @@ def test_einops(same):
     same(program)
 
 
-@pytest.mark.long  # `make test-libraries`
+@pytest.mark.long  # `python -m evaluation libraries`
 def test_torchdiffeq(same):
     pytest.importorskip("torchdiffeq")
     from torchdiffeq import odeint, odeint_adjoint
@@ -296,7 +296,7 @@ def test_torch_geometric(same):
     same(program)
 
 
-@pytest.mark.long  # `make test-libraries`
+@pytest.mark.long  # `python -m evaluation libraries`
 def test_gpytorch(same):
     gpytorch = pytest.importorskip("gpytorch")
 
@@ -325,7 +325,7 @@ def test_gpytorch(same):
     same(program)
 
 
-@pytest.mark.long  # `make test-libraries`
+@pytest.mark.long  # `python -m evaluation libraries`
 def test_pyro(same):
     pyro = pytest.importorskip("pyro")
     from pyro import distributions
@@ -354,7 +354,7 @@ def test_pyro(same):
     same(program)
 
 
-@pytest.mark.long  # `make test-libraries`
+@pytest.mark.long  # `python -m evaluation libraries`
 def test_kornia(same):
     kornia = pytest.importorskip("kornia")
     from kornia import augmentation

@@ -1,4 +1,4 @@
-"""A short form of what `make test-native-sanitizers` runs: random programs of few ops are equal on both devices."""
+"""A short form of what `python -m evaluation sanitizers` runs: random programs of few ops are equal on both devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short form of `make pytorch-tests`: a device-generic test file of our own, over a server."""
+"""The short form of `python -m evaluation pytorch`: a device-generic test file of our own, over a server."""
 
 from __future__ import annotations
 

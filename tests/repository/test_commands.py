@@ -5,7 +5,7 @@ Blocks of one document run as one script. A block is left out with a comment on 
 (`train.py`, `config.json` and so on), which lie in `assumed/`. Python blocks that begin with the name of a file are that file.
 A line that serves goes on in the background, once it listens, until the next one that serves or the end.
 
-`make documents` runs the commands of all documents. The suite runs those of some, with `python` and `djinn` forked from a
+`python -m evaluation documents` runs the commands of all documents. The suite runs those of some, with `python` and `djinn` forked from a
 process that has imported torch.
 """
 
@@ -31,7 +31,7 @@ FILE = re.compile(r"^```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)^```", re.DOTA
 INDENTED = re.compile(r"^    (?:[A-Z_]+=\S+ )*(?:djinn|pip|make|ssh|scp|export|python) ", re.MULTILINE)
 SERVES = re.compile(r"\bdjinn serve\b")
 PORTS = ("5556", "5557", "5558")
-# Those of the other documents plan and explain large models, which takes minutes: `make documents` runs them as well.
+# Those of the other documents plan and explain large models, which takes minutes: `python -m evaluation documents` runs them as well.
 SHORT = {"README.md", "plugins.md", "security.md"}
 EVERYTHING = bool(os.environ.get("ALL_DOCUMENTS"))
 SECONDS = 2900 if EVERYTHING else 500

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 
+from evaluation.__main__ import PROGRAMS
+
 
 def name_of(requirement):
     return re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower().replace("_", "-")
@@ -22,10 +24,15 @@ def requirements(root, files):
             yield from extra
 
 
+def layers():
+    return {program.layer for program in PROGRAMS.values() if program.layer is not None}
+
+
 def test_docs_explain_exactly_the_dependencies(root, files):
     needed = {name_of(requirement) for requirement in requirements(root, files)} - {"djinn", "djinn-tcp"}
     makefile = (root / "Makefile").read_text()
     needed |= {name_of(found) for found in re.findall(r"'([a-z0-9-]+)>=", makefile)}
+    needed |= {name_of(package) for layer in layers() for package in layer.packages if ">=" in package}
     needed |= {name_of(found) for found in re.findall(r"^WEIGHTS\s*:=\s*(\S+)", makefile, re.MULTILINE)}
     document = (root / "docs" / "dependencies.md").read_text()
     explained = {name.lower() for name in re.findall(r"^\| `([^`]+)` \|", document, re.MULTILINE)}
@@ -51,6 +58,9 @@ def test_the_lock_file_has_what_development_installs(root):
     installed = re.fullmatch(r"djinn\[([\w,]+)\]", extras["dev"][0])[1].split(",")
     makefile = (root / "Makefile").read_text()
     others = {*re.findall(r"\$\(PINS\) .*'\.\[(\w+)\]'", makefile), "release"} - {"dev"}
+    others |= {
+        extra for layer in layers() if layer.locked for extra in re.findall(r"\.\[(\w+)\]", " ".join(layer.packages))
+    }
     assert others >= {"server", "libraries", "docs", "notebooks"}
     installed += others
     needed = {name_of(requirement) for extra in installed for requirement in extras[extra]}

@@ -1,6 +1,6 @@
 """The labels of a few architectures are what they ought to be, and the score can tell right from wrong.
 
-All the others: `python -m evaluation.semantics.run_semantics`.
+All the others: `python -m evaluation semantics`.
 """
 
 from __future__ import annotations

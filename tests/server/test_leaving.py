@@ -1,4 +1,4 @@
-"""Sessions that end in any way leave nothing: the short form of `make load`'s row of sessions."""
+"""Sessions that end in any way leave nothing: the short form of `python -m evaluation load`'s row of sessions."""
 
 from __future__ import annotations
 

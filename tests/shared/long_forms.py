@@ -1,4 +1,4 @@
-"""Tests that take long have a short form in the suite; `make test-long` runs the long ones, which set LONG_FORMS."""
+"""Tests that take long have a short form in the suite; `make test LONG_FORMS=1` runs the long ones, which set LONG_FORMS."""
 
 from __future__ import annotations
 

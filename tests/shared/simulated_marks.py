@@ -1,4 +1,4 @@
-"""Marks of tests that cannot run where another platform is simulated: see `tests/simulated`."""
+"""Marks of tests that cannot run where another platform is simulated: see `evaluation/simulated`."""
 
 from __future__ import annotations
 

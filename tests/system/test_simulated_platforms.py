@@ -1,6 +1,6 @@
 """Clients, and an executor of a program's own, where nothing is that only Linux has: see `evaluation/simulated`.
 
-No Mac and no Windows has run this. `make test-darwin-simulated` and `make test-windows-simulated` run a large part of the suite in such processes.
+No Mac and no Windows has run this. `python -m evaluation simulated darwin` and `python -m evaluation simulated windows` run a large part of the suite in such processes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def on(plain_environment):
     return run
 
 
-@pytest.mark.long  # `make test-simulated` has executors of its own, too
+@pytest.mark.long  # `python -m evaluation simulated` has executors of its own, too
 def test_an_executor_of_its_own_a_server_under_tls_and_what_macos_does_not_tell(on, secure):
     said = on("darwin", ["client_program.py", "macos_answers.py"], secure.file, "here", "tcp")
     assert "unix://" in said

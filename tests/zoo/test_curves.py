@@ -1,4 +1,4 @@
-"""Training follows the same loss curve here and on a server; all optimizers, and longer: `make curves`."""
+"""Training follows the same loss curve here and on a server; all optimizers, and longer: `python -m evaluation curves`."""
 
 from __future__ import annotations
 

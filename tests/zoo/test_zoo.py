@@ -1,6 +1,6 @@
 """Models of a few architectures, unlike each other: outputs, loss, gradients and a training step are the local ones.
 
-All the others: `make zoo`.
+All the others: `python -m evaluation zoo`.
 """
 
 from __future__ import annotations

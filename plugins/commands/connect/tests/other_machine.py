@@ -43,7 +43,7 @@ _COMPILERS = (
 def missing() -> str:
     """The reason why there cannot be one here; empty if there can."""
     if not os.environ.get("TEST_CONNECT"):
-        return "`make test-connect` runs it"
+        return "`python -m evaluation connect` runs it"
     if os.getuid() != 0:
         return "it needs root, to make a user and a network namespace"
     if SSHD is None:

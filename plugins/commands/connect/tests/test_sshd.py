@@ -1,4 +1,4 @@
-"""`djinn connect` and jobs against OpenSSH's server, as another user in a network namespace without an index: `make test-connect`."""
+"""`djinn connect` and jobs against OpenSSH's server, as another user in a network namespace without an index: `python -m evaluation connect`."""
 
 from __future__ import annotations
 

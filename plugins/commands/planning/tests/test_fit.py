@@ -1,4 +1,4 @@
-"""`djinn plan` without a cluster: does a model fit on servers as they are now. The short form of `make fit` is here as well."""
+"""`djinn plan` without a cluster: does a model fit on servers as they are now. The short form of `python -m evaluation fit` is here as well."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_model_that_is_not_there_is_said_with_what_is_taken(target):
         built_model(target, Step())
 
 
-# --- against what an executor holds (`make fit` has more models, on a server) ------------------------------------
+# --- against what an executor holds (`python -m evaluation fit` has more models, on a server) ------------------------------------
 
 
 @pytest.fixture
@@ -186,7 +186,9 @@ def _installed():
 
 
 @pytest.mark.usefixtures("plan_first_runs")  # on a busy machine, more runs go by before their plans are there
-@pytest.mark.parametrize("name", long_or(["gpt2, SGD"], ["gpt2, SGD", "resnet"]))  # `make fit` has the others
+@pytest.mark.parametrize(
+    "name", long_or(["gpt2, SGD"], ["gpt2, SGD", "resnet"])
+)  # `python -m evaluation fit` has the others
 def test_predictions_are_within_a_tenth_of_what_is_held_and_never_below(measured, tmp_path, name):
     benchmark, measure = measured
     case = attrs.evolve(benchmark.CASES[name], batch=2, new=4)

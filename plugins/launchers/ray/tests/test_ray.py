@@ -1,4 +1,4 @@
-"""A real Ray cluster of several nodes on this machine: `make test-ray`; skipped where Ray is not installed."""
+"""A real Ray cluster of several nodes on this machine: `python -m evaluation ray`; skipped where Ray is not installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from djinn.launchers import LaunchWish, StartupError
 from djinn.testing import LauncherConformance, open_connections
 from djinn_ray import RayLauncher, Settings
 
-pytest.importorskip("ray", reason="make test-ray installs Ray and runs these tests")
+pytest.importorskip("ray", reason="python -m evaluation ray installs Ray and runs these tests")
 # Ray warns of its own future and leaves sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore")
 

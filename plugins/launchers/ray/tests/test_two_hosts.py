@@ -12,7 +12,7 @@ import textwrap
 import psutil
 import pytest
 
-pytest.importorskip("ray", reason="make test-ray installs Ray and runs these tests")
+pytest.importorskip("ray", reason="python -m evaluation ray installs Ray and runs these tests")
 HEAD, WORKER = "10.77.0.1", "10.77.0.2"
 SECONDS = 240
 RAY = [sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "start"]

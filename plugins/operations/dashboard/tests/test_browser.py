@@ -1,6 +1,6 @@
 """The dashboard in a real browser, beside work that is done, executors that die, quotas that are hit, servers that restart.
 
-`make test-dashboard` runs it, where playwright and a Chromium are installed; the pictures are in DASHBOARD_PICTURES.
+`python -m evaluation dashboard` runs it, where playwright and a Chromium are installed; the pictures are in DASHBOARD_PICTURES.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
-    pytest.mark.skipif("DASHBOARD_PICTURES" not in os.environ, reason="it takes minutes: make test-dashboard"),
+    pytest.mark.skipif(
+        "DASHBOARD_PICTURES" not in os.environ, reason="it takes minutes: python -m evaluation dashboard"
+    ),
 ]
 
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"

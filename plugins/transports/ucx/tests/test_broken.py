@@ -26,7 +26,7 @@ from djinn_ucx.endpoints import AddressTrials
 from djinn_ucx.opening import Offer, Opening, encode_opening
 
 SHARED_MEMORY = {"UCX_TLS": "shm,self", "UCX_MM_ERROR_HANDLING": "y"}
-# `ABORTED=1000 make test-ucx ARGS="-k aborted"` is what the README's claim rests on; takes minutes.
+# `ABORTED=1000 python -m evaluation ucx -k aborted` is what the README's claim rests on; takes minutes.
 ABORTED = int(os.environ.get("ABORTED", "40"))
 LARGE = bytes(8 << 20)
 

@@ -76,7 +76,7 @@ class Moto:
 
 with_s3 = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("moto", "s3fs", "flask"))),
-    reason="needs moto[server] and s3fs (make test-buckets)",
+    reason="needs moto[server] and s3fs (python -m evaluation buckets)",
 )
 
 

@@ -1,0 +1,150 @@
+"""`python -m evaluation NAME [ARGS]` becomes the program of that name. Without a name it lists all of them."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+
+import attrs
+
+from evaluation import ROOT
+from evaluation.environments import Layer
+
+QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+RAY = Layer("ray", ("-e", "./plugins/launchers/ray[ray]"))
+UCX = Layer("ucx", ("-e", "./plugins/transports/ucx[ucx]"))
+# Not at locked versions: there may be no s3fs yet for the fsspec that they have.
+BUCKETS = Layer("buckets", ("-e", "./plugins/weights/network_files[test]"))
+LIBRARIES = Layer("libraries", ("-e", ".[libraries]"), locked=True)
+NOTEBOOKS = Layer("notebooks", ("-e", ".[notebooks]"), locked=True)
+TIDY = Layer("tidy", ("clang-tidy>=20",), locked=True)
+
+
+@attrs.frozen
+class Program:
+    """What a name stands for.
+
+    Attributes:
+        command: arguments of Python, before those of the command line.
+        summary: one line for the list.
+        default: arguments if the command line has none.
+        variables: added to the environment of the process.
+        layer: environment that the program needs; none: the running one.
+    """
+
+    command: tuple[str, ...]
+    summary: str
+    default: tuple[str, ...] = ()
+    variables: Mapping[str, str] = QUIET
+    layer: Layer | None = None
+
+
+def _module(
+    name: str,
+    *given: str,
+    summary: str,
+    default: tuple[str, ...] = (),
+    variables: Mapping[str, str] = QUIET,
+    layer: Layer | None = None,
+) -> Program:
+    """Return a program of this package. Its own libraries warn, and nobody reads that."""
+    return Program(("-W", "ignore", "-m", f"evaluation.{name}", *given), summary, default, variables, layer)
+
+
+def _tests(*paths: str, summary: str, variables: Mapping[str, str] = QUIET, layer: Layer | None = None) -> Program:
+    """Return tests that the suite leaves out, because of a package, a variable or time."""
+    return Program(("-m", "pytest", *paths), summary, variables=variables, layer=layer)
+
+
+PROGRAMS: Mapping[str, Program] = {
+    # --- equal to local PyTorch
+    "conformance": _module("conformance.run_databases", summary="PyTorch's databases of ops, modules and optimizers, called in every way"),
+    "conformance-pool": _module(
+        "conformance.run_databases", "--executors", "2", "--policy", "round_robin", "--samples", "4",
+        summary="the same over two executors as one device, placed blindly",
+    ),
+    "conformance-index": _module(
+        "conformance.run_databases", "--executors", "2", "--index", "2", "--samples", "4",
+        summary="the same on the second of two executors, by its index",
+    ),
+    "differential": Program(
+        ("-m", "evaluation.differential.run_differential"),  # it compares warnings
+        "random programs, and ops on inputs of any layout: everything that a program can see of them",
+        default=("--programs", "2000", "--ops"),
+    ),
+    "zoo": _module("zoo.run_zoo", summary="models of many architectures, here and on a server"),
+    "curves": _module("zoo.run_curves", summary="training runs of 200 steps with every optimizer, here and on a server; minutes"),
+    "pytorch": _module("pytorch.run_pytorch_tests", summary="PyTorch's own tests, from the folder of its unpacked source"),
+    "transformers": _module(
+        "pytorch.run_pytorch_tests", "--families", "--results", "build/transformers-tests",
+        summary="Hugging Face's common model tests, from the folder of the unpacked source of transformers",
+    ),
+    "gpu": _module("gpu.run_gpu", summary="everything that needs a GPU, and a report to send", variables={}),
+    # --- what is recognised, planned and predicted
+    "semantics": _module("semantics.run_semantics", summary="accuracy of the semantic layer on the labelled zoo"),
+    "unseen": _module(
+        "semantics.run_semantics", "--part", "unseen", "--no-timing",
+        summary="the same for the architectures of docs/unseen.md, with bounds",
+    ),
+    "clusters": _module("clusters.run_clusters", "--json", summary="programs planned for random clusters with every placement policy"),
+    "fit": _module("benchmarks.bench_fit", summary="memory that `djinn plan` says models need, against what an executor held"),
+    "trace": _module("benchmarks.traced_generation", summary="a generation over a slow link, checked in Perfetto's trace processor; root, node"),
+    # --- faults and load
+    "chaos": _module("chaos.run_chaos", "--json", summary="kill executors at random moments of generation and training"),
+    "endings": _module("chaos.run_endings", summary="programs that end at random moments, and the next one that waits for the place"),
+    "idle": _module("chaos.run_idle", "--json", summary="twenty idle sessions where three fit, and an executor that is killed meanwhile"),
+    "interrupts": _module("chaos.run_interrupts", summary="Ctrl-C, and again, at random moments of training, generation, upload and planning"),
+    "ray-kills": _module("chaos.run_ray_kills", summary="kill executors, actors and nodes of a Ray cluster; installs Ray", layer=RAY),
+    "fuzz": _module("fuzz.run_fuzz", "--json", summary="malformed input, mutations of real work on a live executor, bad arguments for ops"),
+    "hostile-ops": _module("fuzz.hostile_ops", summary="ops with hostile arguments, and programs of them, beside tensors that stay"),
+    "load": _module("load.run_load", summary="many clients, overload, crashes, slow clients, sessions that are dropped"),
+    "thousand": _module("load.thousand", summary="what a client does for a thousand executors that are stand-ins"),
+    # --- speed
+    "bench": _module("benchmarks.run_all", summary="all benchmarks, a picture and a line of history", variables={}),
+    "scheduling": _module("benchmarks.bench_scheduling", "--json", summary="what knowledge of programs is worth on several executors"),
+    "bench-ray": _module("benchmarks.bench_ray", summary="an executor that Ray holds beside one of a server; installs Ray", variables={}, layer=RAY),
+    "bench-ucx": _module("benchmarks.bench_ucx", summary="UCX beside TCP; installs UCX", variables={}, layer=UCX),
+    "paired": _module("benchmarks.paired", summary="processor time of two checkouts", variables={}),
+    # --- tests with more than the environment of all
+    "libraries": _tests("tests/libraries", summary="programs of twelve libraries; installs four", variables=QUIET | {"LONG_FORMS": "1"}, layer=LIBRARIES),
+    "ray": _tests("plugins/launchers/ray", summary="executors on a Ray cluster of three nodes on this machine; installs Ray", variables={"OMP_NUM_THREADS": "1"}, layer=RAY),
+    "ucx": _tests("plugins/transports/ucx", summary="the transport over UCX, and transfers that break; installs UCX", variables={"OMP_NUM_THREADS": "1"}, layer=UCX),
+    "buckets": _tests("plugins/weights/network_files", summary="weights in buckets of an S3 server on this machine; installs s3fs and moto", variables={"OMP_NUM_THREADS": "1"}, layer=BUCKETS),
+    "connect": _tests("plugins/commands/connect/tests/test_sshd.py", summary="djinn connect and djinn submit against OpenSSH's server; root", variables={"TEST_CONNECT": "1"}),
+    "dashboard": _tests(
+        "plugins/operations/dashboard/tests/test_browser.py", summary="the dashboard in a browser; needs playwright and Chromium",
+        variables=QUIET | {"DASHBOARD_PICTURES": str(ROOT / "build" / "dashboard")},
+    ),
+    "documents": _tests("tests/repository/test_commands.py", "tests/repository/test_documents.py", summary="the commands of all documents", variables={"ALL_DOCUMENTS": "1"}),
+    "notebooks": _module("notebooks.run_notebooks", summary="the notebooks of examples/; installs Jupyter's kernel", variables={}, layer=NOTEBOOKS),
+    # --- platforms and C++
+    "simulated": _module("simulated.run_simulated", summary="tests of clients as on macOS and on Windows, in short; or `darwin`, or `windows`", variables={}),
+    "matrix": _module("matrix.run_matrix", summary="the suite on each Python from 3.11 to 3.14 that is found here", variables={}),
+    "clang-tidy": _module("native.run_tidy", summary="clang-tidy on the C++ of djinn_native; installs it", variables={}, layer=TIDY),
+    "sanitizers": _module("native.run_sanitizers", summary="random programs on djinn_native under address and undefined-behaviour sanitizers", variables={}),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Replace this process by the program that the command line names."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in {"-h", "--help"}:
+        print("python -m evaluation NAME [ARGS]   (`python -m evaluation NAME --help` for the arguments)\n")
+        for name, program in PROGRAMS.items():
+            print(f"  {name:18} {program.summary}")
+        return
+    if name not in PROGRAMS:
+        near = difflib.get_close_matches(name, PROGRAMS)
+        also = f"; did you mean {' or '.join(near)}?" if near else ""
+        sys.exit(f"there is no evaluation `{name}`{also} `python -m evaluation` lists them")
+    program = PROGRAMS[name]
+    python = sys.executable if program.layer is None else program.layer.python()
+    command = [python, *program.command, *(arguments or program.default)]
+    os.chdir(ROOT)
+    os.execve(python, command, os.environ | program.variables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Virtual environments on top of the running one, for packages that are too large for the environment of all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import attrs
+
+from evaluation import ROOT
+
+LOCK = ROOT / "requirements-dev.lock"
+
+
+@attrs.frozen
+class Layer:
+    """An environment that sees the packages of the running one below its own.
+
+    Attributes:
+        name: suffix of its folder: `.venv-ray` beside `.venv`.
+        packages: what pip installs, from the root of the checkout.
+        locked: take versions from the lock file, if it was made for this PyTorch.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    locked: bool = False
+
+    def python(self) -> str:
+        """Return the interpreter of the environment. Make or update the environment if its packages have changed."""
+        folder = Path(f"{sys.prefix}-{self.name}")
+        interpreter, stamp = folder / "bin" / "python", folder / "ready.txt"
+        command = [str(interpreter), "-m", "pip", "--disable-pip-version-check", "install", *self._constraints()]
+        command += ["--no-build-isolation", *self.packages]
+        wanted = "\n".join([*command, *(file.read_text() for file in self._manifests())])
+        if stamp.exists() and stamp.read_text() == wanted:
+            return str(interpreter)
+        stamp.unlink(missing_ok=True)
+        venv.create(folder, symlinks=True)
+        below = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+        Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}), "below.pth").write_text(below)
+        subprocess.run(command, cwd=ROOT, check=True)
+        stamp.write_text(wanted)
+        return str(interpreter)
+
+    def _constraints(self) -> list[str]:
+        kept = Path(sys.prefix, "torch-constraints.txt")  # the build of PyTorch, which the Makefile writes
+        files = [kept] if kept.exists() else []
+        return [
+            part for file in (*files, *([LOCK] if self.locked and _is_locked() else [])) for part in ("-c", str(file))
+        ]
+
+    def _manifests(self) -> list[Path]:
+        """Project files of the packages of this checkout."""
+        return [ROOT / name.partition("[")[0] / "pyproject.toml" for name in self.packages if name.startswith(".")]
+
+
+def _is_locked() -> bool:
+    """Return True if the lock file was made for the installed version of PyTorch, which its first line names."""
+    version = re.search(r"PyTorch (\d+\.\d+\.\d+)", LOCK.read_text().partition("\n")[0])
+    return version is not None and importlib.metadata.version("torch").startswith(version[1])
+
+
+def torch_requirement() -> str:
+    """Return a requirement of the installed PyTorch for an environment that does not see it.
+
+    The Makefile writes the requirement that it was given, and the version that it found beside the environment.
+    """
+    found, given = Path(sys.prefix, "torch.here"), Path(sys.prefix, "torch.wanted")
+    if given.exists() and not (found.exists() and found.read_text().strip()):
+        return given.read_text().strip()
+    return f"torch=={importlib.metadata.version('torch').partition('+')[0]}"

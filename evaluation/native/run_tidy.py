@@ -1,0 +1,29 @@
+"""clang-tidy on the C++ of djinn_native: `python -m evaluation clang-tidy [FILE ...]`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from evaluation import ROOT
+
+NATIVE = ROOT / "djinn_native"
+BUILD = NATIVE / "build"
+
+
+def main() -> int:
+    """Check the files that the command line names, or all of them."""
+    BUILD.mkdir(exist_ok=True)
+    flags = [sys.executable, NATIVE / "building" / "compiler_flags.py"]
+    (BUILD / "compile_flags.txt").write_bytes(subprocess.run(flags, stdout=subprocess.PIPE, check=True).stdout)
+    tidy = [Path(sys.executable).with_name("clang-tidy"), "--quiet", "-p", BUILD]
+    files = sys.argv[1:] or sorted(NATIVE.glob("csrc/*.cpp"))
+    with ThreadPoolExecutor(2) as pool:  # a file takes minutes and a gigabyte, most of it for PyTorch's headers
+        ended = list(pool.map(lambda file: subprocess.run([*tidy, file], check=False).returncode, files))
+    return int(any(ended))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
