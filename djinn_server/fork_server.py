@@ -78,7 +78,8 @@ class ForkServer:
             order = json.loads(_received(told, int.from_bytes(head, "little")))
             process = os.fork()
             if not process:
-                return self._begin(order, given, told)
+                taken, given = given, []  # `_become` closes them, whose numbers may then have others
+                return self._begin(order, taken, told)
             descriptor = os.pidfd_open(process)
             self._running[descriptor] = process, told
             self._events.register(descriptor, select.POLLIN)
@@ -87,35 +88,40 @@ class ForkServer:
         except (OSError, ValueError):
             told.close()
         finally:
-            for number in given:  # in a fork they have other numbers by now
-                with contextlib.suppress(OSError):
-                    os.close(number)
+            _close(given)
         return None
 
     def _begin(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
-        """Become the executor's process, or end: its streams, descriptors, folder and environment."""
+        """Become the executor's process, or end."""
         try:
-            return self._become(order, given, told)
+            told.close()
+            self._listening.close()
+            for descriptor, (_, other) in self._running.items():
+                os.close(descriptor)
+                other.close()
+            return self._become(order, given)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
 
-    def _become(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
-        told.close()
-        self._listening.close()
-        for descriptor, (_, other) in self._running.items():
-            os.close(descriptor)
-            other.close()
+    def _become(self, order: dict[str, Any], given: list[int]) -> list[str]:
+        """Take the streams, descriptors, folder and environment of the executor; its arguments."""
         stdin, stderr, *kept = given
         os.dup2(stdin, 0)
         os.dup2(stderr, 2)
         kept = [os.dup(number) for number in kept]
+        _close(given)
         os.setpgid(0, 0)
         os.chdir(order["folder"])
         os.environ.clear()
         os.environ.update(order["environment"])
         time.tzset()
         return [*order["arguments"], "--report-fd", str(kept[0])]
+
+
+def _close(descriptors: list[int]) -> None:
+    for number in descriptors:
+        os.close(number)
 
 
 def _received(told: socket.socket, length: int) -> bytes:

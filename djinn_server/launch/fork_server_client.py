@@ -31,7 +31,7 @@ _KILLED: Final = -9
 # Beginnings of the names of variables that differ from executor to executor, and that no import reads.
 _OF_ONE_EXECUTOR: Final = (
     *("RAY_", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-    *("DBUS_SESSION_", "OLDPWD", "PWD", "SHLVL", "SSH_", "TERM_", "WINDOWID", "XDG_SESSION_"),
+    *("DBUS_SESSION_", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "SSH_", "TERM_", "WINDOWID", "XDG_SESSION_"),
 )
 _log = get_logger("djinn.launch")
 

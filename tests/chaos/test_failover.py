@@ -20,10 +20,10 @@ REMOTE = "remote_accelerator:0"
 
 
 @pytest.fixture(scope="module")
-def doomed(python, plain_environment, tmp_path_factory):
+def doomed(start_python, plain_environment, tmp_path_factory):
     """A server that is killed, which keeps nothing on its disk: its process, and its connection file."""
     options = ["--threads", "1", "--drain-seconds", "0", "--store-gib", "0"]
-    server = start_server(python.start, tmp_path_factory.mktemp("doomed"), *options, env=plain_environment)
+    server = start_server(start_python, tmp_path_factory.mktemp("doomed"), *options, env=plain_environment)
     yield server.process, read_connection_file(server.file)
     server.stop(signal.SIGKILL)
 

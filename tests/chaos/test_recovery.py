@@ -28,11 +28,11 @@ def journals(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["20", "0"], ids=["journal", "snapshots"])
-def server(request, python, plain_environment, journals):
+def server(request, start_python, plain_environment, journals):
     """A server of its own, whose executors are killed."""
     folder = journals.parent
     options = ["--threads", "1", "--drain-seconds", "1", "--journal", str(journals), "--store", str(folder)]
-    server = start_server(python.start, folder, *options, "--snapshot-seconds", request.param, env=plain_environment)
+    server = start_server(start_python, folder, *options, "--snapshot-seconds", request.param, env=plain_environment)
     yield read_connection_file(server.file)
     server.stop()
     assert not list(journals.iterdir())  # sessions that ended left none

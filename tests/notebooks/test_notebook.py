@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from prepared_python import write_forking
 
 CELLS = {
     "load": "%load_ext djinn\nimport torch, djinn",
@@ -48,15 +47,14 @@ def outputs(python, plain_environment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("jupyter")
     kernel = folder / "kernels" / "forked"
     kernel.mkdir(parents=True)
-    write_forking(kernel / "python")
+    python.write_executable(kernel / "python")
     started = [str(kernel / "python"), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     (kernel / "kernel.json").write_text(json.dumps({"argv": started, "display_name": "forked", "language": "python"}))
     private = Config(KernelManager={"transport": "ipc"})
     options = {"config": private, "kernel_name": "forked", "timeout": 600, "allow_errors": True}
-    environment = plain_environment | {"FORKS": str(python.descriptor)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PATH", str(folder))
-        nbclient.NotebookClient(notebook, **options).execute(env=environment, pass_fds=[python.descriptor])
+        nbclient.NotebookClient(notebook, **options).execute(env=plain_environment)
     return dict(zip(CELLS, [cell.outputs for cell in notebook.cells], strict=True))
 
 

@@ -95,10 +95,10 @@ def test_an_executor_that_dies_while_it_joins_or_leaves(pooled, monkeypatch):
         assert trained({5: scale(2)}) == expected
 
 
-def test_servers_join_and_leave(serving, python, plain_environment, tmp_path):
+def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_path):
     options = ["--threads", "1", "--drain-seconds", "0", "--store-gib", "0"]
     environment = plain_environment | {"DJINN_TOKEN": serving.token}
-    other = start_server(python.start, tmp_path, *options, env=environment)
+    other = start_server(start_python, tmp_path, *options, env=environment)
     first, second = (next(url for url in urls if url.startswith("tcp")) for urls in (serving.urls, other.urls))
     try:
         with configured(servers=[first], token=serving.token, disable=("local",), placement_policy="round_robin"):

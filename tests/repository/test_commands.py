@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
-from prepared_python import write_forking
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSUMED = Path(__file__).parent / "assumed"
@@ -84,40 +83,38 @@ def script(text):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, python):
     """A checkout as its reader has it, into which commands may write."""
     for entry in ROOT.iterdir():
         if not entry.name.startswith("."):
             (tmp_path / entry.name).symlink_to(entry)
     for entry in ASSUMED.iterdir():
         (shutil.copytree if entry.is_dir() else shutil.copy)(entry, tmp_path / entry.name)
-    make_environment(tmp_path / ".venv")
+    make_environment(tmp_path / ".venv", python)
     (tmp_path / "home").mkdir()
     return tmp_path
 
 
-def make_environment(folder):
+def make_environment(folder, python):
     """The virtual environment, whose `python` and `djinn` are forked where not everything is run."""
     if EVERYTHING:
         folder.symlink_to(sys.prefix)
         return
     (folder / "bin").mkdir(parents=True)
     for name, command in (("python", []), ("djinn", [str(Path(sys.executable).with_name("djinn"))])):
-        write_forking(folder / "bin" / name, command)
+        python.write_executable(folder / "bin" / name, command)
 
 
 @pytest.fixture
-def run(folder, plain_environment, python):
+def run(folder, plain_environment):
     """Runs the commands of a document there."""
     places = [str(folder / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
-    forks = python.descriptor
-    own = {"HOME": str(folder / "home"), "PATH": os.pathsep.join(places), "FORKS": str(forks)}
+    own = {"HOME": str(folder / "home"), "PATH": os.pathsep.join(places)}
     environment = {k: v for k, v in plain_environment.items() if not k.startswith("XDG_") or k == "XDG_CACHE_HOME"}
 
     def run(text):
         (folder / "run.sh").write_text(script(text))
         options = {"cwd": folder, "env": environment | own, "capture_output": True, "text": True, "timeout": SECONDS}
-        options["pass_fds"] = [forks]
         return subprocess.run(["bash", "run.sh"], check=False, **options)
 
     return run

@@ -12,6 +12,8 @@ import djinn
 from djinn_client.runtime import client
 from djinn_client.runtime.planning import disk_plan_cache, planner
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 DEVICE = "remote_accelerator:0"
 
 

@@ -21,6 +21,8 @@ from djinn_client.runtime.planning.first_calibration import command_among, envir
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import DeviceInfo
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 REMOTE = "remote_accelerator:0"
 # What a process of its own does that measures: it finds the device by its environment, and keeps something.
 MEASURING = """

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servers import SECONDS, Server, start_executor, start_server, wait_for
+from servers import SECONDS, Server, fresh_python, start_executor, start_server, wait_for
 
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.addresses import transport_for
@@ -67,18 +67,18 @@ def executor():
 
 
 @pytest.fixture(scope="session")
-def server(python, tmp_path_factory, plain_environment):
-    server = start_server(python.start, tmp_path_factory.mktemp("server"), env=plain_environment)
+def server(tmp_path_factory, plain_environment):
+    server = start_server(fresh_python, tmp_path_factory.mktemp("server"), env=plain_environment)
     yield server
     assert server.stop() == 0, server.log.read_text()
 
 
 @pytest.fixture
-def own_server(python, tmp_path, plain_environment):
+def own_server(start_python, tmp_path, plain_environment):
     servers = []
 
     def start(*options: str) -> Server:
-        servers.append(start_server(python.start, tmp_path, *options, env=plain_environment))
+        servers.append(start_server(start_python, tmp_path, *options, env=plain_environment))
         return servers[-1]
 
     yield start
@@ -89,7 +89,7 @@ def own_server(python, tmp_path, plain_environment):
 
 
 @pytest.fixture(scope="module")
-def keeping(python, tmp_path_factory, plain_environment):
+def keeping(start_python, tmp_path_factory, plain_environment):
     """`remote_accelerator` is a server that keeps weights, and has some; gives a safetensors file that it knows."""
     import torch
     from configured import configured
@@ -102,7 +102,7 @@ def keeping(python, tmp_path_factory, plain_environment):
     file.parent.mkdir()
     save_file({f"{n}.weight": torch.randn(256, 256 + n) for n in range(8)}, file)
     options = ["--store", str(folder / "weights"), "--warm", str(file.parent), "--threads", "1", "--drain-seconds", "1"]
-    server = start_server(python.start, folder, *options, env=plain_environment)
+    server = start_server(start_python, folder, *options, env=plain_environment)
     wait_for(lambda: "weights on this machine were read" in server.log.read_text(), "the files were not read")
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
         djinn.init()

@@ -143,7 +143,6 @@ def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, a
     wait_for(lambda: session not in {s.session for s in executor.status().sessions}, "the end of the session")
 
 
-@pytest.mark.usefixtures("fresh_executors")
 def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch, wait_for):
     monkeypatch.setenv("DJINN_TOKEN", "a-secret-of-the-client")
     monkeypatch.setenv("DJINN_PLUGIN_JWT_SECRET", "a-secret-of-the-gateway")
@@ -179,7 +178,6 @@ def test_the_best_device_is_the_default():
     assert open_device([CpuDevice()], "").capabilities.id == "cpu:0"
 
 
-@pytest.mark.usefixtures("fresh_executors")
 def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
     executor = ExecutorProcess(ExecutorConfig("cpu"))
     directory = executor._directory
@@ -189,7 +187,6 @@ def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
     assert not Path(directory).exists()
 
 
-@pytest.mark.usefixtures("fresh_executors")
 def test_a_death_before_readiness_is_told_with_its_signal():
     executor = ExecutorProcess(ExecutorConfig("cpu"))
     os.kill(executor.process_id, signal.SIGKILL)
@@ -309,6 +306,12 @@ def test_directories_of_executors_that_were_killed_are_removed_later(short_path,
     assert not directory.exists()
     assert [path.name for path in short_path.iterdir()] == ["djinn-run-link"], "links lead elsewhere"
     executor.close()
+
+
+def test_tests_of_one_run_share_a_prepared_process(tmp_path):
+    prepared = ForkServerClient(tmp_path, 0.5, ExecutorConfig().encode())
+    places = {prepared._socket({"PYTEST_CURRENT_TEST": f"test_{n}", "A": value}) for n in range(2) for value in "xy"}
+    assert len(places) == 2, "one for each value of a variable that imports may read"
 
 
 def test_executors_are_forked_from_a_prepared_process(python, tmp_path):

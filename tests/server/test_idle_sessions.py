@@ -8,6 +8,7 @@ import signal
 from functools import partial
 
 import psutil
+import pytest
 import torch
 from configured import configured
 from safetensors.torch import save_file
@@ -18,6 +19,8 @@ from djinn_client.runtime.connecting.status import ask_servers
 from djinn_server import idle, inline
 from djinn_server.context import ExecutorContext
 from djinn_server.idle import next_place
+
+pytestmark = pytest.mark.usefixtures("forked_processes")
 
 MIB = 1 << 20
 EACH = 40 * MIB  # what a session holds

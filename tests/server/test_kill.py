@@ -70,7 +70,7 @@ def test_a_name_that_is_none_or_several_ends_nothing(connect, url_of, killing):
         assert x.sum().item() == 2.0
 
 
-def test_tenants_end_their_own_sessions_and_watchers_none(python, plain_environment, tmp_path, registry):
+def test_tenants_end_their_own_sessions_and_watchers_none(start_python, plain_environment, tmp_path, registry):
     tokens, audit = tmp_path / "tokens.json", tmp_path / "audit.log"
     token = {}
     for who, extra in (("alice", ()), ("bob", ()), ("watcher", ("--monitor",))):
@@ -78,7 +78,7 @@ def test_tenants_end_their_own_sessions_and_watchers_none(python, plain_environm
         token[who] = made.stdout.strip()
     options = ["--threads", "1", "--token-file", str(tokens), "--audit-log", str(audit), "--drain-seconds", "1"]
     (tmp_path / "server").mkdir()
-    server = start_server(python.start, tmp_path / "server", *options, env=plain_environment)
+    server = start_server(start_python, tmp_path / "server", *options, env=plain_environment)
     try:
         url = next(u for u in read_connection_file(server.file).urls if u.startswith("tcp"))
         transports = registry.transports

@@ -10,6 +10,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import djinn
 from djinn.testing import executor_figures
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 REMOTE = "remote_accelerator:0"
 MIB = 1 << 20
 LIMIT = 64 * MIB

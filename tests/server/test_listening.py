@@ -172,7 +172,7 @@ def test_a_port_that_is_given_twice_is_noticed():
         ListenAddresses(given={"tcp": ListenAddress("", port), "http": ListenAddress("", port)}).check_ports(None)
 
 
-def test_a_server_on_the_network(python, plain_environment, tmp_path, registry):
+def test_a_server_on_the_network(start_python, plain_environment, tmp_path, registry):
     """One transport at every interface, one of a third party at a port of its own, and one not at all."""
     (tmp_path / "other_transport.py").write_text(OTHER_TRANSPORT)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -195,7 +195,7 @@ def test_a_server_on_the_network(python, plain_environment, tmp_path, registry):
     ]
     command += ["--connection-file", tmp_path / "connection.json", "--without-transport", "http"]
     command += ["--transport", "tcp=0.0.0.0:0", "--transport", f"other={port}"]
-    server = started(python.start, command, tmp_path, environment)
+    server = started(start_python, command, tmp_path, environment)
     try:
         assert sorted(url.partition(":")[0] for url in server.urls) == ["other", "tcp"]
         assert server.url("other") == f"other://127.0.0.1:{port}"

@@ -22,6 +22,8 @@ from djinn.testing import executor_processes, kill_executor
 from djinn_client.runtime.connecting.status import ask_servers
 from djinn_client.runtime.receiving import read_progress
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 REMOTE = "remote_accelerator:0"
 
 

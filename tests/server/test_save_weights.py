@@ -29,6 +29,8 @@ from djinn_server.weights.replies import answer_once, remove, save_values
 from djinn_server.weights.uploads import UploadAssembly
 from djinn_server.weights.weight_reader import WeightReader
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 REMOTE = "remote_accelerator:0"
 
 

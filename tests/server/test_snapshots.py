@@ -18,6 +18,8 @@ from djinn_client.runtime.connecting.status import ask_servers
 from djinn_client.runtime.sending import uploads
 from djinn_server.recovery.journal import JournalReader
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 MIB = 1 << 20
 LIMIT = 4 * MIB
 FRAME = 64 << 10  # bytes; frames of these programs are smaller

@@ -17,6 +17,8 @@ from djinn_server.gateway.tenants import Tenants
 from djinn_server.handshake import Refusal
 from djinn_server.launch.executor_config import ExecutorConfig
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 SECONDS = 300.0
 
 

@@ -215,7 +215,6 @@ KINDS = (
 )
 
 
-@pytest.mark.usefixtures("fresh_executors")
 def test_uninitialized_tensors_of_an_executor_are_zero(monkeypatch):
     monkeypatch.setenv("MALLOC_PERTURB_", "165")
     with configured(strict=False):

@@ -1,15 +1,14 @@
 """Python processes that need not import torch and Djinn first: they are forked from one that has.
 
-An interpreter takes 1.3 s of a core for torch, one for what torch imports at the first op on a tensor subclass and at the
-first meta kernel, one for Djinn with its plugins, and half a second at its end; a fork takes a tenth in all. What is started
-this way is a process of its own in every other respect: its arguments, folder, environment, standard streams and end are those
-that it would have. `import djinn` in a fork registers the device there.
+An interpreter takes 1.3 s of a core for torch, one for what torch imports at its first ops, one for Djinn with its plugins, and
+half a second at its end; a fork takes a tenth in all. What is started this way is a process of its own in every other respect:
+its arguments, folder, environment, standard streams and end are those that it would have. `import djinn` in a fork registers the
+device there. The executors of a fork are forked, too.
 
-Not for what looks at how an interpreter begins and ends: command lines in `/proc`, what is imported when, objects that are
-finalized with the modules.
+Not for tests of how an interpreter begins and ends: command lines in `/proc`, what is imported when, objects that are finalized
+with the modules.
 
-Executors and servers that tests, benchmarks and forked servers start are forked as well (`executors_forked`); servers that
-`fresh_python` starts, and their executors, are interpreters of their own.
+The prepared process is Djinn's own fork server (setting `prepared_seconds`), which also begins programs that are no executors.
 """
 
 from __future__ import annotations
@@ -39,6 +38,10 @@ import warnings
 import weakref
 from pathlib import Path
 
+from djinn_server.launch import process as executor_process
+from djinn_server.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
+from djinn_server.launch.fork_server_client import ForkedExecutor
+
 IMPORTED = (
     "torch",
     "torch.distributed.fsdp",
@@ -59,42 +62,28 @@ IMPORTED = (
     "tokenizers",
 )
 FOLDER = str(Path.cwd())
-SCRIPT = str(Path(sys.executable).with_name("djinn"))
-SERVE = ([SCRIPT, "serve"], [sys.executable, "-m", "djinn_core.cli", "serve"])
 HUGE, MADV_COLLAPSE = 2 << 20, 25
-HOLDER = ("-P", "-m", "djinn_server.launch.piped_holder")
+PR_SET_PDEATHSIG = 1
+SECONDS = 300.0
 
 
 FORKING = """\
-#!{python} -ES
-import os, signal, socket, sys
+#!{python} -E
+import os, signal, sys
 sys.path.insert(0, {shared!r})
 from prepared_python import Forks
-forks = Forks(socket.socket(fileno=int(os.environ["FORKS"])))
 streams = {{"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}}
-started = forks.start(*{command!r}, *sys.argv[1:], env=dict(os.environ), cwd=os.getcwd(), **streams)
+started = Forks({address!r}).start(*{command!r}, *sys.argv[1:], env=dict(os.environ), cwd=os.getcwd(), **streams)
 signal.signal(signal.SIGTERM, lambda *_: started.terminate())
 os._exit(started.wait() % 256)
 """
 
 
-def write_forking(file, command=()):
-    """Write an executable that has `python *command` forked with its arguments; the environment has the descriptor of `Forks` as FORKS."""
-    file.write_text(FORKING.format(python=sys.executable, shared=str(Path(__file__).parent), command=list(command)))
-    file.chmod(0o755)
-
-
 class Forks:
-    """Orders forks of the process that has imported torch; `control` is the other end of what it reads orders from."""
+    """Starts forks of the prepared process that listens at a Unix socket."""
 
-    def __init__(self, control):
-        self._control = control
-        self._starting = threading.Lock()
-
-    @property
-    def descriptor(self):
-        """Of `control`, which a process that inherits it can use as well."""
-        return self._control.fileno()
+    def __init__(self, address):
+        self.address = address
 
     def start(self, *arguments, env, cwd=None, stdin=None, stdout=None, stderr=None, pass_fds=(), **others):
         """Begin what `python *arguments` would be; streams are files, or None for nothing.
@@ -103,14 +92,27 @@ class Forks:
         """
         order = {"arguments": [str(a) for a in arguments], "environment": env, "folder": str(cwd or FOLDER)}
         order |= {"descriptors": list(pass_fds)} | others
-        ours, theirs = socket.socketpair()
-        with theirs, Path(os.devnull).open("r+b") as nothing:
+        said = json.dumps(order).encode()
+        server = self._connect()
+        with Path(os.devnull).open("r+b") as nothing:
             streams = [(stream or nothing).fileno() for stream in (stdin, stdout, stderr)]
-            with self._starting:
-                passed = [theirs.fileno(), self._control.fileno(), *streams, *pass_fds]
-                socket.send_fds(self._control, [b"!"], passed)
-        ours.sendall(json.dumps(order).encode() + b"\n")
-        return StartedPython(arguments, ours)
+            socket.send_fds(server, [len(said).to_bytes(4, "little")], [*streams, *pass_fds])
+            server.sendall(said)
+        return StartedPython(arguments, server)
+
+    def _connect(self):
+        """A connection to the prepared process, which may have begun just now."""
+        deadline = time.monotonic() + SECONDS
+        server = socket.socket(socket.AF_UNIX)
+        while True:
+            try:
+                server.connect(self.address)
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return server
 
     def start_captured(self, *arguments, env, cwd=None, **others):
         """The same; `communicate` gives what it wrote to its two streams."""
@@ -135,81 +137,64 @@ class Forks:
             out, err = process.communicate(timeout)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
-    def close(self):
-        with self._control:
-            self._control.sendall(b".")  # forks that run still have this end of it, too
+    def start_executor(self, config, report, lock, without, fork_server):
+        """In place of `_spawn` of `djinn_server.launch.process`: an executor, with the streams that it asks for."""
+        if config.module != EXECUTOR_MODULE or fork_server is not None:
+            return START_EXECUTOR(config, report, lock, without, fork_server)
+        folder = None
+        with contextlib.suppress(FileNotFoundError):
+            folder = Path.cwd()
+        command = executor_command(config.module, config.device, report)
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb", 0) as given, os.fdopen(os.dup(2), "wb", 0) as said:
+            streams = {"stdin": given, "stderr": said, "pass_fds": (report, lock)}
+            started = self.start(*command[1:], env=executor_environment(without), cwd=folder, group=True, **streams)
+        started.stdin = os.fdopen(writing, "wb", 0)
+        return started
+
+    def write_executable(self, file, command=()):
+        """Write an executable that has `python *command` forked with its arguments."""
+        shared = str(Path(__file__).parent)
+        filled = FORKING.format(python=sys.executable, shared=shared, address=self.address, command=list(command))
+        file.write_text(filled)
+        file.chmod(0o755)
+
+
+START_EXECUTOR = executor_process._spawn
 
 
 class PreparedPython(Forks):
-    """The process that is forked. Each started process belongs to its starter; this one ends with `close`.
+    """The process that is forked. It ends with `close`, and with the process that started it."""
 
-    Args:
-        environment: its own, until it is forked.
-        address: of a Unix socket at which other processes order forks, too (`SharedPython`); empty: they do not.
-    """
-
-    def __init__(self, environment, address=""):
-        control, other = socket.socketpair()
-        super().__init__(control)
-        with contextlib.ExitStack() as theirs:
-            given = [theirs.enter_context(other).fileno()]
-            if address:
-                listener = theirs.enter_context(socket.socket(socket.AF_UNIX))
-                listener.bind(address)
-                listener.listen()
-                given.append(listener.fileno())
-            self._process = subprocess.Popen(
-                # `djinn.testing` knows executors, which are forks, by the last word.
-                [sys.executable, __file__, *map(str, given), "djinn"],
-                pass_fds=given,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+    def __init__(self, environment):
+        self._folder = tempfile.TemporaryDirectory(prefix="djinn-prepared-")
+        super().__init__(str(Path(self._folder.name, "python")))
+        self._process = subprocess.Popen(
+            # `djinn.testing` knows executors, which are forks, by the last word.
+            [sys.executable, __file__, self.address, "djinn"],
+            env={**environment, "XDG_CACHE_HOME": self._folder.name},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
 
     def close(self):
-        super().close()
-        self._process.wait(300)
+        self._process.terminate()
+        self._process.wait(SECONDS)
+        self._folder.cleanup()
 
 
-class SharedPython(Forks):
-    """The same process, which another one has started and ends."""
-
-    def __init__(self, address):
-        control = socket.socket(socket.AF_UNIX)
-        control.connect(address)
-        super().__init__(control)
-
-
-class StartedPython:
+class StartedPython(ForkedExecutor):
     """One that was forked; has what tests use of `subprocess.Popen`."""
 
-    def __init__(self, args, status):
-        self.args, self.returncode, self.open, self.stdin = args, None, [], None
-        self._status = status.detach()
-        self._reading = threading.Lock()
-        weakref.finalize(self, os.close, self._status)
-        self.pid = int(self._read_line())
+    def __init__(self, args, server):
+        self.args, self.open = args, []
+        select.select([server], [], [], SECONDS)  # the prepared process may import still
+        weakref.finalize(self, server.close)
+        super().__init__(server, None)
 
-    def _read_line(self):
-        line = b""
-        while (byte := os.read(self._status, 1)) not in {b"", b"\n"}:
-            line += byte
-        return line
-
-    def poll(self):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0)
-        return self.returncode
-
-    def wait(self, timeout=None):
-        if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout)
-            with self._reading:  # several threads may wait
-                if self.returncode is None:
-                    self.returncode = int(self._read_line())
-        return self.returncode
+    @property
+    def returncode(self):
+        return self.poll()
 
     def communicate(self, timeout=None):
         self.wait(timeout)
@@ -220,15 +205,7 @@ class StartedPython:
         return tuple(said)
 
     def send_signal(self, number):
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since, and was reaped
-                os.kill(self.pid, number)
-
-    def terminate(self):
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self):
-        self.send_signal(signal.SIGKILL)
+        self._send(number)
 
     def __enter__(self):
         return self
@@ -241,119 +218,11 @@ class StartedPython:
                 file.close()
 
 
-class Worker:
-    """A process that Djinn asks one thing, with `subprocess.run`: begins when it is given its input."""
-
-    def __init__(self, forks, command, env, stderr=None, **_):
-        self.args, self.returncode = command, None
-        self._forks, self._environment, self._said = forks, env, stderr
-        self._process = None
-
-    def communicate(self, input=None, timeout=None):  # noqa: A002 - as `subprocess.Popen` has it
-        with contextlib.ExitStack() as files:
-            given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            given.write(input)
-            given.seek(0)
-            shown = err if self._said == subprocess.PIPE else files.enter_context(os.fdopen(os.dup(2), "wb", 0))
-            streams = {"stdin": given, "stdout": out, "stderr": shown}
-            self._process = self._forks.start(*self.args[1:], env=self._environment, **streams)
-            self.returncode = self._process.wait(timeout)
-            out.seek(0)
-            err.seek(0)
-            return out.read(), err.read()
-
-    def poll(self):
-        return self.returncode
-
-    def kill(self):
-        self._process.kill()
-
-    def wait(self):
-        self.returncode = self._process.wait()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-
-def executors_forked(forks):
-    """A `subprocess.Popen` for which executors, their holders and workers and `djinn serve` are forks, and all else is what it was."""
-
-    class Popen(subprocess.Popen):
-        def __new__(cls, command, *_, **options):
-            if tuple(command[-3:]) == HOLDER:  # whatever stands before it
-                return start_piped(forks, HOLDER, options["env"])
-            if isinstance(command, list) and options.keys() <= {"env", "stdin", "stdout", "stderr"}:
-                for serve in SERVE:
-                    if command[: len(serve)] == serve:
-                        return start_server(forks, command[len(serve) :], **options)
-            if (
-                not isinstance(command, list)
-                or command[1:3] != ["-P", "-m"]
-                or not command[3].startswith("djinn_core.")
-            ):
-                return super().__new__(cls)
-            if "--report-fd" in command:
-                return start_executor(forks, command[1:], options["env"], options["pass_fds"])
-            if "compile_worker" in command[3]:
-                return start_piped(forks, command[1:], options["env"], options["stderr"])
-            return Worker(forks, command, **options)
-
-    return Popen
-
-
-def start_server(forks, arguments, env=None, stdin=None, stdout=None, stderr=None):
-    """`djinn serve` with its output in files, or nowhere."""
-    streams = {"stdout": stdout, "stderr": stderr}
-    with contextlib.ExitStack() as inherited:
-        for number, (name, stream) in enumerate(streams.items(), 1):
-            if stream is None:
-                streams[name] = inherited.enter_context(os.fdopen(os.dup(number), "wb", 0))
-            elif stream == subprocess.DEVNULL:
-                streams[name] = None
-        return forks.start(
-            "-m", "djinn_core.cli", "serve", *arguments, env=dict(os.environ if env is None else env), **streams
-        )
-
-
-def start_executor(forks, arguments, environment, pass_fds):
-    """Process that `djinn_server.launch` starts, with the streams that it asks for."""
-    try:
-        folder = Path.cwd()
-    except FileNotFoundError:
-        folder = None
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb", 0) as given, os.fdopen(os.dup(2), "wb", 0) as said:
-        streams = {"stdin": given, "stderr": said, "pass_fds": pass_fds}
-        started = forks.start(*arguments, env=environment, cwd=folder, group=True, **streams)
-    started.stdin = os.fdopen(writing, "wb", 0)
-    return started
-
-
-def start_piped(forks, arguments, environment, errors=None):
-    """Process whose `stdin` and `stdout` are pipes: one of `PipedCalls`, without the command before it, or a compiler's."""
-    given, calls = os.pipe()
-    answers, said = os.pipe()
-    with (
-        os.fdopen(given, "rb", 0) as stdin,
-        os.fdopen(said, "wb", 0) as stdout,
-        os.fdopen(os.dup(2 if errors is None else errors.fileno()), "wb", 0) as stderr,
-    ):
-        started = forks.start(*arguments, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, group=True)
-    started.stdin, started.stdout = os.fdopen(calls, "wb", 0), os.fdopen(answers, "rb")
-    return started
-
-
 # --- in the process that is forked, and in its forks -----------------------------------------------------------------
 
 
-def prepare(control, listener=None):
-    """Import, then fork for every order that comes, and tell how each fork ends. Returns in forks only: the order.
-
-    Ends after the last of its forks, once it is told to by `control`. Others that order forks connect to `listener`.
-    """
+def import_all():
+    """Import what forks need."""
     gc.disable()  # what is imported stays
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # builds of torch may lack some; forks that need it say so themselves
@@ -364,44 +233,6 @@ def prepare(control, listener=None):
     gc.freeze()  # collections in forks would copy all of it
     gc.enable()
     use_huge_pages()
-    running = {}  # by the descriptor of a fork's process: where its end is told
-    ended = []  # open still, for forks that run and have their other ends
-    events = select.poll()
-    sources = {one.fileno(): one for one in (control, listener) if one is not None}
-    for source in sources:
-        events.register(source, select.POLLIN)
-    while running or control.fileno() in sources:
-        for ready, _ in events.poll():
-            if ready in running:
-                events.unregister(ready)
-                tell_end(ready, running.pop(ready))
-                continue
-            if sources[ready] is listener:
-                source = listener.accept()[0]
-                sources[source.fileno()] = source
-                events.register(source, select.POLLIN)
-                continue
-            descriptors = socket.recv_fds(sources[ready], 1, 16)[1]
-            if not descriptors:  # it orders no more
-                events.unregister(ready)
-                ended.append(sources.pop(ready))
-                continue
-            fork = os.fork()
-            if fork == 0:
-                for process, status in running.items():
-                    os.close(process)
-                    os.close(status)
-                for source in (*sources.values(), *ended):
-                    source.close()
-                return begin(*descriptors)
-            status, *others = descriptors
-            for descriptor in others:
-                os.close(descriptor)
-            tell(status, fork)
-            process = os.pidfd_open(fork)
-            running[process] = status
-            events.register(process, select.POLLIN)
-    os._exit(0)
 
 
 def use_huge_pages():
@@ -420,14 +251,14 @@ def use_huge_pages():
 
 def import_djinn():
     """Import Djinn and its plugins as a server does, which leaves the device alone. Forks that import `djinn` register it."""
-    import djinn_core
     from djinn_core.system import role
 
     role.become_server("gateway")
     importlib.import_module("djinn")
-    for found in pkgutil.walk_packages(djinn_core.__path__, "djinn_core."):
-        if not found.name.endswith(("__main__", "notebook.magics")):  # the latter needs IPython
-            importlib.import_module(found.name)
+    for package in ("djinn_core", "djinn_client", "djinn_server"):
+        for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            if not found.name.endswith(("__main__", "notebook.magics")):  # the latter needs IPython
+                importlib.import_module(found.name)
     for point in importlib.metadata.entry_points(group="djinn"):
         importlib.import_module(point.module)
     # What forks find in the memo tables of pure functions: the ops that travel, what is installed, what hooks must be like.
@@ -477,35 +308,25 @@ class ImportedBefore:
             self._run()
 
 
-def tell(status, number):
-    with contextlib.suppress(BrokenPipeError):  # its starter has ended
-        os.write(status, f"{number}\n".encode())
+def prepared_server(address):
+    """The fork server of this process, whose forks are what their orders say."""
+    from djinn_server.fork_server import ForkServer
 
+    class Prepared(ForkServer):
+        def _become(self, order, given):
+            numbers = [0, 1, 2, *order["descriptors"]]
+            high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for number in given]
+            for number in given:
+                os.close(number)
+            for number, held in zip(numbers, high, strict=True):
+                os.dup2(held, number)
+                os.close(held)
+            if order.get("group"):
+                os.setpgid(0, 0)
+            executor_process._spawn = Forks(address).start_executor
+            return order
 
-def tell_end(process, status):
-    """Reap a fork."""
-    ended = os.waitid(os.P_PIDFD, process, os.WEXITED)
-    tell(status, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
-    os.close(process)
-    os.close(status)
-
-
-def begin(status, forks, *passed):
-    """In a fork: take its order, and the streams and descriptors that it is given."""
-    with socket.socket(fileno=status) as told, told.makefile("r") as lines:
-        order = json.loads(lines.readline())
-    numbers = [0, 1, 2, *order["descriptors"]]
-    given = (*passed, forks)
-    high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for number in given]
-    for number in given:
-        os.close(number)
-    for number, held in zip(numbers, high, strict=False):
-        os.dup2(held, number)
-        os.close(held)
-    if order.get("group"):
-        os.setpgid(0, 0)
-    subprocess.Popen = executors_forked(Forks(socket.socket(fileno=high[-1])))
-    return order
+    return Prepared(Path(address), seconds=86_400.0)
 
 
 def become(order):
@@ -591,6 +412,10 @@ def keep_kernels():
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(AttributeError):  # where macOS is simulated
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     this = sys.modules["__main__"]  # stays while its own functions run
-    taken = prepare(*(socket.socket(fileno=int(number)) for number in sys.argv[1:-1]))
+    server = prepared_server(sys.argv[1])
+    import_all()
+    taken = server.serve()
     leave(end_of(taken), taken.get("finalize"))

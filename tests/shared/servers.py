@@ -63,14 +63,12 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 def fresh_python(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-    """A `python` as people start it, where tests look at how it begins; the fixture `python` is quicker."""
-    forking = subprocess.Popen.__base__ is not object  # servers: `prepared_python.executors_forked`
-    ordinary: Callable[..., Any] = subprocess.Popen.__base__ if forking else subprocess.Popen
-    return ordinary([sys.executable, *map(str, arguments)], **options)
+    """A `python` as people start it; the fixture `python` is quicker."""
+    return subprocess.Popen([sys.executable, *map(str, arguments)], **options)
 
 
 def start_server(start: Callable[..., Any], folder: Path, *options: str, env: dict[str, str]) -> Server:
-    """`djinn serve --device cpu`, once it listens; `start` is `fresh_python`, or the fixture's `python.start`."""
+    """`djinn serve --device cpu`, once it listens; `start` is `fresh_python`, `python.start` of the fixture, or the fixture `start_python`."""
     file = folder / "connection.json"
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", file, "--device", "cpu", *options]
     return started(start, command, folder, env)

@@ -23,6 +23,8 @@ from djinn_core.ir.module_path import BACKWARD
 from djinn_core.wire.timing_messages import TimingsRequest
 from djinn_timeline import events as kinds
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 DEVICE = "remote_accelerator:0"
 CLIENT_KINDS = (kinds.PYTHON, kinds.CAPTURE, kinds.PLAN, kinds.SEND, kinds.UPLOAD, kinds.CONNECT, kinds.WAIT)
 OF_THREADS = ", ".join(f"'{kind}'" for kind in CLIENT_KINDS)

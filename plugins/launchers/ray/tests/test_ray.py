@@ -393,7 +393,7 @@ def driver(cluster, tmp_path, plain_environment):
         log = tmp_path / "log"
         variables = {"DJINN_ENGINE": "ray", "RAY_ADDRESS": cluster.address}
         variables |= {"DJINN_ENGINE_ADDRESS": address} if address else {}
-        process = subprocess.Popen.__base__(
+        process = subprocess.Popen(
             [sys.executable, "-W", "ignore", script],
             env=plain_environment | variables,
             stdin=subprocess.PIPE,
@@ -456,7 +456,7 @@ def test_a_gateway_has_its_executors_on_the_cluster(cluster, tmp_path, plain_env
 
     def start(*command, stdout, stderr, env):
         variables = {"RAY_ADDRESS": cluster.address, "DJINN_RESOURCES": "slot=1", "DJINN_START_TIMEOUT": "200"}
-        return subprocess.Popen.__base__(
+        return subprocess.Popen(
             [sys.executable, "-W", "ignore", *map(str, command)], stdout=stdout, stderr=stderr, env=env | variables
         )
 

@@ -19,10 +19,9 @@ RAY = [sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "start"]
 
 
 def run(*command, **options):
-    ordinary = subprocess.Popen.__base__  # the tests' own forks executors from a prepared Python
-    process = ordinary(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
-    said, _ = process.communicate(timeout=SECONDS)
-    return process.returncode, said
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": SECONDS}
+    done = subprocess.run(list(map(str, command)), check=False, **options)
+    return done.returncode, done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,109 @@
+"""Fixtures that start processes: programs, executors and servers, as people start them or forked (`prepared_python.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+_PREPARED = pytest.StashKey()
+_STARTING = {"python", "start_python", "serving"}
+_PLAIN = {"DJINN_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def pytest_collection_modifyitems(items):
+    """Where Windows is simulated, no servers and no forks are started."""
+    for item in items:
+        if not hasattr(os, "fork") and _STARTING & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.skip(reason="it starts processes that Windows does not have"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Workers of pytest-xdist share a prepared process; this process starts it and ends it."""
+    from prepared_python import PreparedPython
+
+    if not hasattr(os, "fork"):
+        return
+    config = node.config
+    if _PREPARED not in config.stash:
+        config.stash[_PREPARED] = PreparedPython(os.environ | _PLAIN)
+        config.add_cleanup(config.stash[_PREPARED].close)
+    node.workerinput["prepared_python"] = config.stash[_PREPARED].address
+
+
+@pytest.fixture(scope="session")
+def plain_environment(cache_directory):
+    """Variables for child processes, as if the person had configured nothing; one thread each."""
+    return os.environ | _PLAIN
+
+
+@pytest.fixture(scope="session")
+def python(plain_environment, request):
+    """Start programs that need not import torch first: `run` and `start` of `prepared_python.Forks`. Their executors are forked, too."""
+    from prepared_python import Forks, PreparedPython
+
+    address = getattr(request.config, "workerinput", {}).get("prepared_python")
+    if address:
+        yield Forks(address)
+    else:
+        with contextlib.closing(PreparedPython(plain_environment)) as prepared:
+            yield prepared
+
+
+@pytest.fixture(scope="module")
+def forked_processes(request):
+    """Executors of this process, and servers of `start_python`, are forked: for files that start many and test something else.
+
+    Request it for a whole file: `pytestmark = pytest.mark.usefixtures("forked_processes")`.
+    """
+    if not hasattr(os, "fork"):  # where Windows is simulated, which starts none
+        yield
+        return
+    from djinn_server.launch import process
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_spawn", request.getfixturevalue("python").start_executor)
+        yield
+    shut_down()  # the next file does not begin with a forked executor
+
+
+@pytest.fixture(scope="module")
+def start_python(request):
+    """Start `python` with the given arguments, as `subprocess.Popen` does; it is forked in a file that requests `forked_processes`."""
+    from servers import fresh_python
+
+    return request.getfixturevalue("python").start if "forked_processes" in request.fixturenames else fresh_python
+
+
+@pytest.fixture(scope="session")
+def serving(plain_environment, tmp_path_factory, cache_directory):
+    """Start a server that runs as long as the tests. Return the content of its connection file."""
+    from servers import fresh_python, start_server
+
+    from djinn_core.protocol.connection_file import read_connection_file
+
+    options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
+    options += ["--models", str(tmp_path_factory.getbasetemp())]
+    for flag, name in (("--save-weights", "saved"), ("--published", "published")):
+        folder = Path(cache_directory, name)
+        folder.mkdir()
+        options += [flag, str(folder)]
+    server = start_server(fresh_python, tmp_path_factory.mktemp("serving"), *options, env=plain_environment)
+    yield read_connection_file(server.file)
+    assert server.stop() == 0, server.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def served_environment(plain_environment, serving):
+    """Variables for child processes that use that server, and start no executor of their own."""
+    return plain_environment | {"DJINN_SERVERS": ",".join(serving.urls), "DJINN_TOKEN": serving.token}
+
+
+def shut_down():
+    """End this process's session and its executors."""
+    if "djinn" in sys.modules:
+        sys.modules["djinn"].shut_down()
