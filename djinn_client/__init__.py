@@ -1,1 +1,9 @@
-"""The client: the device that PyTorch sees, and the session that runs what it records."""
+"""The client: the device that PyTorch sees, and the session that runs what it records.
+
+- `interception`: the device, recording, inference of metadata.
+- `runtime`: sessions with executors, planning of recorded programs, sending, receiving.
+- `builtins`: the device as a plugin.
+- `cli`, `notebook`: commands for the terminal and for notebooks.
+- `tracebacks`: errors leave with the user's frames alone. `stack_room`: room for nested calls.
+- `torch_backend`, `torch_dispatch`, `torch_objects`, `torch_tracing`: private functions of PyTorch that clients need.
+"""

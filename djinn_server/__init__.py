@@ -16,6 +16,8 @@ In the order in which a client's program passes through:
 - `memory`: memory limits, eviction, spilling and rematerialization.
 - `peers`: transfer of values between executors.
 - `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.
+- `launch`: how executors are started, and the pipe protocol with their parent. `builtins`: built-in plugins of servers. `cli`: `djinn serve` and `djinn token`.
+- `malformed`, `system_limits`: what a message must not say; processors and priorities.
 - `events`, `executor_metrics`, `session_metrics`, `session_overview`, `usage_metrics`: what is told of all this.
 """
 

@@ -7,6 +7,7 @@ import json
 import attrs
 import pytest
 
+from djinn.planning import rewrite
 from djinn.testing import ProgramBuilder, random_graph, topology
 from djinn_core.errors import ConfigurationError
 from djinn_core.ir.plan import OptimizationResult, Rewrite
@@ -173,7 +174,7 @@ def test_a_substitution_that_fails_says_why(registry, compute, why):
             return OptimizationResult(self.name, True, "so", change)
 
     plugins = attrs.evolve(registry, optimizations=(Substituting(),))
-    (result,) = plan(graph, plugins, Request(topology(), until="optimize")).plan.results
+    (result,) = plan(graph, plugins, Request(topology(), until="optimize", rewrite=rewrite)).plan.results
     assert not result.applied
     assert result.reason.startswith("its substitution cannot be recorded: ")
     assert why in result.reason
