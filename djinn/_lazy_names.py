@@ -6,9 +6,10 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
+from djinn_core.registry.embedded_executors import INSTALL_SERVER
 from djinn_core.system.gc_pause import collect_later, count_as_old
 from djinn_core.system.role import is_client
 
@@ -31,7 +32,7 @@ def importing(place: str, names: Mapping[str, str], packages: Mapping[str, str] 
         module = modules.get(name)
         with collect_later:
             if module is not None:
-                found = getattr(importlib.import_module(module), name)
+                found = getattr(_imported(module, f"{place}.{name}"), name)
             else:
                 found = _of_package(name) if folders and not name.startswith("_") else None
         if found is not None:
@@ -42,6 +43,17 @@ def importing(place: str, names: Mapping[str, str], packages: Mapping[str, str] 
         raise AttributeError(f"module {place!r} has no attribute {name!r}")
 
     return find
+
+
+def _imported(module: str, wanted: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "djinn_server":
+            raise
+        raise ModuleNotFoundError(
+            f"`{wanted}` needs the package djinn-server, which is not installed. {INSTALL_SERVER}", name=error.name
+        ) from None
 
 
 def _of_package(name: str) -> Any | None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of, keep_calibration
+from typing import TYPE_CHECKING
+
+from djinn._lazy_names import importing
 from djinn_core.planning.builtins.flops import flops_of
 from djinn_core.planning.builtins.memory_traffic import distinct_bytes, traffic_of
 from djinn_core.planning.builtins.work import Kind, Layout, Work, work_of
 from djinn_core.planning.stages.estimate import estimate
+
+# Each name is imported when it is asked for: not every machine has both client and server.
+if TYPE_CHECKING:
+    from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of, keep_calibration
 
 __all__ = [
     "Kind",
@@ -21,3 +27,10 @@ __all__ = [
     "traffic_of",
     "work_of",
 ]
+
+_PLACES = {
+    "djinn_client.runtime.planning.calibrations": "calibration_file calibration_of keep_calibration",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _PLACES)

@@ -15,9 +15,8 @@ from djinn_core.hookspecs.weight_formats import (
     refuse_overlaps,
 )
 from djinn_core.wire.tensors import dtype_name
-from djinn_server.builtins.weights import LocalFile, open_folder
 
-# Of the client: weight sources, which executors load, ask for none of it.
+# Of the client, and of the server: not every machine has both.
 if TYPE_CHECKING:
     from djinn_client.runtime.open_weights import (
         RemoteWeights,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         whole_device,
     )
     from djinn_client.runtime.server_files import address_in, loading_stays_on, place_of, saved_at, write_pointer_file
+    from djinn_server.builtins.weights import LocalFile, open_folder
 
 __all__ = [
     "LONGEST_NAME",
@@ -62,6 +62,7 @@ _PLACES = {
         "RemoteWeights WeightSlice hub_address open_weights remove_weights save_weights server_weights whole_device"
     ),
     "djinn_client.runtime.server_files": "address_in loading_stays_on place_of saved_at write_pointer_file",
+    "djinn_server.builtins.weights": "LocalFile open_folder",
 }
 
 if not TYPE_CHECKING:

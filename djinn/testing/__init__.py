@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
-from djinn.testing.admission import AdmissionPolicyConformance, sample_requests
-from djinn.testing.api import ApiNameConformance
-from djinn.testing.assignment import AssignmentPolicyConformance, sample_assignments
-from djinn.testing.authentication import AuthenticatorConformance, wrong_credentials
-from djinn.testing.builders import ProgramBuilder
-from djinn.testing.certificates import self_signed_tls
-from djinn.testing.commands import CommandConformance
-from djinn.testing.comparing import compare_results
-from djinn.testing.compilers import CompilerConformance
-from djinn.testing.contexts import optimization_context, placement_context, scheduling_context, topology
-from djinn.testing.costs import CostModelConformance
-from djinn.testing.devices import DeviceConformance
-from djinn.testing.integrations import IntegrationConformance
-from djinn.testing.interception import InterceptorConformance
-from djinn.testing.launchers import LauncherConformance
-from djinn.testing.memory import MemoryPolicyConformance, sample_evictions
-from djinn.testing.observers import ObserverConformance
-from djinn.testing.operations import OperationsPagesConformance
-from djinn.testing.optimizations import OptimizationConformance
-from djinn.testing.patterns import PatternConformance
-from djinn.testing.placement import PlacementPolicyConformance
-from djinn.testing.programs import sample_programs
-from djinn.testing.registration import PluginConformance
-from djinn.testing.renderers import RendererConformance
-from djinn.testing.replaying import random_graph, random_inputs, replay, replay_schedule
-from djinn.testing.samples import sample_graphs
-from djinn.testing.schedulers import SchedulerConformance
-from djinn.testing.server_observers import ServerObserverConformance
-from djinn.testing.session import (
-    break_connection,
-    executor_figures,
-    executor_processes,
-    kill_executor,
-    open_connections,
-    open_session,
-    plans_made,
-    session_name,
-    unsent_instructions,
-)
-from djinn.testing.tls_transports import TlsTransportConformance
-from djinn.testing.transports import TransportConformance
-from djinn.testing.weight_formats import WeightFormatConformance
-from djinn.testing.weights import SAMPLE_FILE, WeightSourceConformance, open_permitted
+from typing import TYPE_CHECKING
+
+from djinn._lazy_names import importing
+
+# Some suites need the client and some the server: each is imported when it is asked for.
+if TYPE_CHECKING:
+    from djinn.testing.admission import AdmissionPolicyConformance, sample_requests
+    from djinn.testing.api import ApiNameConformance
+    from djinn.testing.assignment import AssignmentPolicyConformance, sample_assignments
+    from djinn.testing.authentication import AuthenticatorConformance, wrong_credentials
+    from djinn.testing.builders import ProgramBuilder
+    from djinn.testing.certificates import self_signed_tls
+    from djinn.testing.commands import CommandConformance
+    from djinn.testing.comparing import compare_results
+    from djinn.testing.compilers import CompilerConformance
+    from djinn.testing.contexts import optimization_context, placement_context, scheduling_context, topology
+    from djinn.testing.costs import CostModelConformance
+    from djinn.testing.devices import DeviceConformance
+    from djinn.testing.integrations import IntegrationConformance
+    from djinn.testing.interception import InterceptorConformance
+    from djinn.testing.launchers import LauncherConformance
+    from djinn.testing.memory import MemoryPolicyConformance, sample_evictions
+    from djinn.testing.observers import ObserverConformance
+    from djinn.testing.operations import OperationsPagesConformance
+    from djinn.testing.optimizations import OptimizationConformance
+    from djinn.testing.patterns import PatternConformance
+    from djinn.testing.placement import PlacementPolicyConformance
+    from djinn.testing.programs import sample_programs
+    from djinn.testing.registration import PluginConformance
+    from djinn.testing.renderers import RendererConformance
+    from djinn.testing.replaying import random_graph, random_inputs, replay, replay_schedule
+    from djinn.testing.samples import sample_graphs
+    from djinn.testing.schedulers import SchedulerConformance
+    from djinn.testing.server_observers import ServerObserverConformance
+    from djinn.testing.session import (
+        break_connection,
+        executor_figures,
+        executor_processes,
+        kill_executor,
+        open_connections,
+        open_session,
+        plans_made,
+        session_name,
+        unsent_instructions,
+    )
+    from djinn.testing.tls_transports import TlsTransportConformance
+    from djinn.testing.transports import TransportConformance
+    from djinn.testing.weight_formats import WeightFormatConformance
+    from djinn.testing.weights import SAMPLE_FILE, WeightSourceConformance, open_permitted
 
 __all__ = [
     "SAMPLE_FILE",
@@ -101,3 +107,42 @@ __all__ = [
     "unsent_instructions",
     "wrong_credentials",
 ]
+
+_PLACES = {
+    "djinn.testing.admission": "AdmissionPolicyConformance sample_requests",
+    "djinn.testing.api": "ApiNameConformance",
+    "djinn.testing.assignment": "AssignmentPolicyConformance sample_assignments",
+    "djinn.testing.authentication": "AuthenticatorConformance wrong_credentials",
+    "djinn.testing.builders": "ProgramBuilder",
+    "djinn.testing.certificates": "self_signed_tls",
+    "djinn.testing.commands": "CommandConformance",
+    "djinn.testing.comparing": "compare_results",
+    "djinn.testing.compilers": "CompilerConformance",
+    "djinn.testing.contexts": "optimization_context placement_context scheduling_context topology",
+    "djinn.testing.costs": "CostModelConformance",
+    "djinn.testing.devices": "DeviceConformance",
+    "djinn.testing.integrations": "IntegrationConformance",
+    "djinn.testing.interception": "InterceptorConformance",
+    "djinn.testing.launchers": "LauncherConformance",
+    "djinn.testing.memory": "MemoryPolicyConformance sample_evictions",
+    "djinn.testing.observers": "ObserverConformance",
+    "djinn.testing.operations": "OperationsPagesConformance",
+    "djinn.testing.optimizations": "OptimizationConformance",
+    "djinn.testing.patterns": "PatternConformance",
+    "djinn.testing.placement": "PlacementPolicyConformance",
+    "djinn.testing.programs": "sample_programs",
+    "djinn.testing.registration": "PluginConformance",
+    "djinn.testing.renderers": "RendererConformance",
+    "djinn.testing.replaying": "random_graph random_inputs replay replay_schedule",
+    "djinn.testing.samples": "sample_graphs",
+    "djinn.testing.schedulers": "SchedulerConformance",
+    "djinn.testing.server_observers": "ServerObserverConformance",
+    "djinn.testing.session": "break_connection executor_figures executor_processes kill_executor open_connections open_session plans_made session_name unsent_instructions",
+    "djinn.testing.tls_transports": "TlsTransportConformance",
+    "djinn.testing.transports": "TransportConformance",
+    "djinn.testing.weight_formats": "WeightFormatConformance",
+    "djinn.testing.weights": "SAMPLE_FILE WeightSourceConformance open_permitted",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _PLACES)

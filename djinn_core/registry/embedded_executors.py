@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from djinn_core.wire.executor_reports import Ready
 
 GROUP: Final = "djinn.executors"
+INSTALL_SERVER: Final = (
+    "Install it: `pip install ./djinn_server` in a checkout of Djinn, or `pip install FOLDER/djinn_server-*.whl` from the folder of a "
+    "release's wheels."
+)
 LOCAL: Final = "local"  # the engine that starts processes on this machine
 
 
@@ -119,9 +123,8 @@ def find_starter() -> ExecutorStarter:
             if point.group == GROUP:
                 return cast("ExecutorStarter", point.entry_point.load())
     raise StartupError(
-        "this program has no server, and the package `djinn-server`, which runs programs on this machine, is not installed. "
-        "Install it: `pip install ./djinn_server` in a checkout of Djinn, or `pip install --no-index --find-links FOLDER "
-        "djinn-server` from the folder of a release's wheels. Or name a server: djinn.configure(servers=[...])"
+        "this program has no server, and the package djinn-server, which runs programs on this machine, is not installed. "
+        f"{INSTALL_SERVER} Or name a server: djinn.configure(servers=[...])"
     )
 
 

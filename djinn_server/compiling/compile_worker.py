@@ -23,7 +23,7 @@ import weakref
 from typing import IO, Final
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_server.system_limits import lower_priority
+from djinn_core.system.limits import lower_priority
 
 _TOLD: Final = 2000  # characters of what a failed process said
 NICE: Final = 10  # behind all sessions, and yet not starved by a busy machine
