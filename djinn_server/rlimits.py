@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djinn_core.logs import get_logger
-from djinn_server import system_limits as limits
+from djinn_core.system import limits
 
 _log = get_logger("djinn.server")
 

@@ -20,9 +20,9 @@ from djinn_core.errors import DjinnError
 from djinn_core.logs import get_logger
 from djinn_core.registry.version import djinn_version
 from djinn_core.system.directories import cache_directory
+from djinn_core.system.limits import processor_kind
 from djinn_core.system.private_directories import private_directory
 from djinn_core.system.shared_files import replace_file
-from djinn_core.system.limits import processor_kind
 
 _FORMAT: Final = 2
 BYTES_LIMIT: Final = 256 << 20  # of all files; the least recently used go first
