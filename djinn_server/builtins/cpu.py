@@ -12,7 +12,7 @@ from djinn_core.errors import StartupError
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.ir.costs import DeviceCapabilities
-from djinn_server.memory.free_memory import free_bytes, total_bytes
+from djinn_server.system.memory import free_bytes, total_bytes
 
 djinn_api_version = API_VERSION
 

@@ -19,7 +19,7 @@ from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.weights import INDEX, LocalPlace, WeightFile, WeightPermissions, WeightSink, WeightSource
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, pread_into, read_only, sync_folder
 from djinn_core.system.processes import lock_file
-from djinn_server.weights.mappings import allocate, mapped_privately, others_may_write
+from djinn_server.system.mappings import allocate, mapped_privately, others_may_write
 
 djinn_api_version = 1
 

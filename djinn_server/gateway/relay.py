@@ -13,7 +13,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Holding
 from djinn_core.logs import get_logger
 from djinn_core.wire.frames import weight
-from djinn_server.memory.free_memory import total_bytes
+from djinn_server.system.memory import total_bytes
 
 MOST: Final = 512  # twice the sessions that an executor serves: those beside sessions are short
 EACH_BYTES: Final = 2 << 30  # a frame may have 1 GiB, and one goes each way

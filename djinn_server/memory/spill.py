@@ -15,7 +15,7 @@ import torch
 
 from djinn_core.system.files import pread_into, pwrite
 from djinn_server.disk_quota import STEP, DiskQuota
-from djinn_server.memory.free_memory import free_bytes
+from djinn_server.system.memory import free_bytes
 
 PAGE = 4096  # bytes; what lies in the file begins at a multiple of it
 _ASSUMED = 1e9  # bytes a second, until something was measured

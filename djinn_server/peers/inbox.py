@@ -14,7 +14,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
-from djinn_server.memory.free_memory import total_bytes
+from djinn_server.system.memory import total_bytes
 from djinn_server.peers.link_probe import LinkMeasurements
 from djinn_server.peers.packed_values import Packed, room_for
 from djinn_server.recovery.transfer_log import PastTransfers, TransferArrival, WriteDown

@@ -37,7 +37,7 @@ from djinn_core.wire.digests import ContentHash
 from djinn_server.builtins.safetensors_files import Safetensors
 from djinn_server.builtins.weights import LocalFile
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.weights.mappings import populate
+from djinn_server.system.mappings import populate
 from djinn_server.weights.openings import Opening, Openings
 from djinn_server.weights.permitted_places import ignore_progress, open_permitted, writable_path
 from djinn_server.weights.published import SCHEME as PUBLISHED

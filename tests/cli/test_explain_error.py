@@ -13,20 +13,28 @@ import pytest
 from click.testing import CliRunner
 
 import djinn
+import djinn_client
 import djinn_core
+import djinn_server
 from djinn_core.cli import main
 from djinn_core.cli.explain_error import read_sections
 from djinn_core.errors import DjinnError, SessionLost
 
 
 def every_class():
-    for module in pkgutil.walk_packages(djinn_core.__path__, "djinn_core."):
-        if not module.name.endswith(("__main__", "notebook.magics")):  # the latter needs IPython
-            importlib.import_module(module.name)
+    for package in (djinn_core, djinn_client, djinn_server):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith(("__main__", "notebook.magics")):  # the latter needs IPython
+                importlib.import_module(module.name)
     found, left = set(), [DjinnError]
     while left:
         error = left.pop()
-        if error not in found and error.__module__.partition(".")[0] in {"djinn", "djinn_core"}:
+        if error not in found and error.__module__.partition(".")[0] in {
+            "djinn",
+            "djinn_core",
+            "djinn_client",
+            "djinn_server",
+        }:
             found.add(error)
             left += error.__subclasses__()
     return found

@@ -135,7 +135,11 @@ def test_debug_of_everything_and_back(log, capsys):
 
 def test_the_parts_are_those_that_log():
     root = Path(__file__).parents[2]
-    sources = "".join(path.read_text() for path in (root / "djinn_core").rglob("*.py"))
+    sources = "".join(
+        path.read_text()
+        for package in ("core", "client", "server")
+        for path in (root / f"djinn_{package}").rglob("*.py")
+    )
     assert set(logs.PARTS) == set(re.findall(r'get_logger\("djinn\.(\w+)', sources))
     document = " ".join((root / "docs" / "configuration.md").read_text().split())
     (listed,) = re.findall(r"A part is what follows `djinn\.` in a log line: ([^.]+)\.", document)

@@ -11,10 +11,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import djinn
+import djinn_client
 import djinn_core
 
 DEVICE = "remote_accelerator:0"
-OWN = tuple(str(Path(module.__file__).parent) for module in (torch, djinn, djinn_core))
+OWN = tuple(str(Path(module.__file__).parent) for module in (torch, djinn, djinn_client, djinn_core))
 
 
 class _Submitted(Counter):

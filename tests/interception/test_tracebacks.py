@@ -17,10 +17,11 @@ import pytest
 import torch
 
 import djinn
+import djinn_client
 import djinn_core
 from djinn_client.tracebacks import shorten
 
-OURS = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (djinn, djinn_core))
+OURS = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (djinn, djinn_client, djinn_core))
 
 
 def _made(call):
@@ -97,6 +98,7 @@ def test_the_frames_are_the_users(embedded, name):
     assert _own(error) == []
     assert (__file__, "<lambda>") in _frames(error)
     shown = "".join(traceback.format_exception(error))
+    assert "/djinn_client/" not in shown
     assert "/djinn_core/" not in shown
     assert "During handling" not in shown
     assert "direct cause" not in shown

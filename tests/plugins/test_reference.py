@@ -111,7 +111,7 @@ def test_everything_is_where_the_reference_says_it_is() -> None:
 
 def test_events_and_their_facts_are_those_that_are_told() -> None:
     """Of the client's observers: in the reference, in the suite and in the code."""
-    root = Path(__file__).parents[2] / "djinn_core"
+    root = Path(__file__).parents[2] / "djinn_client"
     told: dict[str, set[str]] = {}
     sources = (path.read_text(encoding="utf-8") for path in (root / "runtime").rglob("*.py"))
     for source in filter(re.compile(r"observers\.tell\(").search, sources):

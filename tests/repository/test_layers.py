@@ -27,7 +27,9 @@ def test_every_module_has_its_layer_and_each_map_shows_it(root, package):
     layers = next(c["layers"] for c in project["tool"]["importlinter"]["contracts"] if c["id"] == package)
     order = [name.removeprefix(f"djinn_{package}.") for layer in layers for name in layer.split(" | ")]
     assert set(order) == modules(root / f"djinn_{package}")
-    maps = re.findall(r"^```\n(djinn_.+?)^```", (root / "docs" / "architecture.md").read_text(), re.MULTILINE | re.DOTALL)
+    maps = re.findall(
+        r"^```\n(djinn_.+?)^```", (root / "docs" / "architecture.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert order in [re.findall(rf"(?<=djinn_{package}\.)\w+", listed) for listed in maps]
 
 
@@ -42,7 +44,9 @@ def test_a_plugin_imports_client_or_server_but_not_both(root, sources):
     used = {}
     for path in sources:
         if path.is_relative_to(root / "plugins"):
-            used.setdefault(path.relative_to(root).parts[:3], set()).update(name.split(".")[0] for name in imports(path))
+            used.setdefault(path.relative_to(root).parts[:3], set()).update(
+                name.split(".")[0] for name in imports(path)
+            )
     assert not [place for place, names in used.items() if {"djinn_client", "djinn_server"} <= names]
 
 

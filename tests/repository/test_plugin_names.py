@@ -12,6 +12,7 @@ from djinn_core.registry.kinds import EVERY_KIND
 from djinn_core.registry.registry import Selection, load_registry
 
 ROOT = Path(__file__).resolve().parents[2]
+IMPLEMENTATION = ("djinn_core", "djinn_client", "djinn_server")
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("plugins/*/*/pyproject.toml"))
 # Names of transports and devices are those of protocols and of hardware; names of patterns are what profiles speak of. Others may
 # be words of the core, too, where a line here says which.
@@ -62,7 +63,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def texts_beside(words: re.Pattern[str]) -> Iterator[tuple[str, int, str]]:
     """Text constants, with their places, of modules of the core that the pattern is found in; the others are not parsed."""
-    for path in sorted((ROOT / "djinn_core").rglob("*.py")):
+    for path in sorted(path for package in IMPLEMENTATION for path in (ROOT / package).rglob("*.py")):
         if words.search(path.read_text(encoding="utf-8")):
             yield from ((str(path.relative_to(ROOT)), line, text) for line, text in texts(path))
 

@@ -82,6 +82,10 @@ def test_few_functions_of_pytorch_are_replaced(python, served_environment):
 
 
 def test_kernels_are_registered_in_cpp(root):
-    files = [*(root / "djinn_core").rglob("*.py"), *(root / "plugins").rglob("djinn_*/*.py")]
+    files = [
+        *(root / "djinn_core").rglob("*.py"),
+        *(root / "djinn_client").rglob("*.py"),
+        *(root / "plugins").rglob("djinn_*/*.py"),
+    ]
     found = [file.name for file in files if re.search(r"library\.Library\(|\blibrary\.impl\(", file.read_text())]
     assert found == []

@@ -23,7 +23,7 @@ def table(root, heading):
 
 
 def path_of(root, file):
-    return (root if file.endswith(".cpp") else root / "djinn_core") / file
+    return root / file
 
 
 def defined(root, file, name):

@@ -14,7 +14,7 @@ from pathlib import Path
 import networkx as nx
 
 ROOT = Path(__file__).parents[2]
-OURS = tuple(str(ROOT / name) for name in ("djinn", "djinn_core", "plugins"))
+OURS = tuple(str(ROOT / name) for name in ("djinn", "djinn_core", "djinn_client", "djinn_server", "plugins"))
 KINDS = type(threading.Lock()), type(threading.RLock())
 _own = threading.Lock()  # the recorder's own, made before locks are wrapped
 _held = threading.local()
@@ -87,7 +87,7 @@ def install():
         module.InterruptibleLock = made
     threading.Lock, threading.RLock = _made_by(threading.Lock), _made_by(threading.RLock)
     recorder.recorders._make_locks()
-    for owner in [client.context, *[m for name, m in sys.modules.items() if name.startswith(("djinn", "djinn_core"))]]:
+    for owner in [client.context, *[m for name, m in sys.modules.items() if name.startswith("djinn")]]:
         for name in (*getattr(owner, "__dict__", ()), *getattr(owner, "__struct_fields__", ())):
             lock = getattr(owner, name)
             if isinstance(lock, KINDS):

@@ -10,7 +10,7 @@ import sys
 from typing import Final
 
 from djinn_core.system.files import mode_of, user_id
-from djinn_server.memory.free_memory import madvise
+from djinn_server.system.memory import madvise
 
 if sys.platform != "win32":
     import grp
