@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     for item in items:
         if not LONG and item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="a long form: make test-long"))
+            item.add_marker(pytest.mark.skip(reason="a long form: make test LONG_FORMS=1"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -111,5 +111,5 @@ def embedded():
 
 
 _EMBEDDED = {"threads": 1}
-if "SIMULATED_SERVER" in os.environ:  # where no executor can be started: tests/simulated/run_windows.py
+if "SIMULATED_SERVER" in os.environ:  # where no executor can be started: evaluation/simulated/run_windows.py
     _EMBEDDED |= {"connection_file": os.environ["SIMULATED_SERVER"], "disable": os.environ["SIMULATED_DISABLE"].split()}
