@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from djinn_core.logs import get_logger
-from djinn_server.memory import free_memory as memory
+from djinn_server.system import memory
 
 PAUSE_SECONDS: Final = 2.0
 _ARENAS: Final = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from djinn_core.logs import get_logger
 from djinn_server.malloc_trim import trimmer
-from djinn_server.memory import free_memory as memory
+from djinn_server.system import memory
 
 _log = get_logger("djinn.server")
 

@@ -14,10 +14,10 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
-from djinn_server.system.memory import total_bytes
 from djinn_server.peers.link_probe import LinkMeasurements
 from djinn_server.peers.packed_values import Packed, room_for
 from djinn_server.recovery.transfer_log import PastTransfers, TransferArrival, WriteDown
+from djinn_server.system.memory import total_bytes
 
 WAITING_TRANSFERS: Final = 4096  # queued for the session; beyond, the inbox stops reading from other executors
 WAITING_BYTES: Final = 1 << 30  # of queued transfers, as `KEPT_LIMIT` of a sender. One transfer may be larger

@@ -21,7 +21,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.ir.operators import resolve, split_name
 from djinn_core.logs import get_logger
-from djinn_server.memory import free_memory as memory
+from djinn_server.system import memory
 
 _UNINITIALIZED: Final = frozenset({
     "_resize_output_",

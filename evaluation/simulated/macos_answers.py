@@ -8,9 +8,9 @@ import socket
 from djinn_core.system import native_stack, processes, tcp
 from djinn_server import system_limits as limits
 from djinn_server.malloc_trim import trimmer
-from djinn_server.memory import free_memory as memory
 from djinn_server.memory.process import ProcessMemory
 from djinn_server.rlimits import allow_many_files, confine
+from djinn_server.system import memory
 
 
 class Kept(logging.Handler):

@@ -17,7 +17,7 @@ from djinn_core.cli import main
 from djinn_core.protocol.net.sockets import send_buffers
 from djinn_core.system import files, native_stack, processes, tcp
 from djinn_server import system_limits as limits
-from djinn_server.memory import free_memory as memory
+from djinn_server.system import memory
 from djinn_server.weights import mappings
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from djinn_server.memory import free_memory as memory
+from djinn_server.system import memory
 
 TRIM, MMAP = -1, -3
 
