@@ -5,8 +5,7 @@ import os
 import resource
 import socket
 
-from djinn_core.system import native_stack, processes, tcp
-from djinn_server import system_limits as limits
+from djinn_core.system import limits, native_stack, processes, tcp
 from djinn_server.malloc_trim import trimmer
 from djinn_server.memory.process import ProcessMemory
 from djinn_server.rlimits import allow_many_files, confine

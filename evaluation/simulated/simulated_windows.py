@@ -204,8 +204,10 @@ def import_the_package() -> None:
     """Djinn's own package for the operating system, which goes on to take this for Windows."""
     linux, sys.platform = sys.platform, "win32"
     try:
-        for name in ("files", "limits", "mappings", "memory", "native_stack", "processes", "tcp"):
+        for name in ("files", "limits", "native_stack", "processes", "tcp"):
             __import__(f"djinn_core.system.{name}")
+        for name in ("mappings", "memory"):
+            __import__(f"djinn_server.system.{name}")
     finally:
         sys.platform = linux
     take_for("win32")

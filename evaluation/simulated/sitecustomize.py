@@ -140,8 +140,9 @@ def be_macos() -> None:
     without_functions_of_glibc()
     linux, sys.platform = sys.platform, "darwin"
     try:
-        for name in ("limits", "memory", "native_stack", "processes", "tcp"):
+        for name in ("limits", "native_stack", "processes", "tcp"):
             __import__(f"djinn_core.system.{name}")
+        __import__("djinn_server.system.memory")
     finally:
         sys.platform = linux
     take_for("darwin")
@@ -150,7 +151,7 @@ def be_macos() -> None:
 def take_for(platform: str) -> None:
     """Djinn's own package for the operating system goes on to take this for that platform."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("djinn_core.system.") and hasattr(module, "sys"):
+        if name.startswith(("djinn_core.system.", "djinn_server.system.")) and hasattr(module, "sys"):
             module.sys = types.SimpleNamespace(platform=platform)
 
 

@@ -15,10 +15,8 @@ import djinn_connect.records
 from djinn.testing import open_connections
 from djinn_core.cli import main
 from djinn_core.protocol.net.sockets import send_buffers
-from djinn_core.system import files, native_stack, processes, tcp
-from djinn_server import system_limits as limits
-from djinn_server.system import memory
-from djinn_server.weights import mappings
+from djinn_core.system import files, limits, native_stack, processes, tcp
+from djinn_server.system import mappings, memory
 
 
 def refused(call, *arguments):
