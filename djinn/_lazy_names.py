@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
-from djinn_core.registry.embedded_executors import INSTALL_SERVER
 from djinn_core.system.gc_pause import collect_later, count_as_old
 from djinn_core.system.role import is_client
 
@@ -51,6 +50,8 @@ def _imported(module: str, wanted: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "djinn_server":
             raise
+        from djinn_core.registry.embedded_executors import INSTALL_SERVER
+
         raise ModuleNotFoundError(
             f"`{wanted}` needs the package djinn-server, which is not installed. {INSTALL_SERVER}", name=error.name
         ) from None
