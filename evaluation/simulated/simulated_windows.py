@@ -25,7 +25,7 @@ import tempfile
 import types
 from multiprocessing import resource_tracker
 
-from sitecustomize import SOCKETS_OF_LINUX, hiding, is_hidden, take_for
+from sitecustomize import OF_THE_SYSTEM, SOCKETS_OF_LINUX, hiding, is_hidden, take_for
 
 MODULES = ("fcntl", "grp", "posix_ipc", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
 # What libraries look for when they are imported, they find.
@@ -204,10 +204,8 @@ def import_the_package() -> None:
     """Djinn's own package for the operating system, which goes on to take this for Windows."""
     linux, sys.platform = sys.platform, "win32"
     try:
-        for name in ("files", "limits", "native_stack", "processes", "tcp"):
-            __import__(f"djinn_core.system.{name}")
-        for name in ("mappings", "memory"):
-            __import__(f"djinn_server.system.{name}")
+        for name in OF_THE_SYSTEM:
+            __import__(name)
     finally:
         sys.platform = linux
     take_for("win32")

@@ -52,6 +52,10 @@ GONE = {
     signal: "SIGPOLL SIGPWR SIGRTMAX SIGRTMIN sigtimedwait sigwaitinfo".split(),
     resource: ("RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME RLIMIT_SIGPENDING prlimit").split(),
 }
+OF_THE_SYSTEM = (
+    *(f"djinn_core.system.{name}" for name in ("files", "limits", "native_stack", "processes", "tcp")),
+    *(f"djinn_server.system.{name}" for name in ("mappings", "memory")),
+)
 NO_FUNCTION = {"malloc_trim", "mallopt", "prctl", "tgkill", "gettid"}
 
 
@@ -140,18 +144,18 @@ def be_macos() -> None:
     without_functions_of_glibc()
     linux, sys.platform = sys.platform, "darwin"
     try:
-        for name in ("limits", "native_stack", "processes", "tcp"):
-            __import__(f"djinn_core.system.{name}")
-        __import__("djinn_server.system.memory")
+        for name in OF_THE_SYSTEM:
+            __import__(name)
     finally:
         sys.platform = linux
     take_for("darwin")
 
 
 def take_for(platform: str) -> None:
-    """Djinn's own package for the operating system goes on to take this for that platform."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("djinn_core.system.", "djinn_server.system.")) and hasattr(module, "sys"):
+    """Djinn's own modules for the operating system go on to take this for that platform."""
+    for name in OF_THE_SYSTEM:
+        module = sys.modules.get(name)
+        if hasattr(module, "sys"):
             module.sys = types.SimpleNamespace(platform=platform)
 
 
