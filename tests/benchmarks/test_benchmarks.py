@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import threading
 from contextlib import contextmanager
 
 import pytest
 import torch
+from servers import start_server
+
+from djinn_core.protocol.connection_file import read_connection_file
 
 
 @pytest.fixture
@@ -67,7 +71,17 @@ def test_transports(run):
     run("bench_transports", "tcp_64_mib", "http_64_mib", "local_64_mib", "submission_with_an_op")
 
 
-def test_weights_that_the_server_reads(run):
+def test_weights_that_the_server_reads(run, module, python, tmp_path, monkeypatch):
+    @contextmanager
+    def forked(*arguments, threads=1, environment=None):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        options = ["--threads", str(threads), "--drain-seconds", "1", *arguments]
+        started = start_server(python.start, folder, *options, env=os.environ | (environment or {}))
+        yield read_connection_file(started.file)
+        started.stop()
+
+    monkeypatch.setattr(module("serving"), "server", forked)
     assert_met(run("bench_weights", "second_session", "bytes"), "bytes")
 
 
