@@ -4,6 +4,6 @@
 - `runtime`: sessions with executors, planning of recorded programs, sending, receiving.
 - `builtins`: the device as a plugin.
 - `cli`, `notebook`: commands for the terminal and for notebooks.
-- `tracebacks`: errors leave with the user's frames alone. `stack_room`: room for nested calls.
+- `tracebacks`: tracebacks that show the user's lines only. `stack_room`: stack space for nested calls.
 - `torch_backend`, `torch_dispatch`, `torch_objects`, `torch_tracing`: private functions of PyTorch that clients need.
 """

@@ -9,7 +9,7 @@ The layers, lowest first. Each may import only from those before it (docs/archit
 - `ir`: programs, graphs and the result types of the stages.
 - `wire`: bytes to messages and back, without I/O.
 - `hookspecs`: the contract for plugins, one module per kind.
-- `protocol`: addresses, connections over sockets, TLS, and frames that arrive once although connections break.
+- `protocol`: addresses, connections over sockets, TLS, and frames that are delivered exactly once although connections break.
 - `registry`: discovery of plugins, the registry and its report.
 - `planning`: the pipeline, its stages, matching, explanations, and the built-in cost model, policy and scheduler.
 - `cli`: the command `djinn`.

@@ -1,7 +1,7 @@
-"""Op dispatch, the hot path: one op becomes one recorded instruction.
+"""Op dispatch of calls that C++ does not know: one op becomes one recorded instruction.
 
-`record` flattens the arguments once into a key, looks up what the op returns for that key, and appends to the thread's
-program. A call seen before costs no shape inference, no analysis and no message.
+C++ repeats a call that it knows by itself (`djinn_native/csrc/calls.cpp`). For any other call, `record` flattens the arguments once into a key, looks up what the op returns for that key, and appends to the thread's
+program. A call that the memo knows costs no shape inference, no analysis and no message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cache of what calls return, by their arguments: it holds for the devices of a session, and is dropped with it."""
+"""Cache of what calls return, by their arguments. C++ is asked first (`djinn_native/csrc/calls.cpp`). The cache lives as long as its session."""
 
 from __future__ import annotations
 
