@@ -42,6 +42,8 @@ from djinn_core.torch_private import missing
 
 T = TypeVar("T")
 
+_INSTALL = "Install Djinn from its checkout: `pip install -e . -e ./plugins/transports/tcp`."
+_OPTIONAL = ("djinn-native", "djinn-server")  # clients need the one, machines that serve the other
 PATIENCE = 5.0  # seconds for each server: a person is waiting
 
 
@@ -123,13 +125,14 @@ def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> Set
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of Djinn and of what it needs; an empty string for what is not installed."""
+    """Versions of Python, of Djinn and of what it needs; an empty string for what is not installed. And of optional packages that are."""
     found = {"python": platform.python_version()}
-    for name in ("djinn", *(name for name in required_versions() if name != "python")):
+    for name in ("djinn", *(name for name in required_versions() if name != "python"), *_OPTIONAL):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = ""
+            if name not in _OPTIONAL:
+                found[name] = ""
     return found
 
 
@@ -152,19 +155,29 @@ def _requirement(text: str) -> tuple[str, str]:
 
 
 def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
-    """Check for a package that is too old, missing, or another project's under Djinn's name."""
+    """Check for a package that is too old, missing, of another release, or another project's under Djinn's name."""
     required = required_versions()
     for name, version in found.items():
         if not version:
-            yield Finding(f"{name} is not installed.", "Install Djinn from its checkout: `pip install -e .`.")
+            yield Finding(f"{name} is not installed.", _INSTALL)
         elif _numbers(version) < _numbers(required.get(name, "")):
             shown = "Python" if name == "python" else name
             yield Finding(f"{shown} {version} is too old.", f"Install {shown} {required[name]} or newer.")
-    if found["djinn"] and _numbers(found["djinn"]) < (26,):
+        elif name.startswith("djinn-") and version != found["djinn"] and _is_ours(found["djinn"]):
+            yield Finding(
+                f"{name} {version} does not fit djinn {found['djinn']}.",
+                "Install both of one release, from one checkout or from one folder of wheels.",
+            )
+    if found["djinn"] and not _is_ours(found["djinn"]):
         yield Finding(
             f"The installed `djinn` {found['djinn']} is another project of that name.",
             "Uninstall it and install Djinn from its checkout.",
         )
+
+
+def _is_ours(version: str) -> bool:
+    """Return True if a version of `djinn` is one of ours: the other project of that name has lower ones."""
+    return _numbers(version) >= (26,)
 
 
 def check_torch() -> Iterator[Finding]:

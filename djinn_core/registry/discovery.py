@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import PluginError
-from djinn_core.registry.entry_points import CORE_DISTRIBUTION, core_version, installed_points
+from djinn_core.registry.entry_points import CORE_DISTRIBUTION, core_version, installed_points, pinned_release
 from djinn_core.registry.report import PluginRow, Status
 
 ENTRY_POINT_GROUP: Final = "djinn"
@@ -34,6 +34,7 @@ class PluginCandidate(msgspec.Struct, frozen=True):
         builtin: whether it is part of Djinn.
         module: the module of its entry point; empty where it came otherwise.
         integrating: whether it is loaded anyway when a library is imported that it names.
+        pinned: the version of Djinn that its distribution requires exactly, as the packages of Djinn's own repository do; or empty.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PluginCandidate(msgspec.Struct, frozen=True):
     builtin: bool = False
     module: str = ""
     integrating: bool = False
+    pinned: str = ""
 
     def row(self, status: Status, kind: str = "", error: str | None = None) -> PluginRow:
         """The plugin's line in the report."""
@@ -77,6 +79,7 @@ def _offered(group: str) -> Iterator[PluginCandidate]:
                     partial(_loaded, found),
                     module=found.module,
                     integrating=(point.distribution, point.value) in integrating,
+                    pinned=point.pinned,
                 )
 
 
@@ -85,7 +88,23 @@ def _loaded(point: importlib.metadata.EntryPoint) -> object:
 
 
 def _candidate(point: importlib.metadata.EntryPoint) -> PluginCandidate:
-    return PluginCandidate(point.name, *_origin(point.dist), partial(_loaded, point), module=point.module)
+    pinned = pinned_release(point.dist.metadata) if point.dist is not None else ""
+    return PluginCandidate(
+        point.name, *_origin(point.dist), partial(_loaded, point), module=point.module, pinned=pinned
+    )
+
+
+def check_release(candidate: PluginCandidate) -> None:
+    """Raise `PluginError` if a plugin's distribution requires another release of Djinn than the installed one.
+
+    Entry points are cached with this requirement, so that no metadata is read. Djinn that runs without being installed is not compared.
+    """
+    core = core_version()
+    if candidate.pinned and core and candidate.pinned != core:
+        raise PluginError(
+            f"{candidate.label} cannot be used: it requires djinn {candidate.pinned}, and djinn {core} is installed. Install both of one "
+            "release, from one checkout or from one folder of wheels"
+        )
 
 
 def of_another_release(distribution: str, version: str) -> str:
@@ -105,7 +124,8 @@ def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
             if point.group == INTEGRATION_GROUP:
                 name = plugins.get((point.distribution, point.value), point.value)
                 load = partial(_loaded, point.entry_point)
-                found[point.name].setdefault(name, PluginCandidate(name, point.distribution, point.version, load))
+                candidate = PluginCandidate(name, point.distribution, point.version, load, pinned=point.pinned)
+                found[point.name].setdefault(name, candidate)
     return {library: tuple(plugins.values()) for library, plugins in found.items()}
 
 

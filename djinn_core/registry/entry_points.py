@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -27,17 +28,19 @@ GROUPS: Final = "djinn"  # and what begins with it and a dot
 PLACES_LIMIT: Final = 1024
 BYTES_LIMIT: Final = 1 << 20
 SETTLED_SECONDS: Final = 2.0  # file systems that tell times least exactly tell them to two seconds
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+_PIN: Final = re.compile(rf"{CORE_DISTRIBUTION}\s*\(?==\s*([\w.!+-]+)\)?\s*(?:;.*)?")
 
 
 class DiscoveredEntryPoint(msgspec.Struct, frozen=True, array_like=True):
-    """An entry point, with the name and version of its distribution."""
+    """An entry point, with the name and version of its distribution. `pinned`: as of `pinned_release`."""
 
     group: str
     name: str
     value: str
     distribution: str
     version: str
+    pinned: str = ""
 
     @property
     def entry_point(self) -> importlib.metadata.EntryPoint:
@@ -117,8 +120,17 @@ def _own(distributions: Iterable[importlib.metadata.Distribution]) -> Iterator[D
         points = [point for point in one.entry_points if f"{point.group}.".startswith(f"{GROUPS}.")]
         if points:
             metadata = one.metadata  # it is read each time
+            described = metadata["Name"], metadata["Version"], pinned_release(metadata)
             for point in points:
-                yield DiscoveredEntryPoint(point.group, point.name, point.value, metadata["Name"], metadata["Version"])
+                yield DiscoveredEntryPoint(point.group, point.name, point.value, *described)
+
+
+def pinned_release(metadata: importlib.metadata.PackageMetadata) -> str:
+    """Return the version of Djinn that a distribution requires exactly; an empty string if it accepts several."""
+    for requirement in metadata.get_all("Requires-Dist") or ():
+        if found := _PIN.fullmatch(requirement):
+            return found[1]
+    return ""
 
 
 def _state_of(place: str) -> tuple[str, int]:

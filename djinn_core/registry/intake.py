@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from djinn_core.errors import PluginError
-from djinn_core.registry.discovery import PluginCandidate
+from djinn_core.registry.discovery import PluginCandidate, check_release
 from djinn_core.registry.kinds import INTEGRATIONS, KINDS
 from djinn_core.registry.kinds_cache import KindsCache
 from djinn_core.registry.loading import HookError, LoadedPlugin, load
@@ -60,6 +60,7 @@ class PluginLoader(msgspec.Struct):
             return
         try:
             self._claim_name(candidate)
+            check_release(candidate)
             known = (
                 self.kinds_cache.of(candidate)
                 if self.kinds_cache is not None and candidate.module and not requested

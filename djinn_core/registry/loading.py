@@ -17,7 +17,7 @@ import pluggy
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs import API_VERSION, PROJECT
 from djinn_core.registry.contract import complaint
-from djinn_core.registry.discovery import PluginCandidate, of_another_release
+from djinn_core.registry.discovery import PluginCandidate, check_release, of_another_release
 from djinn_core.registry.kinds import COMMAND_KINDS, KINDS, Kind
 from djinn_core.registry.report import log
 from djinn_core.registry.settings import DeclaredSettings, read_settings
@@ -75,9 +75,10 @@ def load(
 
     Raises:
         ConfigurationError: a setting of its own was given a value that it cannot have.
-        PluginError: it cannot be imported, is written for another API version, implements no hook of Djinn, or a hook
+        PluginError: it requires another release of Djinn, cannot be imported, is written for another API version, implements no hook of Djinn, or a hook
             raised or returned something that does not satisfy its Protocol. The message names the plugin.
     """
+    check_release(candidate)
     try:
         plugin = _import(candidate)
         _check_version(plugin)

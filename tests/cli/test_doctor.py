@@ -58,6 +58,10 @@ def test_an_older_torch_is_named(monkeypatch):
         ("djinn", "1.1.14", "another project of that name"),
         ("msgspec", "", "msgspec is not installed"),
         ("blake3", "0.4.1", "blake3 0.4.1 is too old"),
+        ("djinn-tcp", "", "djinn-tcp is not installed"),
+        ("djinn-tcp", "26.10.0", "djinn-tcp 26.10.0 does not fit djinn 26."),
+        ("djinn-native", "26.10.0", "djinn-native 26.10.0 does not fit djinn 26."),
+        ("djinn-server", "26.10.0", "djinn-server 26.10.0 does not fit djinn 26."),
     ],
 )
 def test_versions_that_will_not_do(name, version, message):
@@ -69,7 +73,7 @@ def test_versions_that_will_not_do(name, version, message):
 def test_everything_that_djinn_needs_is_listed():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     needed = {re.match(r"[\w.-]+", requirement)[0] for requirement in project["dependencies"]}
-    assert set(versions()) == needed | {"python", "djinn"}
+    assert set(versions()) == needed | {"python", "djinn", "djinn-native", "djinn-server"}
     assert all(versions().values())
 
 

@@ -47,13 +47,16 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def install(site: Path) -> Callable[..., None]:
     """Install a plugin: a module, and the metadata of a distribution with its entry point."""
 
-    def install(name: str, source: str, distribution: str = "", version: str = "1.0") -> None:
+    def install(name: str, source: str, distribution: str = "", version: str = "1.0", requires: str = "") -> None:
         distribution = distribution or f"djinn-{name}"
         module = f"plugin_{distribution.replace('-', '_')}"
         (site / f"{module}.py").write_text(textwrap.dedent(source))
         metadata = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
         metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        required = f"Requires-Dist: {requires}\n" if requires else ""
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n{required}"
+        )
         (metadata / "entry_points.txt").write_text(f"[djinn]\n{name} = {module}\n")
 
     return install

@@ -15,6 +15,7 @@ import pytest
 
 from djinn_core.errors import PluginError
 from djinn_core.registry.discovery import installed
+from djinn_core.registry.entry_points import core_version
 from djinn_core.registry.registry import Registry, Selection, load_registry, load_where_started, survey
 from djinn_core.settings import resolve
 
@@ -198,6 +199,29 @@ def test_a_broken_plugin_of_another_release_says_so(install: Install, offered: O
     registry = load_registry(Selection(), builtins={}, entry_points=offered())
     assert "djinn-broken 26.99.0 belongs to another release than djinn 26." in error(registry, "broken")
     assert error(registry, "broken").endswith(": install both of one release")
+
+
+@pytest.mark.parametrize("found_by", ["offered", "installed"])
+def test_plugin_that_pins_another_release_is_refused_before_it_is_imported(
+    found_by: str, install: Install, offered: Offered
+) -> None:
+    install("stale", "raise AssertionError('imported')", version="26.10.0", requires="djinn==26.10.0")
+    points = offered() if found_by == "offered" else None
+    registry = load_registry(Selection(), builtins={}, entry_points=points)
+    assert error(registry, "stale") == (
+        f"plugin 'stale' (djinn-stale 26.10.0) cannot be used: it requires djinn 26.10.0, and djinn {core_version()} is installed. "
+        "Install both of one release, from one checkout or from one folder of wheels"
+    )
+    with pytest.raises(PluginError, match=r"requires djinn 26\.10\.0"):
+        load_registry(Selection(plugins=("stale",)), builtins={}, entry_points=points)
+
+
+@pytest.mark.parametrize("requires", ["djinn>=26", f"djinn=={core_version()}", "djinn-tcp==26.10.0", "djinn (>=26)"])
+def test_plugin_that_accepts_this_release_is_loaded(
+    requires: str, install: Install, offered: Offered, pattern: Source
+) -> None:
+    install("own", pattern("own"), version="26.10.0", requires=requires)
+    assert names(load_registry(Selection(), builtins={}, entry_points=offered())) == ["own"]
 
 
 def test_a_broken_plugin_is_an_error_where_it_was_asked_for_or_everything_is(

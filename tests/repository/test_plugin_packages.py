@@ -1,17 +1,20 @@
-"""A plugin's names follow from its folder, and it cannot be installed beside another project's `djinn`."""
+"""A plugin's names follow from its folder, and it requires the packages of Djinn that it imports."""
 
 from __future__ import annotations
 
+import ast
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-import djinn
 from djinn_core.registry.kinds import EVERY_KIND
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))
+# Only a server imports these modules: clients use such a plugin without the package djinn-server.
+SERVERS_MODULES = {"djinn_http/server.py"}
 
 
 def project(package):
@@ -22,8 +25,43 @@ def test_there_are_plugins():
     assert PACKAGES
 
 
-def test_all_packages_have_one_version():
-    assert {project(package)["version"] for package in (ROOT, *PACKAGES)} == {djinn.__version__}
+def imported(path):
+    """Yield module and name of each import in a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, name.name) for name in node.names)
+
+
+@cache
+def names_of_the_server():
+    """Return the names of `djinn`'s modules that come from `djinn_server`, and None in place of a name for a whole module that imports it."""
+    found = set()
+    for path in ROOT.glob("djinn/*.py"):
+        lazy = "if TYPE_CHECKING:" in path.read_text()
+        for module, name in imported(path):
+            if module.startswith("djinn_server."):
+                found.add((f"djinn.{path.stem}", name if lazy else None))
+    return found
+
+
+def needs_server(package):
+    """Return True if a plugin imports something of the server package."""
+    files = (package / f"djinn_{package.name}").rglob("*.py")
+    uses = {
+        use
+        for path in files
+        if str(path.relative_to(package)) not in SERVERS_MODULES
+        for module, name in imported(path)
+        for use in ((module, name), (module, None))
+    }
+    return bool(uses & names_of_the_server())
+
+
+def test_names_of_the_server_are_found():
+    assert {("djinn.launchers", None), ("djinn.weights", "open_folder"), ("djinn.operations", "PageServer")} <= (
+        names_of_the_server()
+    )
+    assert ("djinn.operations", "read_status") not in names_of_the_server()
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
@@ -37,10 +75,10 @@ class TestPackage:
         assert target.split(":")[0].split(".")[0] == f"djinn_{package.name}"
         assert package.parent.name in EVERY_KIND
 
-    def test_needs_this_djinn(self, package):
+    def test_requires_this_release_of_what_it_imports(self, package):
         table = project(package)
-        assert "djinn>=26" in table["dependencies"]
-        assert table["version"].startswith("26.")
+        assert f"djinn=={table['version']}" in table["dependencies"]
+        assert (f"djinn-server=={table['version']}" in table["dependencies"]) == needs_server(package)
 
     def test_has_a_readme_tests_and_types(self, package):
         assert (package / "README.md").read_text().strip()
