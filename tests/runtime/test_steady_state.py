@@ -104,8 +104,8 @@ def test_known_step_takes_one_small_message_each_way(embedded):
     counts = djinn.stats()
     assert {name: counts[name] for name in ONCE} == dict.fromkeys(ONCE, 1)
     assert (counts["ops_inferred"], counts["templates_sent"], counts["plans_made"]) == (0, 0, 0)
-    assert counts["bytes_sent"] <= 90  # 78
-    assert counts["bytes_received"] <= 160  # 139, of which some report the executor's free memory
+    assert counts["bytes_sent"] <= 120  # 78 in a new process; numbers of handles and messages take more bytes later
+    assert counts["bytes_received"] <= 180  # 139, of which some report the executor's free memory
 
 
 class Tracer:

@@ -110,7 +110,7 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 def _gives_back() -> bool:
     """True if the first frame outside of Djinn is PyTorch's."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("djinn_core."):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("djinn_client.", "djinn_core.")):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") in _GIVE_BACK
 
