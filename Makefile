@@ -41,7 +41,7 @@ NATIVE_SOURCES := $(addprefix djinn_native/,setup.py pyproject.toml) $(sort $(wi
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml djinn_server/pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test lint format docs bench dist test-gpu lock clean FORCE
+.PHONY: help venv demo test lint format budgets docs bench dist test-gpu lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets; `python -m evaluation` in the environment lists programs that measure
@@ -55,19 +55,23 @@ demo: $(USABLE) ## show the main job: three models on a server of its own, besid
 test: $(if $(ARGS),,lint) $(READY) ## lint, then the test suite; ARGS="tests/config -k origin" is handed to pytest and takes a part, without lint
 	$(BIN)/python -m pytest $(or $(ARGS),$(WHOLE))
 
-lint: $(READY) ## style, types and import layers
+lint: $(READY) ## style, types, import layers and budgets of size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin
 	$(BIN)/mypy --platform win32
 	$(BIN)/lint-imports
+	$(BIN)/python packaging/budgets.py --check
 	$(BIN)/clang-format --dry-run --Werror djinn_native/csrc/*
 
 format: $(READY) ## mend what ruff and clang-format can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i djinn_native/csrc/*
+
+budgets: $(READY) ## lower the budgets in budgets.toml to what is measured
+	$(BIN)/python packaging/budgets.py --lower
 
 bench: $(READY) ## run the benchmarks, print their results and draw them into docs/; ARGS="--quick --only models"
 	$(BIN)/python -m evaluation bench $(ARGS)

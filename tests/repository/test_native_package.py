@@ -10,7 +10,6 @@ from packaging.specifiers import SpecifierSet
 
 import djinn
 
-LONGEST_FILE = 900
 TRIED_MINORS = [f"2.{minor}" for minor in range(30)]
 
 
@@ -43,9 +42,3 @@ def test_torch_bounds_admit_exactly_the_supported_minors(table):
 def test_default_torch_of_the_makefile_is_supported(root, table):
     default = f"torch==$(or $(HERE),{table['tool']['djinn-native']['torch-minors'][-1]}.0)"
     assert default in (root / "Makefile").read_text()
-
-
-def test_no_cpp_file_is_too_long(files):
-    lengths = {path.name: len(path.read_text().splitlines()) for path in files if path.suffix in {".cpp", ".h"}}
-    assert lengths
-    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
