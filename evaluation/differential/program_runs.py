@@ -283,7 +283,7 @@ class Raised:
 
 def _raised(error: Exception) -> Raised:
     kind = next(kind.__name__ for kind in KINDS if isinstance(error, kind))
-    own = type(error).__module__.partition(".")[0] in {"djinn", "djinn_core"}
+    own = type(error).__module__.partition(".")[0] in {"djinn", "djinn_core", "djinn_client", "djinn_server"}
     text = re.sub(r"remote_accelerator(:\d+)?", "cpu", str(error)).partition("\nException raised from")[0]
     return Raised(kind, text, own)
 

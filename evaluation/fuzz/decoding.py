@@ -125,7 +125,7 @@ def run_guided(name: str, count: int, seed: int) -> None:
     import atheris
 
     with atheris.instrument_imports(
-        include=["djinn_core.wire", "djinn_server.launch", "djinn_server", "djinn_core.ir.form"]
+        include=["djinn_core.wire", "djinn_core.protocol", "djinn_core.ir.form", "djinn_server"]
     ):
         from evaluation.fuzz.targets import TARGETS
     from evaluation.fuzz.mutating import mutated

@@ -66,7 +66,7 @@ def prepared(python: str, version: str, torch: str, log: Path) -> tuple[Path, st
     lock = ["-c", ROOT / "requirements-dev.lock"] if (ROOT / "requirements-dev.lock").exists() else []
     packages = [part for plugin in PLUGINS for part in ("-e", plugin)]
     building = ["hatchling>=1.24", "editables>=0.5", "setuptools>=77", "ninja>=1.11"]
-    own_packages = ["-e", ".[server,test]", "-e", "./djinn_native", *packages]
+    own_packages = ["-e", ".[test]", "-e", "./djinn_server", "-e", "./djinn_native", *packages]
     wanted = [building, ["--no-build-isolation", *own_packages]]
     for packages in wanted:
         if not step([*pip, *lock, *packages], log) and not step([*pip, *packages], log):

@@ -27,8 +27,8 @@ def check_native_stack() -> None:
 def check_syntax() -> None:
     """All of Djinn compiles, and nothing of it is deprecated."""
     warnings.simplefilter("error")
-    for folder in (ROOT / "djinn", ROOT / "djinn_core", ROOT / "plugins"):
-        for path in folder.rglob("*.py"):
+    for folder in ("djinn", "djinn_core", "djinn_client", "djinn_server", "plugins"):
+        for path in (ROOT / folder).rglob("*.py"):
             compile(path.read_text(), str(path), "exec")
 
 
