@@ -317,7 +317,8 @@ def _sources(registry: Registry) -> Iterator[tuple[str, int, int]]:
     parts = (
         registry.patterns, registry.cost_models, registry.optimizations, registry.placement_policies, registry.schedulers
     )  # fmt: skip
-    modules = {type(one).__module__.partition(".")[0] for objects in parts for one in objects} | {"djinn_core"}
+    modules = {type(one).__module__.partition(".")[0] for objects in parts for one in objects}
+    modules |= {"djinn_core", "djinn_client"}
     for name in sorted(modules):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None or {"site-packages", "dist-packages"} & set(Path(file).parts):
