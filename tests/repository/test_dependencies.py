@@ -29,7 +29,11 @@ def layers():
 
 
 def test_docs_explain_exactly_the_dependencies(root, files):
-    needed = {name_of(requirement) for requirement in requirements(root, files)} - {"djinn", "djinn-tcp"}
+    needed = {name_of(requirement) for requirement in requirements(root, files)} - {
+        "djinn",
+        "djinn-server",
+        "djinn-tcp",
+    }
     makefile = (root / "Makefile").read_text()
     needed |= {name_of(found) for found in re.findall(r"'([a-z0-9-]+)>=", makefile)}
     needed |= {name_of(package) for layer in layers() for package in layer.packages if ">=" in package}
@@ -61,10 +65,14 @@ def test_the_lock_file_has_what_development_installs(root):
     others |= {
         extra for layer in layers() if layer.locked for extra in re.findall(r"\.\[(\w+)\]", " ".join(layer.packages))
     }
-    assert others >= {"server", "libraries", "docs", "notebooks"}
+    assert others >= {"libraries", "docs", "notebooks"}
     installed += others
     needed = {name_of(requirement) for extra in installed for requirement in extras[extra]}
-    for path in (root / "pyproject.toml", *root.glob("plugins/*/*/pyproject.toml")):
+    for path in (
+        root / "pyproject.toml",
+        root / "djinn_server/pyproject.toml",
+        *root.glob("plugins/*/*/pyproject.toml"),
+    ):
         needed |= {name_of(requirement) for requirement in tomllib.loads(path.read_text())["project"]["dependencies"]}
     missing = needed - {name_of(line) for line in locked(root)} - {"torch", "djinn"}
     assert not {name for name in missing if not name.startswith("djinn-")}, "`make lock` renews the file"
