@@ -17,14 +17,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 # The client, the device, and the executor of its own.
 DARWIN = (
-    *(f"tests/{name}" for name in "interception runtime builtins net system delivery wire ir models".split()),
+    *(f"tests/{name}" for name in "interception runtime protocol system wire ir models".split()),
     "plugins/transports",
     "plugins/costs",
 )
 WINDOWS = ("tests/interception",)
 # What looks at processes, threads, sockets, files and errors.
 DARWIN_SHORT = (
-    "tests/net",
+    "tests/protocol",
     "tests/system/test_native_stack.py",
     *(f"tests/interception/test_{name}.py" for name in "device_module device_processes threads".split()),
 )

@@ -1,6 +1,6 @@
 """Work space: bytes that an op takes on its device while it runs, beside operands and results.
 
-Rules by family, which agree with the allocations of CPU kernels in one thread (`tests/stages/test_workspace.py`). Kernels of other
+Rules by family, which agree with the allocations of CPU kernels in one thread (`tests/planning/test_workspace.py`). Kernels of other
 devices are not known: sorts are assumed to move keys and indices between two buffers.
 """
 
