@@ -12,6 +12,7 @@ import pytest
 
 from evaluation import ROOT, __main__, environments
 from evaluation.__main__ import PROGRAMS
+from evaluation.simulated import run_simulated
 
 # `python -m evaluation zoo`, but not `python -m evaluation.zoo.run_zoo`.
 EVALUATION = re.compile(r"-m evaluation ([a-z][a-z-]*)")
@@ -27,6 +28,11 @@ def test_program_of_each_name_exists(name):
         assert all((ROOT / path).exists() for path in command[2:])
     else:
         assert importlib.util.find_spec(module) is not None
+
+
+def test_tests_of_simulated_platforms_exist():
+    named = {*run_simulated.DARWIN, *run_simulated.WINDOWS, *run_simulated.DARWIN_SHORT, *run_simulated.WINDOWS_SHORT}
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_names_in_texts_are_programs(files):
