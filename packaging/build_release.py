@@ -26,9 +26,15 @@ from pathlib import Path
 from commands import StepError, run
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = [".", *sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
+PACKAGES = [
+    ".",
+    "djinn_server",
+    *sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("plugins/*/*/pyproject.toml")),
+]
 NATIVE = "djinn_native"
 DIGESTS = "SHA256SUMS"
+# What lies at the top of a wheel: a package of the wheel's name, except here.
+TOP_LEVEL = {"djinn": "djinn,djinn_core,djinn_client"}
 
 
 def epoch() -> str:
@@ -119,7 +125,7 @@ def main() -> int:
     run(sys.executable, "-m", "twine", "check", "--strict", *wheels, *sources)
     for wheel in wheels:
         package = wheel.name.partition("-")[0]
-        contents = "djinn,djinn_core" if package == "djinn" else package
+        contents = TOP_LEVEL.get(package, package)
         run(sys.executable, "-m", "check_wheel_contents", "--no-config", "--toplevel", contents, wheel)
     lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (*sources, *wheels)]
     (to / DIGESTS).write_text("".join(lines))

