@@ -104,7 +104,7 @@ lock: ## write the newest versions that pip finds for development into requireme
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(INDEXED),'$(requirement)')
 	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5' 'setuptools>=77' 'ninja>=1.11'
-	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release,libraries,docs,notebooks]' $(addprefix -e ./,$(PLUGINS))
+	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release,libraries,docs,notebooks]' -e ./djinn_server $(addprefix -e ./,$(PLUGINS))
 	sed '/^[^#]/d' $(LOCK) > $(LOCK).new
 	$(VENV)-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip \
 		| grep -vE '^($(UNLOCKED))' >> $(LOCK).new

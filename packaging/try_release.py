@@ -33,7 +33,7 @@ ENVIRONMENTS = {
     "planner": ("djinn", "djinn_tcp", "djinn_cost_based", "djinn_pipeline"),
     "everything": ("djinn_demo[models]", "*"),
 }
-# Packages that must work without the client's, which is deleted there after its size was measured.
+# Packages that must work without the client's, which is deleted there once the size is measured.
 WITHOUT_CLIENT = ("server", "planner")
 # Modules that only servers need.
 SERVERS_ONLY = ("djinn_server", "aiohttp", "cryptography", "prometheus_client", "pynvml")
@@ -84,16 +84,16 @@ print(between - began, time.process_time() - between)
 """
 
 
-def measured(python: Path) -> dict[str, float]:
-    """MiB of an environment without what lies below it, and the processor seconds of importing (the least of five times)."""
+def megabytes(python: Path) -> dict[str, float]:
+    """MiB of an environment without what lies below it."""
+    return {"MiB": size(packages_folder(python)), "of that compiled modules": size(packages_folder(python), "*.pyc")}
+
+
+def seconds(python: Path) -> dict[str, float]:
+    """Processor seconds of importing, the least of five times."""
     times = [[float(part) for part in run(python, "-c", TIMING).split()] for _ in range(5)]
     torch, djinn = (min(column) for column in zip(*times, strict=True))
-    return {
-        "MiB": size(packages_folder(python)),
-        "of that compiled modules": size(packages_folder(python), "*.pyc"),
-        "import torch, s": round(torch, 2),
-        "import djinn after it, s": round(djinn, 2),
-    }
+    return {"import torch, s": round(torch, 2), "import djinn after it, s": round(djinn, 2)}
 
 
 def delete_client(python: Path) -> None:
@@ -237,7 +237,7 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
 
 
 def try_alone(pythons: dict[str, Path], folder: Path) -> None:
-    """Use each environment by itself. Deletes the package of clients from those that must work without it.
+    """Use each environment by itself.
 
     Raises:
         StepError: something is there that must not be, or does not work.
@@ -249,7 +249,6 @@ def try_alone(pythons: dict[str, Path], folder: Path) -> None:
     for user in ("client", "client-http", "everything"):
         run(pythons[user], "-c", "import djinn_native; djinn_native.load()")
     for user in WITHOUT_CLIENT:
-        delete_client(pythons[user])
         print(f"{user} without djinn_client: plugins {check_plugins(pythons[user], folder)}")
     run(pythons["planner"], "-c", programs.PLAN)
     print("planner: a graph is scheduled on described devices", flush=True)
@@ -276,8 +275,11 @@ def main() -> int:
             began = time.monotonic()
             run(python, "-m", "pip", "install", *kept, *wheels(release, names))
             rows[user] = {"install, s": round(time.monotonic() - began, 1)}
-            rows[user] |= measured(python)
+            rows[user] |= megabytes(python)
             bill_of_materials(python, release / f"{user}.cdx.json")
+            if user in WITHOUT_CLIENT:
+                delete_client(python)
+            rows[user] |= seconds(python)
             print(user, rows[user], flush=True)
         try_alone(pythons, folder)
         for user, server, scheme in (("client", "server", "tcps"), ("client-http", "everything", "https")):

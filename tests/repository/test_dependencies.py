@@ -24,16 +24,18 @@ def requirements(root, files):
             yield from extra
 
 
+def is_ours(name):
+    """Return True for packages of this repository."""
+    return name == "djinn" or name.startswith("djinn-")
+
+
 def layers():
     return {program.layer for program in PROGRAMS.values() if program.layer is not None}
 
 
 def test_docs_explain_exactly_the_dependencies(root, files):
-    needed = {name_of(requirement) for requirement in requirements(root, files)} - {
-        "djinn",
-        "djinn-server",
-        "djinn-tcp",
-    }
+    needed = {name_of(requirement) for requirement in requirements(root, files)}
+    needed = {name for name in needed if not is_ours(name)}
     makefile = (root / "Makefile").read_text()
     needed |= {name_of(found) for found in re.findall(r"'([a-z0-9-]+)>=", makefile)}
     needed |= {name_of(package) for layer in layers() for package in layer.packages if ">=" in package}
@@ -46,6 +48,18 @@ def test_docs_explain_exactly_the_dependencies(root, files):
 def test_no_extra_names_an_unpublished_plugin(root):
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert not [r for extra in extras.values() for r in extra if name_of(r).startswith("djinn-")]
+
+
+def test_server_package_alone_requires_what_only_servers_need(root):
+    servers_only = {"aiohttp", "cryptography", "prometheus-client"}
+    by_package = {
+        name: {
+            name_of(requirement) for requirement in tomllib.loads((root / name).read_text())["project"]["dependencies"]
+        }
+        for name in ("pyproject.toml", "djinn_native/pyproject.toml", "djinn_server/pyproject.toml")
+    }
+    assert {name for name, needed in by_package.items() if servers_only & needed} == {"djinn_server/pyproject.toml"}
+    assert servers_only <= by_package["djinn_server/pyproject.toml"]
 
 
 def locked(root):
@@ -68,11 +82,8 @@ def test_the_lock_file_has_what_development_installs(root):
     assert others >= {"libraries", "docs", "notebooks"}
     installed += others
     needed = {name_of(requirement) for extra in installed for requirement in extras[extra]}
-    for path in (
-        root / "pyproject.toml",
-        root / "djinn_server/pyproject.toml",
-        *root.glob("plugins/*/*/pyproject.toml"),
-    ):
+    packages = ("pyproject.toml", "djinn_server/pyproject.toml", "plugins/*/*/pyproject.toml")
+    for path in (path for pattern in packages for path in root.glob(pattern)):
         needed |= {name_of(requirement) for requirement in tomllib.loads(path.read_text())["project"]["dependencies"]}
-    missing = needed - {name_of(line) for line in locked(root)} - {"torch", "djinn"}
-    assert not {name for name in missing if not name.startswith("djinn-")}, "`make lock` renews the file"
+    missing = needed - {name_of(line) for line in locked(root)} - {"torch"}
+    assert not {name for name in missing if not is_ours(name)}, "`make lock` renews the file"

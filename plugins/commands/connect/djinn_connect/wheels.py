@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from djinn.hooks import ConfigurationError
 
 _HERE_ALONE: Final = "djinn-connect"  # its commands are of no use there, and bring what builds wheels
+# Packages that a server needs, and their folders in a checkout. They need not be installed here.
+_NEEDED_THERE: Final = {"djinn-server": "djinn_server", "djinn-tcp": "plugins/transports/tcp"}
 _BACKEND: Final = "hatchling.build"
 _BUILD: Final = "import os, sys\nfrom hatchling.build import build_wheel\nfor project in sys.argv[2:]:\n    os.chdir(project)\n    build_wheel(sys.argv[1])"
 
@@ -54,11 +56,16 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
     """The wheels of a folder; Djinn's own are built into `into` where it has none, or there is no folder.
 
     Raises:
-        ConfigurationError: Djinn is not installed from a checkout, and the folder has no wheel of it.
+        ConfigurationError: Djinn is not installed from a checkout, and the folder has no wheel of it, or no wheel of its server.
     """
     found = sorted(folder.glob("*.whl")) if folder is not None else []
     given = tuple(file for file in found if not file.name.startswith(_HERE_ALONE.replace("-", "_")))
     if Wheels(given).named("djinn") is not None:
+        if absent := [name for name in _NEEDED_THERE if Wheels(given).named(name) is None]:
+            raise _refused(
+                f"{folder} has a wheel of Djinn and none of {' and '.join(absent)}, which the server there needs. `make dist` in a checkout "
+                "builds all wheels"
+            )
         return Wheels((*given, *_pip()))
     projects, left_out = _projects()
     if not any(project.name == "djinn" for project in projects):
@@ -86,10 +93,10 @@ class _Project:
 
 
 def _projects() -> tuple[list[_Project], tuple[str, ...]]:
-    """Folders from which Djinn and its plugins are installed here, and the plugins that have none."""
+    """Folders from which Djinn and its plugins are installed here, and the plugins that have none. And folders of what a server needs."""
     found, left_out = [], []
     names = {"djinn"} | {point.dist.name for point in metadata.entry_points(group="djinn") if point.dist is not None}
-    names.discard(_HERE_ALONE)
+    names -= {_HERE_ALONE, *_NEEDED_THERE}
     for name in sorted(names):
         folder = _folder(metadata.distribution(name))
         if folder is None:
@@ -98,6 +105,8 @@ def _projects() -> tuple[list[_Project], tuple[str, ...]]:
             left_out.append(f"{name}: its wheel is built by {_backend(folder)}, not by {_BACKEND}")
         else:
             found.append(_Project(name, folder))
+            if name == "djinn":
+                found += (_Project(needed, folder / place) for needed, place in _NEEDED_THERE.items())
     return found, tuple(left_out)
 
 
@@ -126,9 +135,7 @@ def _pip() -> tuple[Path, ...]:
 
 def requirements(wheels: Wheels, torch: str) -> tuple[str, ...]:
     """Requirements for the environment there, a line each: a PyTorch, and the wheels of Djinn by their place in the folder of the environment."""
-    own = [f"./wheels/{file.name}" for file in wheels.own]
-    # A server under TLS or with an operations port needs more; behind a tunnel it needs neither.
-    return (torch, *own)
+    return (torch, *(f"./wheels/{file.name}" for file in wheels.own))
 
 
 def stamp_of(wheels: Wheels, torch: str) -> str:

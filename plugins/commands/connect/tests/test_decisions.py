@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import tarfile
+import tomllib
 
 import pytest
 
+import djinn
 from djinn_connect.connecting import failure, platform_options, port_of
 from djinn_connect.job_commands import _listed
 from djinn_connect.job_runner import named_files
@@ -20,7 +22,7 @@ from djinn_connect.project_files import objection as too_much
 from djinn_connect.shown import LogText
 from djinn_connect.ssh import Destination, Done, Script, open_command, run_command
 from djinn_connect.survey import GIB, Python, Survey, choose_python, must_ask_torch, needed_room, objection, read_survey
-from djinn_connect.wheels import archive
+from djinn_connect.wheels import _projects, archive, find_wheels
 
 FOUND = """os Linux
 machine x86_64
@@ -122,6 +124,25 @@ def test_a_broken_connection_is_told_from_a_step_that_failed():
     assert told.code == "startup"
     assert "No space left on device" in str(told)
     assert "--wheels DIR" in str(failure("making the environment", "box", Done(6, "", "")))
+
+
+def test_packages_that_a_server_needs_are_sent_from_the_checkout():
+    projects, _ = _projects()
+    folders = {project.name: project.folder for project in projects}
+    for name in ("djinn", "djinn-server", "djinn-tcp"):
+        project = tomllib.loads((folders[name] / "pyproject.toml").read_text())["project"]
+        assert project["name"] == name
+    assert len(projects) == len(folders)
+    assert "djinn-connect" not in folders
+
+
+def test_folder_of_wheels_without_the_server_is_refused(tmp_path):
+    for name in ("djinn", "djinn_tcp"):
+        (tmp_path / f"{name}-26.11.0-py3-none-any.whl").touch()
+    with pytest.raises(djinn.ConfigurationError, match="none of djinn-server, which the server there needs"):
+        find_wheels(tmp_path, tmp_path)
+    (tmp_path / "djinn_server-26.11.0-py3-none-any.whl").touch()
+    assert find_wheels(tmp_path, tmp_path).named("djinn-server")
 
 
 def test_wheels_are_downloaded_for_the_machine_that_they_are_for():
