@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -195,11 +196,10 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
                 "install",
                 "--python",
                 sys.executable,
-                "--pip-args",
-                f"--constraint {folder / 'torch.txt'}",
+                "--pip-args",  # with the packages that it requires: pipx takes one, and pip would look for the others in an index
+                shlex.join(["--constraint", str(folder / "torch.txt"), native, tcp]),
                 djinn,
             ],
-            ["pipx", "inject", "djinn", native, tcp],
             [folder / "bin" / "djinn", "doctor"],
         ],
         "uv": [

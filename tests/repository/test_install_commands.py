@@ -19,16 +19,22 @@ COMMAND = re.compile(
 PROSE = re.compile(r"\binstall(?:ing)?(?: the)?(?: package)?\s+[`'\"]?djinn[-_][a-z{]", re.IGNORECASE)
 ANY = re.compile(r"\binstall|\binject |\b(?:uv|poetry|pdm) add |\bpip3? download ", re.IGNORECASE)
 BUILT = re.compile(r"\bdjinn[-_]\{")
+TCP = re.compile(r"plugins/transports/tcp|plugins/\*/\*|PLUGINS")
 OURS = re.compile(r"djinn([-_.\[<>=!~@{].*)?")
 
 
 def names_of_ours(text):
-    """Yield `djinn...` names that install commands in a text look up in an index. Paths and wheels are not looked up."""
+    """Yield `djinn...` names that install commands in a text look up in an index. Paths and wheels are not looked up.
+
+    Djinn requires djinn-tcp, so a command that installs the checkout's root alone looks for that.
+    """
     text = re.sub(r"\\\n\s*", " ", text)
     for found in COMMAND.finditer(text):
         words = [word.strip("'\"(),.:") for word in found[1].split()]
         if " inject " in found[0]:
             words = words[1:]  # the environment that it goes into
+        if "." in found[1].split() and not TCP.search(found[1]):
+            yield "djinn-tcp"
         yield from (word for word in words if OURS.fullmatch(word) and not re.search(r"/|\.whl$", word))
     yield from (found[0] for found in PROSE.finditer(text))
     if re.search(r"\binstall", text, re.IGNORECASE):
@@ -73,6 +79,7 @@ def test_no_text_installs_our_names_from_the_package_index(files, root):
     looked = [path for path in files if path.suffix in TEXTS or path.name in NAMES or "scripts" in path.parts]
     assert len(looked) > 1000
     looked.remove(root / "tests" / "repository" / "test_install_commands.py")
+    looked.remove(root / "templates" / "plugin" / "README.md")  # its `pip install -e .` installs the plugin
     found = {str(path.relative_to(root)): names for path in looked if (names := wrong(path))}
     assert not found
 
@@ -94,6 +101,7 @@ def test_no_text_installs_our_names_from_the_package_index(files, root):
         "run(python, '-m', 'pip', 'install', 'djinn>=26')",
         "command = ['pip', 'install', '--user', 'djinn']",
         "x = 1  # pip install djinn-ucx",
+        "'Install it: `pip install -e .`'",
     ],
 )
 def test_install_command_of_our_names_is_found(source, tmp_path):
@@ -105,6 +113,7 @@ def test_install_command_of_our_names_is_found(source, tmp_path):
     "text",
     [
         "pip install -e . ./plugins/transports/tcp 'plugins/launchers/ray[ray]'",
+        "pip install -e . -e ./djinn_server $(printf -- '-e %s ' plugins/*/*)",
         "pip install dist/djinn-26.11.0-*.whl djinn_tcp-26.11.0-py3-none-any.whl",
         "pipx inject djinn dist/djinn_tcp-26.11.0-*.whl",
         "pip uninstall djinn-example",
