@@ -9,6 +9,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from djinn_core.hookspecs.transports import Described, Transport
 from djinn_core.planning.pipeline import asked_by_size
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.discovery import of_another_release
+from djinn_core.registry.embedded_executors import INSTALL_SERVER
 from djinn_core.registry.registry import Registry, Selection, survey
 from djinn_core.registry.report import PluginRow
 from djinn_core.settings import (
@@ -99,11 +101,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     )
     findings += (*check_plugins(registry.rows, resolved.settings), *check_variables(environ, registry.rows))
     findings += check_growth(registry, resolved.settings)
-    findings += (
-        *check_executor_choices(registry, resolved.settings),
-        *check_authenticators(registry, resolved.settings),
-        *check_assignment(registry, resolved.settings),
-    )
+    findings += check_server_side(registry, resolved.settings)
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
@@ -243,6 +241,20 @@ def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
             f"Plans are made again where sizes change more than fourfold, because of {', '.join(names)}.",
             "Say `tolerates_growth = True` in what always says the same for other sizes, or leave its plugin out.",
             fatal=False,
+        )
+
+
+def check_server_side(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """Check what executors and `djinn serve` of this machine would refuse. Without the server's package there are none."""
+    if find_spec("djinn_server") is not None:
+        yield from check_executor_choices(registry, settings)
+        yield from check_authenticators(registry, settings)
+        yield from check_assignment(registry, settings)
+    elif not (settings.servers or settings.connection_file):
+        yield Finding(
+            "No server is configured, and the package djinn-server, which runs programs on this machine, is not installed.",
+            f"Name a server (`djinn login`, or the setting `servers`). {INSTALL_SERVER}",
+            fatal=False,  # a program may name one itself
         )
 
 

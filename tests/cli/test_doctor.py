@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from djinn_client.cli import doctor
 from djinn_client.cli.doctor import ServerRow, check_servers, check_torch, check_versions, diagnose, versions
 from djinn_core import torch_private
 from djinn_core.cli import main
@@ -75,6 +76,16 @@ def test_everything_that_djinn_needs_is_listed():
     needed = {re.match(r"[\w.-]+", requirement)[0] for requirement in project["dependencies"]}
     assert set(versions()) == needed | {"python", "djinn", "djinn-native", "djinn-server"}
     assert all(versions().values())
+
+
+def test_machine_without_the_server_package_is_asked_for_a_server_alone(environ, monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    environ |= {"DJINN_MEMORY_POLICY": "bogus", "DJINN_AUTHENTICATORS": "bogus", "DJINN_ASSIGNMENT": "bogus"}
+    (finding,) = diagnose(environ).findings
+    assert "No server is configured, and the package djinn-server" in finding.what
+    assert "pip install ./djinn_server" in finding.mend
+    assert not finding.fatal
+    assert "djinn-server" not in str([*findings(environ | {"DJINN_SERVERS": "unix:///nonexistent.sock"})])
 
 
 def test_an_unreachable_server_is_named(environ):
