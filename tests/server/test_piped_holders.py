@@ -41,15 +41,20 @@ def test_line_reader_refuses_a_line_beyond_the_limit(monkeypatch):
     monkeypatch.setattr(pipe_lines, "LONGEST_LINE", 100_000)
     receiving, sending = os.pipe()
     lines, longest = pipe_lines.LineReader(receiving), b"a" * 100_000
-    thread = threading.Thread(target=pipe_lines.write_line, args=(sending, longest + b"\nb\n" + b"c" * 300_000))
+
+    def write():
+        pipe_lines.write_line(sending, longest + b"\nb\n" + b"c" * 300_000)
+        os.close(sending)
+
+    thread = threading.Thread(target=write)
     thread.start()
     assert [lines.read_line(60.0) for _ in range(2)] == [longest, b"b"]
     with pytest.raises(StartupError, match="the limit is 100,000 bytes"):
         lines.read_line(60.0)
-    while thread.is_alive():
-        os.read(receiving, 1 << 16)
-    for end in (receiving, sending):
-        os.close(end)
+    while os.read(receiving, 1 << 16):
+        pass
+    thread.join(60.0)
+    os.close(receiving)
     talks = behind("yes | tr -d '\\n'")
     with pytest.raises(StartupError, match=r"was killed by signal|has ended"):
         talks.wait_placed()
