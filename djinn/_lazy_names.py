@@ -48,6 +48,10 @@ def _imported(module: str, wanted: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        if error.name == "djinn_client":
+            raise ModuleNotFoundError(
+                f"`{wanted}` needs the client, a part of djinn that is missing here", name=error.name
+            ) from None
         if error.name != "djinn_server":
             raise
         from djinn_core.registry.embedded_executors import INSTALL_SERVER

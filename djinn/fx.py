@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from djinn_server.compiling.fx_graph import fx_graph
+from djinn_core.ir.fx_graph import fx_graph
 
 __all__ = ["fx_graph"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from djinn._lazy_names import importing
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.launchers import (
     ExecutorOptions,
@@ -12,11 +15,14 @@ from djinn_core.hookspecs.launchers import (
 )
 from djinn_core.logs import get_logger
 from djinn_core.registry.version import djinn_version
-from djinn_server.launch.held_executor import HeldExecutor, HolderCalls
-from djinn_server.launch.holder import ExecutorHolder
-from djinn_server.launch.launchers import LocalLauncher
-from djinn_server.launch.piped_calls import PipedCalls
-from djinn_server.launch.piped_holder import holder_command
+
+# Of the server, which a machine of a client need not have.
+if TYPE_CHECKING:
+    from djinn_server.launch.held_executor import HeldExecutor, HolderCalls
+    from djinn_server.launch.holder import ExecutorHolder
+    from djinn_server.launch.launchers import LocalLauncher
+    from djinn_server.launch.piped_calls import PipedCalls
+    from djinn_server.launch.piped_holder import holder_command
 
 __all__ = [
     "ExecutorHolder",
@@ -34,3 +40,14 @@ __all__ = [
     "get_logger",
     "holder_command",
 ]
+
+_PLACES = {
+    "djinn_server.launch.held_executor": "HeldExecutor HolderCalls",
+    "djinn_server.launch.holder": "ExecutorHolder",
+    "djinn_server.launch.launchers": "LocalLauncher",
+    "djinn_server.launch.piped_calls": "PipedCalls",
+    "djinn_server.launch.piped_holder": "holder_command",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _PLACES)

@@ -96,7 +96,9 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     Raises:
         StartupError: there is no such device.
     """
-    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
+    registry = load_registry(
+        Selection.from_settings(settings), builtins=builtin_plugins(EXECUTOR_KINDS), kinds=EXECUTOR_KINDS
+    )
     key = new_key()
     opened = open_device(registry.devices, settings.device)
     disk, policy = DiskQuota(), decider(registry, settings.memory_policy)

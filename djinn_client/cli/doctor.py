@@ -28,7 +28,7 @@ from djinn_core.hookspecs.transports import Described, Transport
 from djinn_core.planning.pipeline import asked_by_size
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.discovery import of_another_release
-from djinn_core.registry.embedded_executors import INSTALL_SERVER
+from djinn_core.registry.embedded_executors import INSTALL_SERVER, check_starter
 from djinn_core.registry.registry import Registry, Selection, survey
 from djinn_core.registry.report import PluginRow
 from djinn_core.settings import (
@@ -102,6 +102,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     findings += (*check_plugins(registry.rows, resolved.settings), *check_variables(environ, registry.rows))
     findings += check_growth(registry, resolved.settings)
     findings += check_server_side(registry, resolved.settings)
+    _caught(check_starter, findings, "Install djinn and djinn-server of one release.")
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)

@@ -14,7 +14,7 @@ def load_plugins(settings: Settings) -> Registry:
     Raises:
         PluginError: one that they name cannot be used.
     """
-    return load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
+    return load_registry(Selection.from_settings(settings), builtins=builtin_plugins(CLIENT_KINDS), kinds=CLIENT_KINDS)
 
 
 def load_opening_plugins(settings: Settings) -> Registry:
@@ -33,7 +33,7 @@ def all_plugins(settings: Settings, opening: Registry) -> Registry:
     """The plugins that the settings select, of which `opening` are in use."""
     if not opening.later:
         return opening
-    return load_later(Selection.from_settings(settings), opening, builtins=builtin_plugins())
+    return load_later(Selection.from_settings(settings), opening, builtins=builtin_plugins(CLIENT_KINDS))
 
 
 def load_selected(*kinds: str) -> Registry:
@@ -44,4 +44,4 @@ def load_selected(*kinds: str) -> Registry:
         PluginError: a plugin that they name cannot be used.
     """
     selection = Selection.from_settings(resolve().settings)
-    return load_registry(selection, builtins=builtin_plugins(), kinds=kinds or CLIENT_KINDS)
+    return load_registry(selection, builtins=builtin_plugins(kinds or CLIENT_KINDS), kinds=kinds or CLIENT_KINDS)

@@ -15,6 +15,7 @@ import click
 
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.registry.command_listing import list_commands
+from djinn_core.registry.embedded_executors import INSTALL_SERVER
 
 if TYPE_CHECKING:
     from djinn_core.registry.commands import PluginCommands
@@ -74,7 +75,7 @@ class LazyGroup(click.Group):
             if args[0] in PACKAGES:
                 ctx.fail(" ".join([_to_install(args[0]), *_absent(_offered(ctx))]))
             there = sorted({*COMMANDS, *_offered(ctx).commands})
-            close = difflib.get_close_matches(args[0], there, 1)
+            close = difflib.get_close_matches(args[0], sorted({*there, *PACKAGES}), 1)
             hint = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(there)}."
             ctx.fail(" ".join([f"There is no command '{args[0]}'. {hint}", *_absent(_offered(ctx))]))
         return super().resolve_command(ctx, args)
@@ -129,6 +130,8 @@ def _offered(ctx: click.Context) -> PluginCommands:
 
 def _to_install(command: str) -> str:
     place = PACKAGES[command]
+    if place == "djinn_server":
+        return f"`djinn {command}` is in the package djinn-server, which is not installed. {INSTALL_SERVER}"
     return (
         f"`djinn {command}` is in a package of Djinn's repository that is not in use: `pip install ./{place}` in a "
         "checkout. `djinn plugins` shows what is installed, disabled or broken."

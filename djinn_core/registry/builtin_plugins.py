@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Collection
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Final
 
 # By name of the plugin the kind of its hook and its module, in pipeline order. The name is that of the module.
@@ -23,14 +22,15 @@ _MODULES: Final = MappingProxyType({
 })  # fmt: skip
 
 
-def builtin_plugins(kinds: Collection[str] | None = None) -> dict[str, ModuleType]:
-    """Import the built-in plugins of these kinds, or all, and return them by name in pipeline order.
+def builtin_plugins(kinds: Collection[str] | None = None) -> dict[str, str]:
+    """Return modules of the built-in plugins of these kinds, or of all, by name in pipeline order. None is imported yet.
 
-    The plugins of a package that is not installed are left out: a client may lack the server, and a server the client.
+    The plugins of a package that is not installed are left out: a client may lack the server, and a server the client. A package
+    that cannot be imported makes its plugins fail as those of strangers do.
     """
     wanted = {name: folder for name, (kind, folder) in _MODULES.items() if kinds is None or kind in kinds}
     return {
-        name: importlib.import_module(f"{folder}.{name}")
+        name: f"{folder}.{name}"
         for name, folder in wanted.items()
         if importlib.util.find_spec(folder.partition(".")[0]) is not None
     }

@@ -133,7 +133,7 @@ def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
     """The plugins that are part of Djinn, in the order in which they are given."""
     version = core_version()
     return tuple(
-        PluginCandidate(name, CORE_DISTRIBUTION, version, partial(_given, plugin), builtin=True)
+        PluginCandidate(name, CORE_DISTRIBUTION, version, partial(_built_in, plugin), builtin=True)
         for name, plugin in builtins.items()
     )
 
@@ -182,6 +182,11 @@ def _imported(name: str, alternatives: str) -> ModuleType:
             f"no plugin is installed as {name!r}, and the module of that name has no `djinn_api_version`{alternatives}"
         )
     return module
+
+
+def _built_in(plugin: object) -> object:
+    """Import a plugin that is given as the name of its module."""
+    return importlib.import_module(plugin) if isinstance(plugin, str) else plugin
 
 
 def _given(plugin: object) -> object:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from djinn_core.errors import StartupError
-from djinn_core.registry.entry_points import installed_points
+from djinn_core.errors import DjinnError, StartupError
+from djinn_core.registry.entry_points import DiscoveredEntryPoint, installed_points
 from djinn_core.system.processes import CLIENT_ONLY
 
 if TYPE_CHECKING:
@@ -115,17 +115,49 @@ def find_starter() -> ExecutorStarter:
     """Return the starter of the installed server package.
 
     Raises:
-        StartupError: the system runs clients only, or the package is not installed. The message says what to do.
+        StartupError: the system runs clients only, or the package is not installed, or cannot be imported, or two packages claim
+            to start executors. The message says what to do.
     """
     check_platform()
-    for _, points in installed_points():
-        for point in points:
-            if point.group == GROUP:
-                return cast("ExecutorStarter", point.entry_point.load())
+    if found := _points():
+        return _load(found)
     raise StartupError(
         "this program has no server, and the package djinn-server, which runs programs on this machine, is not installed. "
         f"{INSTALL_SERVER} Or name a server: djinn.configure(servers=[...])"
     )
+
+
+def check_starter() -> None:
+    """Raise `StartupError` if a server package is installed and cannot start executors."""
+    if found := _points():
+        _load(found)
+
+
+def _points() -> dict[str, DiscoveredEntryPoint]:
+    """Entry points by distribution. A distribution that lies on the import path twice counts once, where it comes first."""
+    found: dict[str, DiscoveredEntryPoint] = {}
+    for _, points in installed_points():
+        for point in points:
+            if point.group == GROUP:
+                found.setdefault(point.distribution, point)
+    return found
+
+
+def _load(points: dict[str, DiscoveredEntryPoint]) -> ExecutorStarter:
+    if len(points) > 1:
+        raise StartupError(
+            f"{' and '.join(sorted(points))} both start executors of programs (entry point group `{GROUP}`): uninstall one"
+        )
+    (point,) = points.values()
+    try:
+        return cast("ExecutorStarter", point.entry_point.load())
+    except DjinnError:
+        raise
+    except Exception as error:
+        raise StartupError(
+            f"the package {point.distribution} {point.version}, which runs programs on this machine, cannot be imported "
+            f"({type(error).__name__}: {error}): install it again, or uninstall it and name a server. {INSTALL_SERVER}"
+        ) from error
 
 
 def check_platform() -> None:

@@ -192,7 +192,7 @@ class Gateway:
         from djinn_core.registry.builtin_plugins import builtin_plugins
 
         kinds = GATEWAY_KINDS - {"devices"}  # those are queried in a process of their own
-        registry = load_registry(self._config.executor.plugins, builtins=builtin_plugins(), kinds=kinds)
+        registry = load_registry(self._config.executor.plugins, builtins=builtin_plugins(kinds), kinds=kinds)
         self._authentication.use(registry, self._config.access.authenticators)
         self._events.observe_with(registry)
         return registry

@@ -28,7 +28,9 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
         ConfigurationError: the connection file cannot be read, or there is no token.
         PluginError: a plugin that was asked for cannot be used.
     """
-    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
+    registry = load_registry(
+        Selection.from_settings(settings), builtins=builtin_plugins({"transports"}), kinds={"transports"}
+    )
     servers = find_servers(settings, registry.transports)
     if servers is None:
         return {}
@@ -133,7 +135,9 @@ def kill_session(settings: Settings, session: str) -> dict[str, Killed | DjinnEr
     servers = find_servers(settings)
     if servers is None:
         return {}
-    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
+    registry = load_registry(
+        Selection.from_settings(settings), builtins=builtin_plugins({"transports"}), kinds={"transports"}
+    )
     transports = servers.transports(registry.transports)
     replies: dict[str, Killed | DjinnError] = {}
     for url in servers.urls:
