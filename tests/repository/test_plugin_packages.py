@@ -34,33 +34,29 @@ def imported(path):
 
 @cache
 def names_of_the_server():
-    """Return the names of `djinn`'s modules that come from `djinn_server`, and None in place of a name for a whole module that imports it."""
-    found = set()
-    for path in ROOT.glob("djinn/*.py"):
-        lazy = "if TYPE_CHECKING:" in path.read_text()
-        for module, name in imported(path):
-            if module.startswith("djinn_server."):
-                found.add((f"djinn.{path.stem}", name if lazy else None))
-    return found
+    """Return the names of `djinn`'s modules that come from `djinn_server`. Each is imported when it is asked for."""
+    return {
+        (f"djinn.{path.stem}", name)
+        for path in ROOT.glob("djinn/*.py")
+        for module, name in imported(path)
+        if module.startswith("djinn_server.")
+    }
 
 
 def needs_server(package):
     """Return True if a plugin imports something of the server package."""
     files = (package / f"djinn_{package.name}").rglob("*.py")
-    uses = {
-        use
-        for path in files
-        if str(path.relative_to(package)) not in SERVERS_MODULES
-        for module, name in imported(path)
-        for use in ((module, name), (module, None))
-    }
+    uses = {use for path in files if str(path.relative_to(package)) not in SERVERS_MODULES for use in imported(path)}
     return bool(uses & names_of_the_server())
 
 
 def test_names_of_the_server_are_found():
-    assert {("djinn.launchers", None), ("djinn.weights", "open_folder"), ("djinn.operations", "PageServer")} <= (
-        names_of_the_server()
-    )
+    wanted = {
+        ("djinn.launchers", "LocalLauncher"),
+        ("djinn.weights", "open_folder"),
+        ("djinn.operations", "PageServer"),
+    }
+    assert wanted <= names_of_the_server()
     assert ("djinn.operations", "read_status") not in names_of_the_server()
 
 
