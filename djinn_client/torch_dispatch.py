@@ -1,4 +1,7 @@
-"""The private functions of PyTorch's dispatcher, autograd engine and modules that clients need; `torch_private.missing` says which are not there."""
+"""Private functions of PyTorch's dispatcher, autograd engine and modules that clients call.
+
+`torch_private.missing` lists those that the installed PyTorch lacks.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ def without_modes(function: F) -> F:
 
 
 def notes_views_and_writes() -> AbstractContextManager[object]:
-    """Return a context in which PyTorch marks views and increments versions inside `__torch_dispatch__`, as in other backends' kernels."""
+    """Return a context for `__torch_dispatch__` in which PyTorch marks views and increments versions."""
     key = torch._C.DispatchKey.ADInplaceOrView
     guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(key, False)
     return guard

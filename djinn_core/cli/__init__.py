@@ -15,7 +15,6 @@ import click
 
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.registry.command_listing import list_commands
-from djinn_core.registry.embedded_executors import INSTALL_SERVER
 
 if TYPE_CHECKING:
     from djinn_core.registry.commands import PluginCommands
@@ -131,6 +130,8 @@ def _offered(ctx: click.Context) -> PluginCommands:
 def _to_install(command: str) -> str:
     place = PACKAGES[command]
     if place == "djinn_server":
+        from djinn_core.registry.embedded_executors import INSTALL_SERVER
+
         return f"`djinn {command}` is in the package djinn-server, which is not installed. {INSTALL_SERVER}"
     return (
         f"`djinn {command}` is in a package of Djinn's repository that is not in use: `pip install ./{place}` in a "

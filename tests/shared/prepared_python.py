@@ -1,9 +1,8 @@
-"""Python processes that need not import torch and Djinn first: they are forked from one that has.
+"""Fork Python processes from a prepared process that has imported torch and Djinn.
 
-An interpreter takes 1.3 s of a core for torch, one for what torch imports at its first ops, one for Djinn with its plugins, and
-half a second at its end; a fork takes a tenth in all. What is started this way is a process of its own in every other respect:
-its arguments, folder, environment, standard streams and end are those that it would have. `import djinn` in a fork registers the
-device there. The executors of a fork are forked, too.
+A new interpreter spends 1.3 s of a core on torch, 1 s on modules that torch imports at its first ops, 1 s on Djinn with its plugins,
+and 0.5 s at its end. A fork spends a tenth of that in all. A fork has its own arguments, folder, environment, standard streams and exit
+status. `import djinn` registers the device in the fork. The executors of a fork are forks too.
 
 Not for tests of how an interpreter begins and ends: command lines in `/proc`, what is imported when, objects that are finalized
 with the modules.
@@ -309,7 +308,7 @@ class ImportedBefore:
 
 
 def prepared_server(address):
-    """The fork server of this process, whose forks are what their orders say."""
+    """Fork server of this process. An order says whether its fork runs a program, a server or an executor."""
     from djinn_server.fork_server import ForkServer
 
     class Prepared(ForkServer):
