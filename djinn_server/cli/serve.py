@@ -347,23 +347,28 @@ def _serve(config: GatewayConfig) -> None:
 
 
 def _announce(serving: GatewayHandle) -> None:
+    """Print where the server is reached, in one write: a reader that sees a line of it can read all of them."""
+    click.echo("\n".join(_announcement(serving)))
+
+
+def _announcement(serving: GatewayHandle) -> Iterator[str]:
     for executor in serving.executors:
         device, where = executor.ready.device, f" on {executor.place}" if executor.place else ""
-        click.echo(f"Executor for {device.id} ({device.name}), process {executor.process_id}{where}")
+        yield f"Executor for {device.id} ({device.name}), process {executor.process_id}{where}"
     for url in serving.urls:
-        click.echo(f"Listening at {url}")
+        yield f"Listening at {url}"
     if serving.operations:
         routes = ", ".join(["/livez", "/readyz", "/metrics", *(f"/{name}" for name in serving.pages)])
-        click.echo(f"Operations at {serving.operations}: {routes}")
+        yield f"Operations at {serving.operations}: {routes}"
     if serving.fingerprint:
-        click.echo(f"Certificate {serving.fingerprint}")
+        yield f"Certificate {serving.fingerprint}"
     if serving.authenticators:
-        click.echo(f"Clients are authenticated by tokens and by {', '.join(serving.authenticators)}")
-    click.echo(f"The token ({serving.token_from}) is in {serving.connection_file}")
-    click.echo(f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}")
+        yield f"Clients are authenticated by tokens and by {', '.join(serving.authenticators)}"
+    yield f"The token ({serving.token_from}) is in {serving.connection_file}"
+    yield f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}"
     if line := _for_other_machines(serving):
-        click.echo(f"On other machines: {line}")
-        click.echo(f"There with DJINN_TOKEN as well, or a copy of {serving.connection_file} as DJINN_CONNECTION_FILE")
+        yield f"On other machines: {line}"
+        yield f"There with DJINN_TOKEN as well, or a copy of {serving.connection_file} as DJINN_CONNECTION_FILE"
 
 
 def _for_other_machines(serving: GatewayHandle) -> str:

@@ -70,7 +70,7 @@ def serve(file):
         connection_file=Path(file),
         drain_seconds=0.5,
     )
-    serve_gateway(config, lambda _: None)
+    serve_gateway(config, lambda _: print("Clients on this machine: by the connection file", flush=True))
 
 
 if __name__ == "__main__":

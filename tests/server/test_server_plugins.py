@@ -228,7 +228,7 @@ def registry():
 
 
 def test_an_authenticator_of_a_plugin_tells_who_comes(guarded):
-    wait_for(lambda: "Clients are authenticated by tokens and by badges" in guarded.log, "the announcement")
+    assert "Clients are authenticated by tokens and by badges" in guarded.log
     with configured(servers=(guarded.server.url("tcp"),), token="badge:alice"):
         assert torch.ones(3, device=DEVICE).sum().item() == 3.0
         (status,) = ask_servers(guarded.settings("badge:alice")).values()

@@ -75,11 +75,14 @@ def start_server(start: Callable[..., Any], folder: Path, *options: str, env: di
 
 
 def started(start: Callable[..., Any], command: list[object], folder: Path, env: dict[str, str]) -> Server:
-    """The server that a command starts, once it has written `connection.json` in the folder."""
+    """The server that a command starts, once it has printed where clients reach it.
+
+    The connection file of the folder is written before: a test that reads the log cannot go by it.
+    """
     file, log = folder / "connection.json", folder / "log"
     with log.open("wb") as output:
         process = start(*command, stdout=output, stderr=output, env=env)
-    wait_for(lambda: file.exists() or process.poll() is not None, "the connection file")
+    wait_for(lambda: "Clients on this machine" in log.read_text() or process.poll() is not None, "the announcement")
     assert process.poll() is None, log.read_text()
     return Server(process, file, log)
 

@@ -8,7 +8,7 @@ import sys
 
 import attrs
 import pytest
-from servers import Server, start_server, wait_for
+from servers import Server, start_server
 
 
 @attrs.frozen
@@ -41,7 +41,6 @@ def start_guarded(python, plain_environment):
         options = ("--threads", "1", "--store-gib", "0", "--drain-seconds", "1", "--token-file", str(file), *options)
         server = start_server(python.start, folder, *options, "--operations-port", str(port), env=plain_environment)
         started.append(server)
-        wait_for(lambda: "Clients on" in server.log.read_text(), "the addresses")
         return Guarded(server, _address(server.log.read_text()), made)
 
     yield start
