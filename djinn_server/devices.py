@@ -59,7 +59,7 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
         kinds = ", ".join(d.name for d in devices) or "none"
         raise StartupError(
             f"there is no device {wanted!r} here (kinds of device: {kinds}). Other kinds come with plugins, such as those in "
-            "plugins/devices of the checkout; `djinn plugins` shows what is installed"
+            "plugins/cuda of the checkout; `djinn plugins` shows what is installed"
         )
     index = int(index_text or 0)
     found = device.discover()

@@ -29,7 +29,7 @@ project_copyright = author
 release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**", "plugins/*/*/README.md", "changelog.d/README.md"]
+include_patterns = ["*.md", "docs/**", "plugins/*/README.md", "changelog.d/README.md"]
 exclude_patterns = ["docs/site/**"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["html_image"]
@@ -82,7 +82,7 @@ def add_toctrees(app: Sphinx, page: str, source: list[str]) -> None:
     elif page == "docs/decisions/README":
         source[0] += _toctree("", ["*"], "glob")
     elif page == "docs/plugins":
-        source[0] += _toctree("", ["/plugins/*/*/README", "/changelog.d/README"], "glob")
+        source[0] += _toctree("", ["/plugins/*/README", "/changelog.d/README"], "glob")
 
 
 def _section(part: str) -> str:

@@ -104,7 +104,7 @@ def imports_between_modules(files: Iterable[str]) -> tuple[list[Import], set[str
 
     Imports inside functions and under `TYPE_CHECKING` count: whoever reads one module of the circle needs the other.
     """
-    packages = [match for path in files if (match := re.fullmatch(r"(|plugins/\w+/\w+/)(\w+)/__init__\.py", path))]
+    packages = [match for path in files if (match := re.fullmatch(r"(|plugins/\w+/)(\w+)/__init__\.py", path))]
     sys.path[:0] = [str(ROOT / match[1]) for match in packages]
     graph = grimp.build_graph(*(match[2] for match in packages), cache_dir=None)
     imports = [(module, other) for module in graph.modules for other in graph.find_modules_directly_imported_by(module)]
@@ -144,12 +144,12 @@ def names_of(path: str) -> int:
 
 def counts(files: list[str]) -> dict[str, Figure]:
     """Count plugin packages, public names, and pages and words of the documents for users."""
-    plugins = [path for path in files if re.fullmatch(r"plugins/\w+/\w+/pyproject\.toml", path)]
+    plugins = [path for path in files if re.fullmatch(r"plugins/\w+/pyproject\.toml", path)]
     names = {path: names_of(path) for path in files if re.fullmatch(r"djinn/(?:\w+/)*(?:__init__|[a-z]\w*)\.py", path)}
     pages = [path for path in files if re.fullmatch(r"docs/[^/]+\.md|README\.md", path)]
     words = {path: len((ROOT / path).read_text(encoding="utf-8").split()) for path in pages}
     return {
-        "plugin_packages": Figure(len(plugins), "plugins/*/*/pyproject.toml"),
+        "plugin_packages": Figure(len(plugins), "plugins/*/pyproject.toml"),
         "public_names": Figure(sum(names.values()), f"`__all__` (most names: {most(names)})"),
         "pages": Figure(len(pages), "docs/*.md and README.md"),
         "words": Figure(sum(words.values()), f"docs and README.md (most words: {most(words)})"),

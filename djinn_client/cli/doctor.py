@@ -44,7 +44,7 @@ from djinn_core.torch_private import missing
 
 T = TypeVar("T")
 
-_INSTALL = "Install Djinn from its checkout: `pip install -e . -e ./plugins/transports/tcp`."
+_INSTALL = "Install Djinn from its checkout: `pip install -e . -e ./plugins/tcp`."
 _OPTIONAL = ("djinn-native", "djinn-server")  # clients need the one, machines that serve the other
 PATIENCE = 5.0  # seconds for each server: a person is waiting
 

@@ -50,8 +50,8 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
             return transport
     schemes = ", ".join(sorted(s for transport in known for s in transport.schemes)) or "none"
     raise PluginError(
-        f"no transport for {scheme}:// is installed (installed: {schemes}). Install a transport from plugins/transports of Djinn's "
-        "repository, for example `pip install ./plugins/transports/tcp`. `djinn plugins` lists installed, broken and disabled plugins"
+        f"no transport for {scheme}:// is installed (installed: {schemes}). Install one from plugins of Djinn's "
+        "repository, for example `pip install ./plugins/tcp`. `djinn plugins` lists installed, broken and disabled plugins"
     )
 
 

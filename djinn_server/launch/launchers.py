@@ -44,8 +44,8 @@ def launcher_named(engine: str, launchers: Iterable[Launcher]) -> Launcher:
     known = {launcher.name: launcher for launcher in launchers}
     if engine not in known:
         raise PluginError(
-            f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *known}))}). Install a launcher from "
-            "plugins/launchers of Djinn's repository, for example `pip install './plugins/launchers/ray[ray]'`. `djinn plugins` "
+            f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *known}))}). Install one from "
+            "plugins of Djinn's repository, for example `pip install './plugins/ray[ray]'`. `djinn plugins` "
             "lists installed, broken and disabled plugins"
         )
     return known[engine]

@@ -125,7 +125,7 @@ def configured_transports(
     found = listening_transports(transports, tls, addresses)
     if not found:
         raise PluginError(
-            "there is no transport to listen with: install one, such as those in plugins/transports of the checkout; `djinn "
+            "there is no transport to listen with: install one, such as plugins/tcp of the checkout; `djinn "
             "plugins` shows what is installed and what is broken or disabled"
             + (
                 f", and --without-transport leaves out {', '.join(sorted(addresses.without))}"

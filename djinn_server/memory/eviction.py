@@ -86,7 +86,7 @@ def decider(registry: Registry, name: str) -> Decider:
             return Decider(policy, registry.owner("memory_policies", name))
     there = ", ".join(sorted({_BUILT_IN.name, *(policy.name for policy in registry.memory_policies)}))
     raise StartupError(
-        f"there is no memory policy {name!r} here (memory policies: {there}). They come with plugins, such as those in plugins/memory of the checkout; "
+        f"there is no memory policy {name!r} here (memory policies: {there}). They come with plugins, such as plugins/lru of the checkout; "
         "`djinn plugins` shows what is installed"
     )
 

@@ -75,7 +75,7 @@ def read_headers(
             return [(file, file.version(), _header(form, file)) for file in counted]
     known = ", ".join(suffix for form in formats for suffix in form.suffixes)
     raise ValueError(
-        f"there is no file with weights of a format in use ({known}); packages in plugins/weight_formats of Djinn's repository read others"
+        f"there is no file with weights of a format in use ({known}); plugins/checkpoints and plugins/gguf of Djinn's repository read others"
     )
 
 

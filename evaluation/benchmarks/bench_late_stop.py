@@ -1,4 +1,4 @@
-"""`generate()` over a slow link, with each stop check waited for and with late ones (`plugins/interception/late_stop`).
+"""`generate()` over a slow link, with each stop check waited for and with late ones (`plugins/late_stop`).
 
     python -m evaluation.benchmarks.bench_late_stop [--json] [--quick] [--case late_30_ms]
 

@@ -116,7 +116,7 @@ def command_of(checkout: Path) -> tuple[str, dict[str, str]]:
     if own.exists():
         environment.pop("PYTHONPATH", None)
         return str(own), environment
-    folders = [checkout, *sorted(checkout.glob("plugins/*/*"))]
+    folders = [checkout, *sorted(checkout.glob("plugins/*"))]
     return sys.executable, environment | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 

@@ -238,7 +238,7 @@ def calibrate(effort: Effort) -> None:
     open_session(executors=1, threads=effort.threads)
     models = calibrated_models(client.registry().cost_models)
     if not models:
-        raise CannotMeasureError("no cost model can be calibrated: install plugins/costs/roofline")
+        raise CannotMeasureError("no cost model can be calibrated: install plugins/roofline")
     with measuring() as clock:
         bench = Bench(clock, torch.device(REMOTE), models)
         for _ in range(min(effort.rounds, 3)):

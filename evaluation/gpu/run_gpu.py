@@ -74,7 +74,7 @@ def of_plugin(folder: str, covers: str) -> Part:
 
 ALL = (
     own("devices", "the device's name and memory, as a client sees them"),
-    of_plugin("plugins/devices/cuda", "copies beside ops, memory figures of the device itself"),
+    of_plugin("plugins/cuda", "copies beside ops, memory figures of the device itself"),
     own("training", "training equals that on the device here"),
     own("generation", "generation equals that on the device here"),
     own("randomness", "random numbers are those of the device here"),
@@ -95,8 +95,8 @@ ALL = (
     own("inductor", "compiled by inductor", 420),
     own("cudagraphs", "CUDA graphs", 420, gpu=True),
     own("tensorrt", "TensorRT", 600, gpu=True),
-    of_plugin("plugins/compilers/cudagraphs", "the conformance suite of compilers with CUDA graphs"),
-    of_plugin("plugins/compilers/tensorrt", "the conformance suite of compilers with TensorRT"),
+    of_plugin("plugins/cudagraphs", "the conformance suite of compilers with CUDA graphs"),
+    of_plugin("plugins/tensorrt", "the conformance suite of compilers with TensorRT"),
     own("calibration", "measured speeds", 600),
     own("ray", "an executor that a Ray cluster starts", 420),
     own("two_gpus", "two GPUs as one device", gpu=True),

@@ -22,7 +22,7 @@ from evaluation.environments import torch_requirement
 BUILD = ROOT / "build" / "matrix"
 VERSIONS = ("3.11", "3.12", "3.13", "3.13t", "3.14", "3.14t")
 WITHOUT_TORCH = Path(__file__).with_name("without_torch.py")
-PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 HOUR = 3600
 
 

@@ -60,10 +60,10 @@ def test_a_renderer_is_found_by_format_and_by_ending(result: PipelineResult, tmp
 
 
 def test_what_is_missing_can_be_installed(tmp_path: Path) -> None:
-    with pytest.raises(djinn.ConfigurationError, match=r"end in \.svg \(there are: none\)\. .*plugins/renderers/html"):
+    with pytest.raises(djinn.ConfigurationError, match=r"end in \.svg \(there are: none\)\. .*plugins/html"):
         renderer_for(tmp_path / "a.svg", registry_of())
     with pytest.raises(
-        djinn.ConfigurationError, match=r"no format 'svg' \(there are: text, json, dots\)\. .*plugins/renderers/html"
+        djinn.ConfigurationError, match=r"no format 'svg' \(there are: text, json, dots\)\. .*plugins/html"
     ):
         renderer_of("svg", registry_of(Dots()))
 

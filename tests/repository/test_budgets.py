@@ -22,9 +22,9 @@ FILES = {
     "docs/image.svg": "<svg>\n" * 100,
     "docs/page.md": "One two three.\n",
     "docs/decisions/0001.md": "No page of the documents.\n",
-    "plugins/patterns/some/djinn_some/__init__.py": "",
-    "plugins/patterns/some/djinn_some/matcher.py": "import djinn.hooks\n",
-    "plugins/patterns/some/pyproject.toml": "#\n" * 4,
+    "plugins/some/djinn_some/__init__.py": "",
+    "plugins/some/djinn_some/matcher.py": "import djinn.hooks\n",
+    "plugins/some/pyproject.toml": "#\n" * 4,
     "README.md": "# Title\n\nFour words of text.\n",
     "budgets.toml": """\
 # The comment stays.
@@ -71,7 +71,7 @@ CHANGES = {
     "docs/image.svg": "<svg>\n" * 999,
     "docs/new.md": "One.\n",
     "new/run": "exit\n",
-    "plugins/patterns/new/pyproject.toml": "#\n",
+    "plugins/new/pyproject.toml": "#\n",
 }
 EXCEEDED = {
     "lines.djinn": 906,

@@ -82,7 +82,7 @@ def test_the_lock_file_has_what_development_installs(root):
     assert others >= {"libraries", "docs", "notebooks"}
     installed += others
     needed = {name_of(requirement) for extra in installed for requirement in extras[extra]}
-    packages = ("pyproject.toml", "djinn_server/pyproject.toml", "plugins/*/*/pyproject.toml")
+    packages = ("pyproject.toml", "djinn_server/pyproject.toml", "plugins/*/pyproject.toml")
     for path in (path for pattern in packages for path in root.glob(pattern)):
         needed |= {name_of(requirement) for requirement in tomllib.loads(path.read_text())["project"]["dependencies"]}
     missing = needed - {name_of(line) for line in locked(root)} - {"torch"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted(path for pattern in ("*.md", "docs/**/*.md", "plugins/*/*/README.md") for path in ROOT.glob(pattern))
+DOCUMENTS = sorted(path for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md") for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 # It imports six libraries, whose plugins have tests of their own: `python -m evaluation documents` runs it as well.
 LONG = {"docs/libraries.md"}

@@ -19,7 +19,7 @@ COMMAND = re.compile(
 PROSE = re.compile(r"\binstall(?:ing)?(?: the)?(?: package)?\s+[`'\"]?djinn[-_][a-z{]", re.IGNORECASE)
 ANY = re.compile(r"\binstall|\binject |\b(?:uv|poetry|pdm) add |\bpip3? download ", re.IGNORECASE)
 BUILT = re.compile(r"\bdjinn[-_]\{")
-TCP = re.compile(r"plugins/transports/tcp|plugins/\*/\*|PLUGINS")
+TCP = re.compile(r"plugins/tcp|plugins/\*|PLUGINS")
 OURS = re.compile(r"djinn([-_.\[<>=!~@{].*)?")
 
 
@@ -112,8 +112,8 @@ def test_install_command_of_our_names_is_found(source, tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "pip install -e . ./plugins/transports/tcp 'plugins/launchers/ray[ray]'",
-        "pip install -e . -e ./djinn_server $(printf -- '-e %s ' plugins/*/*)",
+        "pip install -e . ./plugins/tcp 'plugins/ray[ray]'",
+        "pip install -e . -e ./djinn_server $(printf -- '-e %s ' plugins/*)",
         "pip install dist/djinn-26.11.0-*.whl djinn_tcp-26.11.0-py3-none-any.whl",
         "pipx inject djinn dist/djinn_tcp-26.11.0-*.whl",
         "pip uninstall djinn-example",

@@ -27,8 +27,8 @@ WORDS = re.compile(
     rf"\b({'|'.join(sorted(MODULES))})\b|\b(os|socket|select|signal|mmap|platform|sys|ctypes)(\.| import)|/(proc|sys|dev/shm)\b"
 )
 FORKING = ("os.fork", "os.pidfd_open", "os.setpgid", "select.POLLIN", "select.poll", "socket.AF_UNIX", "sys.platform")
-UCX = "plugins/transports/ucx/djinn_ucx/endpoints.py"
-CONNECT = "plugins/commands/connect/djinn_connect/"
+UCX = "plugins/ucx/djinn_ucx/endpoints.py"
+CONNECT = "plugins/connect/djinn_connect/"
 KNOWN = {
     ("djinn_native/__init__.py", "ctypes.CDLL"): "its own library, by its path",
     ("djinn_native/setup.py", "sys.platform"): "flags of compilers, before Djinn is installed",

@@ -13,7 +13,7 @@ from djinn_core.registry.registry import Selection, load_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPLEMENTATION = ("djinn_core", "djinn_client", "djinn_server")
-PACKAGES = sorted(path.parent.name for path in ROOT.glob("plugins/*/*/pyproject.toml"))
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 # Names of transports and devices are those of protocols and of hardware; names of patterns are what profiles speak of. Others may
 # be words of the core, too, where a line here says which.
 CHOSEN = (

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(path for pattern in ("*.md", "docs/**/*.md", "plugins/*/*/README.md") for path in ROOT.glob(pattern))
+PAGES = sorted(path for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md") for path in ROOT.glob(pattern))
 SITE = os.environ.get("SITE")
 CODE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 TO_HEADING = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")

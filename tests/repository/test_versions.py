@@ -15,7 +15,7 @@ PACKAGES = (
     "pyproject.toml",
     "djinn_native/pyproject.toml",
     "djinn_server/pyproject.toml",
-    "plugins/*/*/pyproject.toml",
+    "plugins/*/pyproject.toml",
 )
 CONSTANTS = ("djinn_core/__init__.py", "djinn_native/__init__.py", "djinn_server/__init__.py")
 CHART = "packaging/kubernetes/djinn/Chart.yaml"

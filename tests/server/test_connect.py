@@ -206,7 +206,7 @@ def test_a_wrong_token(server, registry):
 
 
 def test_a_scheme_without_a_transport_names_the_folder_of_transports(registry):
-    with pytest.raises(PluginError, match=r"no transport for quic://.*plugins/transports"):
+    with pytest.raises(PluginError, match=r"no transport for quic://.*plugins/tcp"):
         open_connections(Settings(servers=("quic://host:1",), token="t"), registry)
 
 

@@ -121,5 +121,5 @@ def test_what_no_format_reads_is_not_opened(models):
     torch.save({"a": torch.ones(2)}, models / "pytorch_model.bin")
     with pytest.raises(WeightsUnavailable, match="no files with weights"):
         WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{models}")
-    with pytest.raises(WeightsUnavailable, match=r"format in use.*plugins/weight_formats"):
+    with pytest.raises(WeightsUnavailable, match=r"format in use.*plugins/checkpoints"):
         WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{models}/pytorch_model.bin")
