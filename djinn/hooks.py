@@ -24,26 +24,37 @@ from djinn_core.hookspecs import API_VERSION, hookimpl
 
 # A plugin imports of all this what it names (`__getattr__`).
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionPolicy, AdmissionRefusal, AdmissionRequest
-    from djinn_core.hookspecs.api import ApiName
-    from djinn_core.hookspecs.assignment import (
+    from djinn_core.hookspecs.admission_policies import (
+        AdmissionDelay,
+        AdmissionPolicy,
+        AdmissionRefusal,
+        AdmissionRequest,
+    )
+    from djinn_core.hookspecs.api_names import ApiName
+    from djinn_core.hookspecs.assignment_policies import (
         AssignmentPolicy,
         AssignmentRefusal,
         AssignmentRequest,
         ExecutorLoad,
         TenantLoad,
     )
-    from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
+    from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
     from djinn_core.hookspecs.compilers import Compiler, CompilerContext, PreparedCompiler, Replay
-    from djinn_core.hookspecs.costs import BackgroundCalibrated, CalibratedCostModel, CostModel, Probe
+    from djinn_core.hookspecs.cost_models import BackgroundCalibrated, CalibratedCostModel, CostModel, Probe
     from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
     from djinn_core.hookspecs.growth import GrowthTolerant
     from djinn_core.hookspecs.integrations import Integration
-    from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.hookspecs.interceptors import Interceptor
     from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish, NoticedLaunched
-    from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
+    from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
     from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
-    from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
+    from djinn_core.hookspecs.operations_pages import (
+        EventFeed,
+        HttpResponse,
+        OperationsPages,
+        PageRequest,
+        WatchedServer,
+    )
     from djinn_core.hookspecs.optimizations import (
         Judge,
         Optimization,
@@ -54,7 +65,7 @@ if TYPE_CHECKING:
         Trial,
     )
     from djinn_core.hookspecs.patterns import Pattern
-    from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy, PreferredPolicy
+    from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy, PreferredPolicy
     from djinn_core.hookspecs.quotas import Quota
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker, SchedulingContext
@@ -77,7 +88,7 @@ if TYPE_CHECKING:
         TransportCapabilities,
     )
     from djinn_core.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
-    from djinn_core.hookspecs.weights import (
+    from djinn_core.hookspecs.weight_sources import (
         DownloadingSource,
         LocalPlace,
         MappableFile,
@@ -283,30 +294,30 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_core.hookspecs.admission": "AdmissionDelay AdmissionPolicy AdmissionRefusal AdmissionRequest",
-    "djinn_core.hookspecs.api": "ApiName",
-    "djinn_core.hookspecs.assignment": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
-    "djinn_core.hookspecs.authentication": "Authenticator Credentials Denial Identity",
+    "djinn_core.hookspecs.admission_policies": "AdmissionDelay AdmissionPolicy AdmissionRefusal AdmissionRequest",
+    "djinn_core.hookspecs.api_names": "ApiName",
+    "djinn_core.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
+    "djinn_core.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
     "djinn_core.hookspecs.compilers": "Compiler CompilerContext PreparedCompiler Replay",
-    "djinn_core.hookspecs.costs": "BackgroundCalibrated CalibratedCostModel CostModel Probe",
+    "djinn_core.hookspecs.cost_models": "BackgroundCalibrated CalibratedCostModel CostModel Probe",
     "djinn_core.hookspecs.devices": "Device DeviceRuntime Timekeeper",
     "djinn_core.hookspecs.growth": "GrowthTolerant",
     "djinn_core.hookspecs.integrations": "Integration",
-    "djinn_core.hookspecs.interception": "Interceptor",
+    "djinn_core.hookspecs.interceptors": "Interceptor",
     "djinn_core.hookspecs.launchers": "Badge ExecutorOptions Launched Launcher LaunchWish NoticedLaunched",
-    "djinn_core.hookspecs.memory": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
+    "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
     "djinn_core.hookspecs.observers": "Event Observer TracingObserver",
-    "djinn_core.hookspecs.operations": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
+    "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
     "djinn_core.hookspecs.optimizations": "Judge Optimization OptimizationContext PlacementJudge PlacementTrial RoundingOptimization Trial",
     "djinn_core.hookspecs.patterns": "Pattern",
-    "djinn_core.hookspecs.placement": "PlacementContext PlacementPolicy PreferredPolicy",
+    "djinn_core.hookspecs.placement_policies": "PlacementContext PlacementPolicy PreferredPolicy",
     "djinn_core.hookspecs.quotas": "Quota",
     "djinn_core.hookspecs.renderers": "Renderer",
     "djinn_core.hookspecs.schedulers": "PreferredScheduler ScheduleMaker SchedulingContext",
     "djinn_core.hookspecs.server_observers": "ServerEvent ServerObserver",
     "djinn_core.hookspecs.transports": "Buffer Connection Described Frame Holding Limits LinkFacts LinkMeasured Listener PeerCertified PeerNamed SecurableTransport TlsOptions Transport TransportCapabilities",
     "djinn_core.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
-    "djinn_core.hookspecs.weights": "DownloadingSource LocalPlace MappableFile NetworkSource ReportDownload WeightFile WeightPermissions WeightSink WeightSource WritableSource",
+    "djinn_core.hookspecs.weight_sources": "DownloadingSource LocalPlace MappableFile NetworkSource ReportDownload WeightFile WeightPermissions WeightSink WeightSource WritableSource",
     "djinn_core.ir.arguments": "arguments slot_positions",
     "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
     "djinn_core.ir.graph": "Edge Graph Node",

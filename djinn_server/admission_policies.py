@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.hookspecs.admission import (
+from djinn_core.hookspecs.admission_policies import (
     CONNECTION,
     SESSION,
     SUBMISSION,

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from djinn_core.hookspecs.admission import AdmissionRequest
+from djinn_core.hookspecs.admission_policies import AdmissionRequest
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_server.admission_policies import AdmissionPolicies

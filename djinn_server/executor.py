@@ -27,7 +27,7 @@ import torch
 
 from djinn_core import logs
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
-from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.admission_policies import SESSION, AdmissionRefusal, AdmissionRequest
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.ir.operators import operators_digest

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
-from djinn_core.hookspecs.admission import SUBMISSION
+from djinn_core.hookspecs.admission_policies import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.handles import storage_of
 from djinn_core.logs import get_logger

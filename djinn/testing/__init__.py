@@ -8,27 +8,27 @@ from djinn._lazy_names import importing
 
 # Some suites need the client and some the server: each is imported when it is asked for.
 if TYPE_CHECKING:
-    from djinn.testing.admission import AdmissionPolicyConformance, sample_requests
-    from djinn.testing.api import ApiNameConformance
-    from djinn.testing.assignment import AssignmentPolicyConformance, sample_assignments
-    from djinn.testing.authentication import AuthenticatorConformance, wrong_credentials
+    from djinn.testing.admission_policies import AdmissionPolicyConformance, sample_requests
+    from djinn.testing.api_names import ApiNameConformance
+    from djinn.testing.assignment_policies import AssignmentPolicyConformance, sample_assignments
+    from djinn.testing.authenticators import AuthenticatorConformance, wrong_credentials
     from djinn.testing.builders import ProgramBuilder
     from djinn.testing.certificates import self_signed_tls
     from djinn.testing.commands import CommandConformance
     from djinn.testing.comparing import compare_results
     from djinn.testing.compilers import CompilerConformance
     from djinn.testing.contexts import optimization_context, placement_context, scheduling_context, topology
-    from djinn.testing.costs import CostModelConformance
+    from djinn.testing.cost_models import CostModelConformance
     from djinn.testing.devices import DeviceConformance
     from djinn.testing.integrations import IntegrationConformance
-    from djinn.testing.interception import InterceptorConformance
+    from djinn.testing.interceptors import InterceptorConformance
     from djinn.testing.launchers import LauncherConformance
-    from djinn.testing.memory import MemoryPolicyConformance, sample_evictions
+    from djinn.testing.memory_policies import MemoryPolicyConformance, sample_evictions
     from djinn.testing.observers import ObserverConformance
-    from djinn.testing.operations import OperationsPagesConformance
+    from djinn.testing.operations_pages import OperationsPagesConformance
     from djinn.testing.optimizations import OptimizationConformance
     from djinn.testing.patterns import PatternConformance
-    from djinn.testing.placement import PlacementPolicyConformance
+    from djinn.testing.placement_policies import PlacementPolicyConformance
     from djinn.testing.programs import sample_programs
     from djinn.testing.registration import PluginConformance
     from djinn.testing.renderers import RendererConformance
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from djinn.testing.tls_transports import TlsTransportConformance
     from djinn.testing.transports import TransportConformance
     from djinn.testing.weight_formats import WeightFormatConformance
-    from djinn.testing.weights import SAMPLE_FILE, WeightSourceConformance, open_permitted
+    from djinn.testing.weight_sources import SAMPLE_FILE, WeightSourceConformance, open_permitted
 
 __all__ = [
     "SAMPLE_FILE",
@@ -109,27 +109,27 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn.testing.admission": "AdmissionPolicyConformance sample_requests",
-    "djinn.testing.api": "ApiNameConformance",
-    "djinn.testing.assignment": "AssignmentPolicyConformance sample_assignments",
-    "djinn.testing.authentication": "AuthenticatorConformance wrong_credentials",
+    "djinn.testing.admission_policies": "AdmissionPolicyConformance sample_requests",
+    "djinn.testing.api_names": "ApiNameConformance",
+    "djinn.testing.assignment_policies": "AssignmentPolicyConformance sample_assignments",
+    "djinn.testing.authenticators": "AuthenticatorConformance wrong_credentials",
     "djinn.testing.builders": "ProgramBuilder",
     "djinn.testing.certificates": "self_signed_tls",
     "djinn.testing.commands": "CommandConformance",
     "djinn.testing.comparing": "compare_results",
     "djinn.testing.compilers": "CompilerConformance",
     "djinn.testing.contexts": "optimization_context placement_context scheduling_context topology",
-    "djinn.testing.costs": "CostModelConformance",
+    "djinn.testing.cost_models": "CostModelConformance",
     "djinn.testing.devices": "DeviceConformance",
     "djinn.testing.integrations": "IntegrationConformance",
-    "djinn.testing.interception": "InterceptorConformance",
+    "djinn.testing.interceptors": "InterceptorConformance",
     "djinn.testing.launchers": "LauncherConformance",
-    "djinn.testing.memory": "MemoryPolicyConformance sample_evictions",
+    "djinn.testing.memory_policies": "MemoryPolicyConformance sample_evictions",
     "djinn.testing.observers": "ObserverConformance",
-    "djinn.testing.operations": "OperationsPagesConformance",
+    "djinn.testing.operations_pages": "OperationsPagesConformance",
     "djinn.testing.optimizations": "OptimizationConformance",
     "djinn.testing.patterns": "PatternConformance",
-    "djinn.testing.placement": "PlacementPolicyConformance",
+    "djinn.testing.placement_policies": "PlacementPolicyConformance",
     "djinn.testing.programs": "sample_programs",
     "djinn.testing.registration": "PluginConformance",
     "djinn.testing.renderers": "RendererConformance",
@@ -141,7 +141,7 @@ _PLACES = {
     "djinn.testing.tls_transports": "TlsTransportConformance",
     "djinn.testing.transports": "TransportConformance",
     "djinn.testing.weight_formats": "WeightFormatConformance",
-    "djinn.testing.weights": "SAMPLE_FILE WeightSourceConformance open_permitted",
+    "djinn.testing.weight_sources": "SAMPLE_FILE WeightSourceConformance open_permitted",
 }
 
 if not TYPE_CHECKING:

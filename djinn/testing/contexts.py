@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djinn_core.hookspecs.optimizations import OptimizationContext
-from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.graph import Graph, Node, ProgramGraph

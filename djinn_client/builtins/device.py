@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from djinn_client.interception.install import install
 from djinn_core.hookspecs import API_VERSION, hookimpl
-from djinn_core.hookspecs.interception import Interceptor
+from djinn_core.hookspecs.interceptors import Interceptor
 
 djinn_api_version = API_VERSION
 

@@ -38,7 +38,7 @@ from djinn_client.runtime.sending.progress import progress_observers
 from djinn_client.runtime.session import Session
 from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost
-from djinn_core.hookspecs.interception import Interceptor
+from djinn_core.hookspecs.interceptors import Interceptor
 from djinn_core.hookspecs.observers import Observer
 from djinn_core.ir.handles import new_storage
 from djinn_core.ir.program import Program

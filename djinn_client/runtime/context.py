@@ -23,7 +23,7 @@ from djinn_core.system.gc_pause import collect_later
 if TYPE_CHECKING:
     from djinn_client.runtime.captured import Captured
     from djinn_core.hookspecs.integrations import Integration
-    from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.hookspecs.interceptors import Interceptor
     from djinn_core.ir.costs import Link
     from djinn_core.ir.result import PipelineResult
     from djinn_core.registry.embedded_executors import EmbeddedExecutor

@@ -91,7 +91,7 @@ def needing_new_session(
 def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
     """True if other plugins with compilers or memory policies that `settings` use are active, or with other settings."""
     kinds = {"compilers"} if settings.compilers else set()
-    kinds |= {"memory"} if settings.memory_gib else set()
+    kinds |= {"memory_policies"} if settings.memory_gib else set()
 
     def of_executors(registry: Registry) -> set[object]:
         found = {row for row in registry.rows if row.status == "active" and kinds.intersection(row.kind.split(","))}

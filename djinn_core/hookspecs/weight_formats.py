@@ -9,7 +9,7 @@ import attrs
 import torch
 from attrs.validators import instance_of, optional
 
-from djinn_core.hookspecs import hookspec, weights
+from djinn_core.hookspecs import hookspec, weight_sources
 from djinn_core.ir.checked_fields import mapping_of, tuple_of
 from djinn_core.wire import limits
 from djinn_core.wire.tensors import dtype_name
@@ -23,7 +23,7 @@ LONGEST_NAME: Final = limits.STORED_NAME
 class Decoding(Protocol):
     """Makes a tensor's contents from bytes of the file that are not these contents one after another."""
 
-    def read_into(self, file: weights.WeightFile, first: int, buffer: memoryview) -> None:
+    def read_into(self, file: weight_sources.WeightFile, first: int, buffer: memoryview) -> None:
         """Fill `buffer` (bytes) with the contents of the contiguous tensor from byte `first` on.
 
         Raises:
@@ -56,7 +56,7 @@ class HeaderEntry:
         """Name of its dtype in messages; that of the format where it cannot be read."""
         return self.stored_as if self.dtype is None else dtype_name(self.dtype)
 
-    def read_into(self, file: weights.WeightFile, first: int, buffer: memoryview) -> None:
+    def read_into(self, file: weight_sources.WeightFile, first: int, buffer: memoryview) -> None:
         """Fill `buffer` (bytes) with the contents of the contiguous tensor from byte `first` on.
 
         Raises:
@@ -76,7 +76,7 @@ class FileHeader:
     metadata: dict[str, str] = attrs.field(validator=mapping_of(str, str))
 
 
-def read_bytes(file: weights.WeightFile, start: int, size: int) -> bytes:
+def read_bytes(file: weight_sources.WeightFile, start: int, size: int) -> bytes:
     """So many bytes of a file.
 
     Raises:
@@ -114,7 +114,7 @@ class WeightFormat(Protocol):
     suffixes: tuple[str, ...]
     whole: tuple[str, ...]
 
-    def read_header(self, file: weights.WeightFile) -> FileHeader:
+    def read_header(self, file: weight_sources.WeightFile) -> FileHeader:
         """Read and check the header of a file. Files come from strangers: nothing in one is run, and what it says is bounded.
 
         Raises:

@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.hookspecs.growth import tolerates_growth
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext, keeps_rounding
 from djinn_core.hookspecs.patterns import Pattern
-from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from djinn_core.errors import DoesNotFit
-from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.hookspecs.optimizations import Optimization
-from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import Costs, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph

@@ -11,7 +11,7 @@ from djinn_core.registry.registry import Selection
 from djinn_core.settings import resolve
 
 API_GROUP: Final = "djinn.api"
-_KINDS: Final = frozenset({"api"})
+_KINDS: Final = frozenset({"api_names"})
 
 
 def find_api_name(name: str) -> Any | None:

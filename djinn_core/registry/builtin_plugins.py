@@ -9,16 +9,16 @@ from typing import Final
 
 # By name of the plugin the kind of its hook and its module, in pipeline order. The name is that of the module.
 _MODULES: Final = MappingProxyType({
-    "device": ("interception", "djinn_client.builtins"),
-    "costs": ("costs", "djinn_core.planning.builtins"),
-    "placement": ("placement", "djinn_core.planning.builtins"),
+    "device": ("interceptors", "djinn_client.builtins"),
+    "costs": ("cost_models", "djinn_core.planning.builtins"),
+    "placement": ("placement_policies", "djinn_core.planning.builtins"),
     "scheduling": ("schedulers", "djinn_core.planning.builtins"),
     "local": ("transports", "djinn_core.protocol"),
     "cpu": ("devices", "djinn_server.builtins"),
-    "memory": ("memory", "djinn_server.builtins"),
-    "weights": ("weights", "djinn_server.builtins"),
+    "memory": ("memory_policies", "djinn_server.builtins"),
+    "weights": ("weight_sources", "djinn_server.builtins"),
     "safetensors_files": ("weight_formats", "djinn_server.builtins"),
-    "assignment": ("assignment", "djinn_server.builtins"),
+    "assignment": ("assignment_policies", "djinn_server.builtins"),
 })  # fmt: skip
 
 

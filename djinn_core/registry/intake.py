@@ -88,7 +88,7 @@ class PluginLoader(msgspec.Struct):
 
     def ordered(self) -> dict[str, tuple[Any, ...]]:
         """By field of the registry the objects that were taken in, in the order in which the core asks them."""
-        return {kind.objects: tuple(self._ordered(kind.objects)) for kind in KINDS}
+        return {kind.name: tuple(self._ordered(kind.name)) for kind in KINDS}
 
     def _claim_name(self, candidate: PluginCandidate) -> None:
         first = self.names.setdefault(candidate.name, candidate)

@@ -1,4 +1,4 @@
-"""The kinds of plugin: one for each hook, in pipeline order, named like the folders under `plugins/` and the modules of the hooks."""
+"""The kinds of plugin: one for each hook, in pipeline order."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ class Kind(msgspec.Struct, frozen=True):
     What declares its hook is imported when it is asked for: that of commands needs no PyTorch.
 
     Attributes:
-        name: what `djinn plugins` shows, and the module in `djinn_core.hookspecs` that declares its hook.
-        objects: what its hook returns, in the plural, as in `Registry` and in the name of the hook.
+        name: what its hook returns, in the plural: the name in `djinn plugins`, in `Registry`, in the name of the hook, and of the
+            module in `djinn_core.hookspecs` that declares it.
         wanted: name of the type that each of these objects must satisfy, as that module has it.
         processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command `djinn`.
         optional: name of a Protocol whose members the objects may leave out; empty if there is none.
     """
 
     name: str
-    objects: str
     wanted: str
     processes: tuple[str, ...] = ("client",)
     optional: str = ""
@@ -32,7 +31,7 @@ class Kind(msgspec.Struct, frozen=True):
     @property
     def hook(self) -> str:
         """Name of the hook."""
-        return f"djinn_register_{self.objects}"
+        return f"djinn_register_{self.name}"
 
     @property
     def specification(self) -> ModuleType:
@@ -58,29 +57,29 @@ def _types_of(protocol: type) -> dict[str, Any]:
 
 INTEGRATIONS: Final = "integrations"
 KINDS: Final[tuple[Kind, ...]] = (
-    Kind("interception", "interceptors", "Interceptor"),
-    Kind(INTEGRATIONS, "integrations", "Integration"),
-    Kind("patterns", "patterns", "Pattern"),
-    Kind("costs", "cost_models", "CostModel"),
-    Kind("optimizations", "optimizations", "Optimization"),
-    Kind("placement", "placement_policies", "PlacementPolicy", optional="PreferredPolicy"),
-    Kind("schedulers", "schedulers", "ScheduleMaker", optional="PreferredScheduler"),
-    Kind("transports", "transports", "Transport", ("client", "gateway", "executor")),
-    Kind("launchers", "launchers", "Launcher", ("client", "gateway")),
-    Kind("devices", "devices", "Device", ("gateway", "executor")),
-    Kind("compilers", "compilers", "Compiler", ("executor",)),
-    Kind("memory", "memory_policies", "MemoryPolicy", ("executor",)),
-    Kind("weights", "weight_sources", "WeightSource", ("executor",)),
-    Kind("weight_formats", "weight_formats", "WeightFormat", ("executor",)),
-    Kind("authentication", "authenticators", "Authenticator", ("gateway",)),
-    Kind("admission", "admission_policies", "AdmissionPolicy", ("gateway", "executor")),
-    Kind("assignment", "assignment_policies", "AssignmentPolicy", ("gateway",)),
-    Kind("server_observers", "server_observers", "ServerObserver", ("gateway", "executor")),
-    Kind("operations", "operations_pages", "OperationsPages", ("gateway",)),
-    Kind("observers", "observers", "Observer"),
-    Kind("renderers", "renderers", "Renderer"),
-    Kind("api", "api_names", "ApiName"),
-    Kind("commands", "commands", "Command", ("command",)),
+    Kind("interceptors", "Interceptor"),
+    Kind(INTEGRATIONS, "Integration"),
+    Kind("patterns", "Pattern"),
+    Kind("cost_models", "CostModel"),
+    Kind("optimizations", "Optimization"),
+    Kind("placement_policies", "PlacementPolicy", optional="PreferredPolicy"),
+    Kind("schedulers", "ScheduleMaker", optional="PreferredScheduler"),
+    Kind("transports", "Transport", ("client", "gateway", "executor")),
+    Kind("launchers", "Launcher", ("client", "gateway")),
+    Kind("devices", "Device", ("gateway", "executor")),
+    Kind("compilers", "Compiler", ("executor",)),
+    Kind("memory_policies", "MemoryPolicy", ("executor",)),
+    Kind("weight_sources", "WeightSource", ("executor",)),
+    Kind("weight_formats", "WeightFormat", ("executor",)),
+    Kind("authenticators", "Authenticator", ("gateway",)),
+    Kind("admission_policies", "AdmissionPolicy", ("gateway", "executor")),
+    Kind("assignment_policies", "AssignmentPolicy", ("gateway",)),
+    Kind("server_observers", "ServerObserver", ("gateway", "executor")),
+    Kind("operations_pages", "OperationsPages", ("gateway",)),
+    Kind("observers", "Observer"),
+    Kind("renderers", "Renderer"),
+    Kind("api_names", "ApiName"),
+    Kind("commands", "Command", ("command",)),
 )
 
 EVERY_KIND: Final = frozenset(kind.name for kind in KINDS)
@@ -94,6 +93,6 @@ def kinds_in(process: str) -> frozenset[str]:
 COMMAND_KINDS: Final = kinds_in("command")
 CLIENT_KINDS: Final = kinds_in("client")
 # Kinds that a client asks when its session begins, unless a plugin launches its executors; the others when a program is planned.
-OPENING_KINDS: Final = frozenset({"interception", INTEGRATIONS, "transports", "observers"})
+OPENING_KINDS: Final = frozenset({"interceptors", INTEGRATIONS, "transports", "observers"})
 GATEWAY_KINDS: Final = kinds_in("gateway")
 EXECUTOR_KINDS: Final = kinds_in("executor")

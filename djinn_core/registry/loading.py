@@ -86,7 +86,7 @@ def load(
         implemented = tuple(kind for kind in KINDS if _implementations(manager, kind))
         settings = read_settings(plugin, candidate.name, given)
         asked = [kind for kind in implemented if kind.name in kinds]
-        objects = {kind.objects: _registered(manager, kind, settings.values) for kind in asked}
+        objects = {kind.name: _registered(manager, kind, settings.values) for kind in asked}
     except PluginError as error:
         advice = of_another_release(candidate.distribution, candidate.version)
         said = f"{error}. {advice}" if advice else str(error)

@@ -21,28 +21,28 @@ from djinn_core.settings import PluginSetting, SettingRow, Settings
 if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from click import Command
 
-    from djinn_core.hookspecs.admission import AdmissionPolicy
-    from djinn_core.hookspecs.api import ApiName
-    from djinn_core.hookspecs.assignment import AssignmentPolicy
-    from djinn_core.hookspecs.authentication import Authenticator
+    from djinn_core.hookspecs.admission_policies import AdmissionPolicy
+    from djinn_core.hookspecs.api_names import ApiName
+    from djinn_core.hookspecs.assignment_policies import AssignmentPolicy
+    from djinn_core.hookspecs.authenticators import Authenticator
     from djinn_core.hookspecs.compilers import Compiler
-    from djinn_core.hookspecs.costs import CostModel
+    from djinn_core.hookspecs.cost_models import CostModel
     from djinn_core.hookspecs.devices import Device
     from djinn_core.hookspecs.integrations import Integration
-    from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.hookspecs.interceptors import Interceptor
     from djinn_core.hookspecs.launchers import Launcher
-    from djinn_core.hookspecs.memory import MemoryPolicy
+    from djinn_core.hookspecs.memory_policies import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
-    from djinn_core.hookspecs.operations import OperationsPages
+    from djinn_core.hookspecs.operations_pages import OperationsPages
     from djinn_core.hookspecs.optimizations import Optimization
     from djinn_core.hookspecs.patterns import Pattern
-    from djinn_core.hookspecs.placement import PlacementPolicy
+    from djinn_core.hookspecs.placement_policies import PlacementPolicy
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.schedulers import ScheduleMaker
     from djinn_core.hookspecs.server_observers import ServerObserver
     from djinn_core.hookspecs.transports import Transport
     from djinn_core.hookspecs.weight_formats import WeightFormat
-    from djinn_core.hookspecs.weights import WeightSource
+    from djinn_core.hookspecs.weight_sources import WeightSource
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -205,7 +205,7 @@ def load_later(selection: Selection, opening: Registry, *, builtins: Mapping[str
     for failure in found.failures:
         if failure.row not in opening.rows:
             failure.warn()
-    there = {kind.objects: getattr(opening, kind.objects) for kind in KINDS if kind.name not in opening.later}
+    there = {kind.name: getattr(opening, kind.name) for kind in KINDS if kind.name not in opening.later}
     rows = tuple([failed.get(row.name, row) if row.status == "disabled" else row for row in registry.rows])
     return attrs.evolve(registry, rows=rows, owners={**registry.owners, **opening.owners}, **there)
 

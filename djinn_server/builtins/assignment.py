@@ -8,7 +8,12 @@ from typing import Any, Final
 import attrs
 
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.assignment import AssignmentPolicy, AssignmentRefusal, AssignmentRequest, ExecutorLoad
+from djinn_core.hookspecs.assignment_policies import (
+    AssignmentPolicy,
+    AssignmentRefusal,
+    AssignmentRequest,
+    ExecutorLoad,
+)
 
 djinn_api_version = 1
 LEAST_LOADED: Final = "least_loaded"  # the default, also in place of a policy that fails

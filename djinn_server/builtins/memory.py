@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy
+from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy
 from djinn_core.ir.profile import DataResidency
 
 djinn_api_version = 1

@@ -23,7 +23,7 @@ from djinn_core.hookspecs.weight_formats import (
     read_bytes,
     refuse_overlaps,
 )
-from djinn_core.hookspecs.weights import WeightFile
+from djinn_core.hookspecs.weight_sources import WeightFile
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
 
 djinn_api_version = 1

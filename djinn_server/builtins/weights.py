@@ -16,7 +16,14 @@ from typing import Final
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.weights import INDEX, LocalPlace, WeightFile, WeightPermissions, WeightSink, WeightSource
+from djinn_core.hookspecs.weight_sources import (
+    INDEX,
+    LocalPlace,
+    WeightFile,
+    WeightPermissions,
+    WeightSink,
+    WeightSource,
+)
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, pread_into, read_only, sync_folder
 from djinn_core.system.processes import lock_file
 from djinn_server.system.mappings import allocate, mapped_privately, others_may_write

@@ -10,7 +10,12 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import PluginError
-from djinn_core.hookspecs.assignment import AssignmentPolicy, AssignmentRefusal, AssignmentRequest, ExecutorLoad
+from djinn_core.hookspecs.assignment_policies import (
+    AssignmentPolicy,
+    AssignmentRefusal,
+    AssignmentRequest,
+    ExecutorLoad,
+)
 from djinn_core.logs import get_logger
 from djinn_core.registry.registry import Registry
 from djinn_core.wire.executor_reports import Sessions

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from djinn_core.errors import ConfigurationError, PluginError
-from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
+from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.logs import HIDDEN, get_logger
 from djinn_core.registry.registry import Registry

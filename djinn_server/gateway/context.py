@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.hookspecs.operations import OperationsPages
+from djinn_core.hookspecs.operations_pages import OperationsPages
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Listener
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit

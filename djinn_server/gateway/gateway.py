@@ -17,7 +17,7 @@ import attrs
 
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
 from djinn_core.hookspecs.launchers import Launched
-from djinn_core.hookspecs.operations import WatchedServer
+from djinn_core.hookspecs.operations_pages import WatchedServer
 from djinn_core.logs import get_logger
 from djinn_core.protocol.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.protocol.net.tls_contexts import fingerprint_of_file, server_context

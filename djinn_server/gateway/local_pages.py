@@ -7,8 +7,8 @@ from http import HTTPStatus
 
 import attrs
 
-from djinn_core.hookspecs.authentication import OPERATOR, Credentials, Identity
-from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
+from djinn_core.hookspecs.authenticators import OPERATOR, Credentials, Identity
+from djinn_core.hookspecs.operations_pages import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
 from djinn_server.gateway.operations import split_path
 from djinn_server.gateway.operations_listener import OperationsListener
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import attrs
 
-from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
-from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest
+from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
+from djinn_core.hookspecs.operations_pages import EventFeed, HttpResponse, OperationsPages, PageRequest
 from djinn_core.logs import get_logger
 from djinn_server.gateway.context import GatewayContext
 

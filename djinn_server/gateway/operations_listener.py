@@ -17,8 +17,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from djinn_core.errors import TransportError
-from djinn_core.hookspecs.authentication import Credentials
-from djinn_core.hookspecs.operations import EventFeed, HttpResponse
+from djinn_core.hookspecs.authenticators import Credentials
+from djinn_core.hookspecs.operations_pages import EventFeed, HttpResponse
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import network_location
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.assignment import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
+from djinn_core.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from djinn_core.hookspecs.launchers import Launched, Launcher, LaunchWish
 from djinn_core.logs import get_logger
 from djinn_core.protocol.backoff import Backoff

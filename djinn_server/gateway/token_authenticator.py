@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.authentication import OPERATOR, Credentials, Denial, Identity
+from djinn_core.hookspecs.authenticators import OPERATOR, Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import is_loopback

@@ -15,7 +15,7 @@ import msgspec
 
 from djinn_core.errors import ConfigurationError, StartupError
 from djinn_core.hookspecs.transports import TlsOptions
-from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS
 from djinn_core.registry.registry import Selection
 from djinn_core.settings import Settings, bytes_of

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
+from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.ir.profile import ExecutionPhase
 from djinn_core.logs import get_logger
 from djinn_core.registry.registry import Registry

@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from djinn_core import torch_private
-from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
+from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import PRESSURE
 from djinn_server.memory.allocation import Allocation, SourceBytes, StoredCopy

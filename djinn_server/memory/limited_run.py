@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from djinn_core import torch_private
-from djinn_core.hookspecs.memory import EvictionCandidate, SessionHints
+from djinn_core.hookspecs.memory_policies import EvictionCandidate, SessionHints
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import meta_of
 from djinn_core.wire.messages import Claim

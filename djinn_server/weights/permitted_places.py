@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Any
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import (
+from djinn_core.hookspecs.weight_sources import (
     DownloadingSource,
     LocalPlace,
     NetworkSource,

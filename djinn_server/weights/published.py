@@ -18,7 +18,7 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import WeightFile, WeightSink
+from djinn_core.hookspecs.weight_sources import WeightFile, WeightSink
 from djinn_core.logs import get_logger
 from djinn_server.builtins.weights import LocalFile, LocalSink
 from djinn_server.disk_quota import DiskQuota

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 import torch
 
 from djinn_core.errors import DjinnError, WeightsUnavailable
-from djinn_core.hookspecs.weights import WeightSink
+from djinn_core.hookspecs.weight_sources import WeightSink
 from djinn_core.logs import get_logger
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import unpack_handles

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import WeightFile, WeightSink
+from djinn_core.hookspecs.weight_sources import WeightFile, WeightSink
 from djinn_server.builtins.safetensors_files import make_header
 from djinn_server.builtins.weights import UNFINISHED, remove_abandoned
 from djinn_server.disk_quota import DiskQuota

@@ -21,7 +21,7 @@ import torch
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat, read_bytes
-from djinn_core.hookspecs.weights import (
+from djinn_core.hookspecs.weight_sources import (
     INDEX,
     MappableFile,
     ReportDownload,

@@ -19,7 +19,7 @@ import torch
 
 import djinn
 from djinn.scheduling import read_cluster
-from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.planning.builtins.costs import Roofline

@@ -30,7 +30,7 @@ from djinn_core.errors import (
     UnsupportedOperation,
     WeightsUnavailable,
 )
-from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.ir.form import Form, Operand
 from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
 from djinn_core.wire import binding_delta, compression, messages

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 
-from djinn_core.hookspecs.api import ApiName
+from djinn_core.hookspecs.api_names import ApiName
 from djinn_core.registry.contract import complaint
 from djinn_core.registry.kinds import KINDS
 
@@ -57,12 +57,14 @@ def test_commands_are_those_of_click() -> None:
 
 
 def test_api_names_are_those_of_djinn() -> None:
-    assert complaint(ApiName("sound", "package.module"), KIND["api"]) == ""
-    assert "it is no instance of djinn.hooks.ApiName" in complaint(pattern(), KIND["api"])
-    assert "with an empty `name`" in complaint(ApiName("", "package.module"), KIND["api"])
+    assert complaint(ApiName("sound", "package.module"), KIND["api_names"]) == ""
+    assert "it is no instance of djinn.hooks.ApiName" in complaint(pattern(), KIND["api_names"])
+    assert "with an empty `name`" in complaint(ApiName("", "package.module"), KIND["api_names"])
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k.name not in {"api", "commands"}], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [k for k in KINDS if k.name not in {"api_names", "commands"}], ids=lambda kind: kind.name
+)
 def test_an_object_without_anything_lacks_every_member(kind: Any) -> None:
     problem = complaint(object(), kind)
     members = [name for name in (*kind.protocol.__annotations__, *vars(kind.protocol)) if not name.startswith("_")]
@@ -75,6 +77,8 @@ def test_optional_members_have_their_types() -> None:
     def policy(**members: Any) -> object:
         return type("Made", (), {"name": "made", "place": lambda self, context: None, **members})()
 
-    assert complaint(policy(), KIND["placement"]) == ""
-    assert complaint(policy(preference=3), KIND["placement"]) == ""
-    assert "its `preference` is 'high', but must be a int" in complaint(policy(preference="high"), KIND["placement"])
+    assert complaint(policy(), KIND["placement_policies"]) == ""
+    assert complaint(policy(preference=3), KIND["placement_policies"]) == ""
+    assert "its `preference` is 'high', but must be a int" in complaint(
+        policy(preference="high"), KIND["placement_policies"]
+    )

@@ -239,7 +239,7 @@ def test_what_json_cannot_hold_travels_as_text():
 
 
 @pytest.mark.parametrize(
-    ("kind", "used"), [("compilers", Settings(compilers="inductor")), ("memory", Settings(memory_gib=1))]
+    ("kind", "used"), [("compilers", Settings(compilers="inductor")), ("memory_policies", Settings(memory_gib=1))]
 )
 def test_other_settings_of_what_executors_load_need_another_session(registry_of, kind, used):
     before, after = registry_of(), registry_of(plugin_settings={"kv_rows": {"rows": 9}})

@@ -81,16 +81,16 @@ class TestFairShare(testing.AssignmentPolicyConformance):
 def test_the_built_in_plugins_come_through_the_same_door() -> None:
     registry = load_registry(Selection(plugins=(), strict=True), builtins=builtin_plugins())
     assert {row.name: row.kind for row in registry.rows if row.status == "active"} == {
-        "device": "interception",
-        "costs": "costs",
-        "placement": "placement",
+        "device": "interceptors",
+        "costs": "cost_models",
+        "placement": "placement_policies",
         "scheduling": "schedulers",
         "local": "transports",
         "cpu": "devices",
-        "memory": "memory",
-        "weights": "weights",
+        "memory": "memory_policies",
+        "weights": "weight_sources",
         "safetensors_files": "weight_formats",
-        "assignment": "assignment",
+        "assignment": "assignment_policies",
     }
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from djinn.testing import self_signed_tls
 from djinn_core.errors import ConfigurationError, TransportError
-from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
+from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit

@@ -7,7 +7,7 @@ import pytest
 
 from djinn_client.runtime.connecting.connect import open_connections
 from djinn_core.errors import AccessRefused
-from djinn_core.hookspecs.assignment import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
+from djinn_core.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import CLIENT_KINDS
 from djinn_core.registry.registry import Selection, load_registry

@@ -10,7 +10,7 @@ import torch
 
 from djinn_checkpoints import Checkpoints
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import LocalPlace, WeightPermissions
+from djinn_core.hookspecs.weight_sources import LocalPlace, WeightPermissions
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_gguf import Gguf

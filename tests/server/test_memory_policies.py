@@ -10,7 +10,7 @@ from servers import start_server
 import djinn
 from djinn.testing import executor_figures
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
+from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.ir.profile import DataResidency
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.builtins.memory import NextUsePolicy

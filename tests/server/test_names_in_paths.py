@@ -14,7 +14,7 @@ from djinn_client.runtime.connecting.logins import is_login_name
 from djinn_client.runtime.planning.calibrations import calibration_file
 from djinn_connect.records import is_server_name
 from djinn_core.errors import ConfigurationError, WeightsUnavailable
-from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.wire.messages import DeviceInfo
 from djinn_hub import HubSource, parse
 from djinn_jwt.authenticator import _TENANT as JWT_TENANT

@@ -13,10 +13,10 @@ import pytest
 from djinn_client.runtime.connecting import connect
 from djinn_client.runtime.connecting.dialling import ask
 from djinn_core.errors import ServerBusy, TransportError
-from djinn_core.hookspecs.admission import SESSION, AdmissionRequest
+from djinn_core.hookspecs.admission_policies import SESSION, AdmissionRequest
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
 from djinn_core.registry.registry import Selection, load_registry

@@ -24,8 +24,8 @@ from djinn.testing import (
 from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_client.runtime.connecting.status import ask_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, SessionLost
-from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionRefusal, AdmissionRequest
-from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
+from djinn_core.hookspecs.admission_policies import AdmissionDelay, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Frame, Limits, PeerCertified, TlsOptions

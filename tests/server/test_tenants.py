@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from djinn_core.hookspecs.assignment import AssignmentRequest
+from djinn_core.hookspecs.assignment_policies import AssignmentRequest
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.wire.messages import Attach, Attached
 from djinn_server.gateway import tenants as gateway_tenants

@@ -15,7 +15,7 @@ from safetensors.torch import save, save_file
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry
-from djinn_core.hookspecs.weights import LocalPlace, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weight_sources import LocalPlace, WeightPermissions, WeightSource
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.weight_messages import RemoveWeights, SaveWeights
 from djinn_server import disk_quota

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.placement import PlacementPolicy, PreferredPolicy
+from djinn_core.hookspecs.placement_policies import PlacementPolicy, PreferredPolicy
 from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.settings import Settings

@@ -16,7 +16,7 @@ from typing import Final
 from djinn_client.runtime.connecting.open_session import OpenSession
 from djinn_client.runtime.connecting.servers import find_servers
 from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of
-from djinn_core.hookspecs.costs import BackgroundCalibrated
+from djinn_core.hookspecs.cost_models import BackgroundCalibrated
 from djinn_core.logs import get_logger
 from djinn_core.settings import Settings
 

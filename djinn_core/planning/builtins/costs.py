@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.planning.builtins.work import work_of

@@ -9,7 +9,7 @@ import attrs
 
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
 from djinn_core.ir.colocation import storage_sizes
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import Graph

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.planning.stages.attribution import refused_nodes, warn_skipped

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 
 from djinn_core.errors import DoesNotFit, InvalidStage
-from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.indexes import bind, bound_nodes, only_bound
 from djinn_core.ir.placement import Placement

@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.colocation import storage_sizes
 from djinn_core.ir.costs import DeviceCapabilities

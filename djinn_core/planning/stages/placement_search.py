@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import DoesNotFit
-from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph

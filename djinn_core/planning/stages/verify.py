@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from djinn_core.errors import InvalidStage
-from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.handles import RANDOM_STATE, storage_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_core.hookspecs.interception import Interceptor
+from djinn_core.hookspecs.interceptors import Interceptor
 
 
 class InterceptorConformance(Ending):
@@ -19,7 +19,7 @@ class InterceptorConformance(Ending):
 
     def test_it_is_an_interceptor(self, interceptor: Interceptor) -> None:
         """It has every member."""
-        require_protocol(interceptor, "interception")
+        require_protocol(interceptor, "interceptors")
 
     def test_it_leaves_the_cpu_alone(self, interceptor: Interceptor) -> None:
         """Tensors on the CPU and on meta are what they were, while it is installed and afterwards."""

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
+from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.ir.profile import DataResidency, ExecutionPhase
 
 _KINDS = (
@@ -86,7 +86,7 @@ class MemoryPolicyConformance(Ending):
 
     def test_it_is_a_memory_policy(self, policy: MemoryPolicy) -> None:
         """It has every member."""
-        require_protocol(policy, "memory")
+        require_protocol(policy, "memory_policies")
 
     def test_it_orders_all_candidates_and_nothing_else(
         self, policy: MemoryPolicy, evictions: Mapping[str, EvictionContext]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_core.hookspecs.authentication import Identity
-from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
+from djinn_core.hookspecs.authenticators import Identity
+from djinn_core.hookspecs.operations_pages import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
 
 
 def _nothing(tenant: str | None) -> Mapping[str, Any]:
@@ -29,7 +29,7 @@ class OperationsPagesConformance(Ending):
 
     def test_they_are_pages(self, pages: OperationsPages) -> None:
         """They have every member, and a name that a path can begin with."""
-        require_protocol(pages, "operations")
+        require_protocol(pages, "operations_pages")
         assert re.fullmatch("[a-z][a-z0-9_-]*", pages.name), f"{pages.name!r} is no name for a path"
 
     def test_what_is_open_needs_no_token(self, pages: OperationsPages) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from djinn.testing.contexts import placement_context
 from djinn.testing.suite import OnGraphs, missing, require_protocol
-from djinn_core.hookspecs.placement import PlacementPolicy
+from djinn_core.hookspecs.placement_policies import PlacementPolicy
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.planning.stages.verify import check_placement
 
@@ -24,7 +24,7 @@ class PlacementPolicyConformance(OnGraphs):
 
     def test_it_is_a_placement_policy(self, policy: PlacementPolicy) -> None:
         """It has every member."""
-        require_protocol(policy, "placement")
+        require_protocol(policy, "placement_policies")
 
     @pytest.mark.parametrize("devices", [1, 2, 3])
     def test_its_placements_hold(

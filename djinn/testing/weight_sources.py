@@ -12,7 +12,7 @@ import torch
 
 from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import MappableFile, WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weight_sources import MappableFile, WeightFile, WeightPermissions, WeightSource
 from djinn_server.weights.permitted_places import open_permitted
 from djinn_server.weights.shared_weights import WeightKey
 from djinn_server.weights.weight_reader import WeightReader
@@ -42,7 +42,7 @@ class WeightSourceConformance(Ending):
 
     def test_it_is_a_weight_source(self, source: WeightSource) -> None:
         """It has every member, and its name is a scheme."""
-        require_protocol(source, "weights")
+        require_protocol(source, "weight_sources")
         assert source.name.islower(), "the name is the scheme of its addresses, in lower case"
 
     def test_it_reads_every_byte_in_any_part_and_order(self, source: WeightSource, place: Place) -> None:

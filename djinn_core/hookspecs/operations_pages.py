@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
-from djinn_core.hookspecs import authentication, hookspec
+from djinn_core.hookspecs import authenticators, hookspec
 
 
 @attrs.frozen
@@ -44,7 +44,7 @@ class PageRequest:
     """
 
     path: str
-    identity: authentication.Identity | None = None
+    identity: authenticators.Identity | None = None
 
 
 @attrs.frozen

@@ -8,7 +8,7 @@ import pytest
 
 import djinn
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_core.hookspecs.api import ApiName
+from djinn_core.hookspecs.api_names import ApiName
 
 
 class ApiNameConformance(Ending):
@@ -21,7 +21,7 @@ class ApiNameConformance(Ending):
 
     def test_it_is_a_name(self, api_name: ApiName) -> None:
         """It can be written after `djinn.`, and is no name of Djinn's own."""
-        require_protocol(api_name, "api")
+        require_protocol(api_name, "api_names")
         assert api_name.name.isidentifier(), f"{api_name.name!r} cannot be written after `djinn.`"
         assert not api_name.name.startswith("_"), "names that begin with an underscore are never looked for"
 

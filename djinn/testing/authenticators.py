@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
-from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
+from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
 from djinn_server.launch.token_table import check_tenant
 
 _BEFORE = "; prepare it in the fixture, as a server does when it starts"
@@ -35,7 +35,7 @@ class AuthenticatorConformance(Ending):
 
     def test_it_is_an_authenticator(self, authenticator: Authenticator) -> None:
         """It has every member, and a name that a setting can hold."""
-        require_protocol(authenticator, "authentication")
+        require_protocol(authenticator, "authenticators")
         assert re.fullmatch(r"[A-Za-z0-9_-]+", authenticator.name), f"{authenticator.name!r}: letters, digits, - and _"
         assert authenticator.name != "tokens", "the built-in authenticator has this name"
 

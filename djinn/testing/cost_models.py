@@ -9,7 +9,7 @@ import pytest
 from djinn.testing.contexts import topology
 from djinn.testing.samples import perceptron
 from djinn.testing.suite import OnGraphs, missing, require_protocol
-from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
 from djinn_core.ir.graph import Node, ProgramGraph
 from djinn_core.planning.stages.verify import check_estimate
@@ -25,7 +25,7 @@ class CostModelConformance(OnGraphs):
 
     def test_it_is_a_cost_model(self, cost_model: CostModel) -> None:
         """It has every member, and names ops as the index of a graph does."""
-        require_protocol(cost_model, "costs")
+        require_protocol(cost_model, "cost_models")
         odd = [operation for operation in cost_model.operations if "::" in operation or "." in operation]
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
 

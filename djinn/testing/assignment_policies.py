@@ -9,7 +9,7 @@ from copy import deepcopy
 import pytest
 
 from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
-from djinn_core.hookspecs.assignment import (
+from djinn_core.hookspecs.assignment_policies import (
     AssignmentPolicy,
     AssignmentRefusal,
     AssignmentRequest,
@@ -71,7 +71,7 @@ class AssignmentPolicyConformance(Ending):
 
     def test_it_is_an_assignment_policy(self, policy: AssignmentPolicy) -> None:
         """It has every member."""
-        require_protocol(policy, "assignment")
+        require_protocol(policy, "assignment_policies")
 
     def test_it_names_an_executor_that_it_was_shown(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
-from djinn_core.hookspecs.admission import (
+from djinn_core.hookspecs.admission_policies import (
     CONNECTION,
     SESSION,
     STAGES,
@@ -60,7 +60,7 @@ class AdmissionPolicyConformance(Ending):
 
     def test_it_is_an_admission_policy(self, policy: AdmissionPolicy) -> None:
         """It has every member, and is asked about something."""
-        require_protocol(policy, "admission")
+        require_protocol(policy, "admission_policies")
         unknown = policy.stages - STAGES
         assert policy.stages, f"`stages` is empty: it is never asked; there are {', '.join(sorted(STAGES))}"
         assert not unknown, f"there are no stages {sorted(unknown)}, but {', '.join(sorted(STAGES))}"
