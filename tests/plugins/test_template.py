@@ -35,7 +35,7 @@ again = builder.op("aten::relu", builder.op("aten::relu", product, shape=(2, 4))
 builder.op("aten::neg", again, shape=(2, 4))
 builder.drop(*(value for value in builder.metas if value != max(builder.metas)))
 registry = load_registry(Selection(), builtins=builtin_plugins())
-request = Request(topology(2), placement_policy="new_placement", scheduler="new_schedulers")
+request = Request(topology(2), placement_policy="new_placement_policies", scheduler="new_schedulers")
 made = plan(builder.graph(), registry, request)
 print(made.profile.pattern_counts())
 print(made.costs.by_device["server/cpu:0"][0].model)
@@ -161,19 +161,23 @@ def test_each_is_used(scratch: Scratch) -> None:
     assert done.returncode == 0, done.stderr
     recognised, model, optimizations, chosen = done.stdout.splitlines()
     assert "'new_patterns': 1" in recognised
-    assert model == "new_costs"
+    assert model == "new_cost_models"
     assert "new_optimizations" in optimizations
-    assert chosen == "new_placement new_schedulers"
+    assert chosen == "new_placement_policies new_schedulers"
     assert done.stderr.count("a plugin cannot be used") == 3
 
 
 def test_a_selection_by_environment_in_the_table(scratch: Scratch) -> None:
-    environ = {"DJINN_PLUGINS": "new_costs,new_devices", "DJINN_DISABLE": "new_devices", "DJINN_TRACE_PLUGINS": "1"}
+    environ = {
+        "DJINN_PLUGINS": "new_cost_models,new_devices",
+        "DJINN_DISABLE": "new_devices",
+        "DJINN_TRACE_PLUGINS": "1",
+    }
     done = scratch.djinn("plugins", **environ)
     assert done.returncode == 0, done.stderr
     statuses = {cells[0]: cells[-1] for line in done.stdout.splitlines() if (cells := _cells(line))}
     chosen = {name: status for name, status in statuses.items() if name.startswith("new_") and status != "unselected"}
-    assert chosen == {"new_costs": "active", "new_devices": "disabled"}
+    assert chosen == {"new_cost_models": "active", "new_devices": "disabled"}
     assert "djinn_register_cost_models" in done.stderr
 
 
