@@ -30,10 +30,10 @@ from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.registry.registry import Registry
 from djinn_cost_based import CostBased
-from djinn_dynamic import Dynamic
-from djinn_parallel import Parallel
 from djinn_pinned import Pinned
 from djinn_round_robin import RoundRobin
+from djinn_schedulers.dynamic import Dynamic
+from djinn_schedulers.parallel import Parallel
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -30,10 +30,10 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.builtins.scheduling import Sequential
 from djinn_core.planning.stages.schedule import schedule
 from djinn_core.planning.stages.verify_schedule import check_schedule
-from djinn_dynamic import Dynamic
-from djinn_parallel import Parallel
-from djinn_pipeline import Pipeline
-from djinn_priority import Priority
+from djinn_schedulers.dynamic import Dynamic
+from djinn_schedulers.parallel import Parallel
+from djinn_schedulers.pipeline import Pipeline
+from djinn_schedulers.priority import Priority
 
 MAKERS = [Sequential(), Parallel(), Pipeline(), Priority(), Dynamic()]
 by_name = {"argvalues": MAKERS, "ids": lambda maker: maker.name}

@@ -1,4 +1,4 @@
-"""A plugin's names follow from its folder, and it requires the packages of Djinn that it imports."""
+"""The names of a package of plugins follow from its folder, and it requires the packages of Djinn that it imports."""
 
 from __future__ import annotations
 
@@ -64,9 +64,12 @@ class TestPackage:
         table = project(package)
         assert table["name"] == f"djinn-{package.name.replace('_', '-')}"
         assert (package / f"djinn_{package.name}" / "__init__.py").exists()
-        ((name, target),) = table["entry-points"]["djinn"].items()
-        assert name == package.name
-        assert target.split(":")[0].split(".")[0] == f"djinn_{package.name}"
+        assert table["entry-points"]["djinn"]
+        for target in table["entry-points"]["djinn"].values():
+            module = target.split(":")[0].split(".")
+            assert module[0] == f"djinn_{package.name}"
+            path = package.joinpath(*module)
+            assert path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
     def test_requires_this_release_of_what_it_imports(self, package):
         table = project(package)

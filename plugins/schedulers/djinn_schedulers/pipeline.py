@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from djinn.hooks import ExecutionSchedule, SchedulingContext, SchedulingStrategy
+from collections.abc import Iterable
+
+from djinn.hooks import ExecutionSchedule, ScheduleMaker, SchedulingContext, SchedulingStrategy, hookimpl
 from djinn.scheduling import Dependences, made_in_order, ready_order
+
+djinn_api_version = 1
 
 
 class Pipeline:
@@ -23,3 +27,9 @@ class Pipeline:
             nodes = tuple(ready_order(nodes, found, lambda node: node))
         reason = "of what is ready, the oldest in the program"
         return made_in_order(context, nodes, found, SchedulingStrategy.PIPELINE, self.name, reason)
+
+
+@hookimpl
+def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+    """The scheduler `pipeline`."""
+    return [Pipeline()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import ScheduleMaker, hookimpl
-from djinn_dynamic.scheduler import Dynamic
+from djinn_schedulers.dynamic.scheduler import Dynamic
 
 __all__ = ["Dynamic", "djinn_api_version", "djinn_register_schedulers"]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from djinn.hooks import ExecutionSchedule, SchedulingContext, SchedulingStrategy
+from collections.abc import Iterable
+
+from djinn.hooks import ExecutionSchedule, ScheduleMaker, SchedulingContext, SchedulingStrategy, hookimpl
 from djinn.scheduling import Dependences, made_in_order, ready_order
+
+djinn_api_version = 1
 
 
 class Parallel:
@@ -21,3 +25,9 @@ class Parallel:
             nodes = tuple(ready_order(nodes, found, lambda node: -left[node]))
         reason = "of what is ready, that on which most still depends"
         return made_in_order(context, nodes, found, SchedulingStrategy.PARALLEL, self.name, reason)
+
+
+@hookimpl
+def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+    """The scheduler `parallel`."""
+    return [Parallel()]

@@ -8,7 +8,7 @@ import attrs
 
 from djinn.hooks import DoesNotFit, ExecutionSchedule, SchedulingContext, SchedulingStrategy
 from djinn.scheduling import Dependences, Timeline, made_in_order, memory_peaks, ready_order, simulate
-from djinn_dynamic.frugal import frugal_order
+from djinn_schedulers.dynamic.frugal import frugal_order
 
 
 class Dynamic:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from djinn.hooks import ExecutionSchedule, SchedulingContext, SchedulingStrategy, storage_of
+from djinn.hooks import ExecutionSchedule, ScheduleMaker, SchedulingContext, SchedulingStrategy, hookimpl, storage_of
 from djinn.scheduling import Dependences, made_in_order, ready_order
+
+djinn_api_version = 1
 
 
 class Priority:
@@ -50,3 +52,9 @@ def _hinted(context: SchedulingContext) -> Mapping[int, int]:
     for members, number in context.plan.hints.get("priority", ()):
         hinted.update(dict.fromkeys(members, max(0, int(number))))
     return hinted
+
+
+@hookimpl
+def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+    """The scheduler `priority`."""
+    return [Priority()]

@@ -1,0 +1,1 @@
+"""Schedulers: what each device does first of what is ready for it."""
