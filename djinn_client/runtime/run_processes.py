@@ -35,7 +35,7 @@ def begin() -> None:
     if device_type() == DEVICE_NAME:
         raise StartupError(
             "`djinn run` lets the device `cuda` of a script be the remote one, and no plugin in use does that: install "
-            "one, such as plugins/cuda_facade of Djinn's repository, or look in the settings for what "
+            "one, such as plugins/integrations of Djinn's repository, or look in the settings for what "
             "disables it. `djinn plugins` lists what is installed, disabled or broken"
         )
     _call_in_new_processes(begin)

@@ -1,4 +1,4 @@
-"""`generate()` over a slow link, with each stop check waited for and with late ones (`plugins/late_stop`).
+"""`generate()` over a slow link, with each stop check waited for and with late ones (`plugins/integrations`).
 
     python -m evaluation.benchmarks.bench_late_stop [--json] [--quick] [--case late_30_ms]
 
@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 
 import djinn
-from djinn_late_stop.interceptor import LateStopInterceptor
+from djinn_integrations.late_stop.interceptor import LateStopInterceptor
 from evaluation.benchmarks.bench_models import REMOTE, TOY, gpt2
 from evaluation.benchmarks.links import Conditions, connected_over
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_late_stop.interceptor import LateStopInterceptor
-from djinn_late_stop.seam import installed
+from djinn_integrations.late_stop.interceptor import LateStopInterceptor
+from djinn_integrations.late_stop.seam import installed
 
 REMOTE = "remote_accelerator:0"
 DELAY = 0.01  # seconds, each way

@@ -67,7 +67,7 @@ def test_a_pipeline_whose_models_are_on_the_device_while_they_are_used():
     assert pipeline.unet.device == torch.device("cpu")
 
 
-@pytest.mark.long  # plugins/diffusers loads pipelines, and saves them
+@pytest.mark.long  # plugins/integrations loads pipelines, and saves them
 def test_a_pipeline_saved_and_loaded_onto_the_device(tmp_path):
     from diffusers import StableDiffusionPipeline
 

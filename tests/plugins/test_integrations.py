@@ -148,7 +148,7 @@ def test_djinn_run_ends_with_what_one_of_them_raises(install, run):
 
 def test_djinn_run_says_that_nothing_makes_cuda_the_remote_device(run):
     said = run("print('it ran')", command=UNDER_RUN, status=1, DJINN_DISABLE="cuda_facade")
-    assert "plugins/cuda_facade of Djinn's repository" in said
+    assert "plugins/integrations of Djinn's repository" in said
     assert "Traceback" not in said
 
 

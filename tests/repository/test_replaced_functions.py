@@ -85,7 +85,7 @@ def test_kernels_are_registered_in_cpp(root):
     files = [
         *(root / "djinn_core").rglob("*.py"),
         *(root / "djinn_client").rglob("*.py"),
-        *(root / "plugins").rglob("djinn_*/*.py"),
+        *(root / "plugins").rglob("djinn_*/**/*.py"),
     ]
     found = [file.name for file in files if re.search(r"library\.Library\(|\blibrary\.impl\(", file.read_text())]
     assert found == []

@@ -1,0 +1,1 @@
+"""Libraries that find the remote device by themselves, one subpackage each."""

@@ -1,0 +1,22 @@
+"""Accelerate finds the remote device by itself, and its checkpoints keep the device's random state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Integration, hookimpl
+from djinn.libraries import Adapter
+from djinn_integrations.accelerate.checkpoints import adapt_checkpointing
+from djinn_integrations.accelerate.device import adapt_modeling, adapt_state
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_integrations() -> Iterable[Integration]:
+    """The modules of Accelerate that choose, size or save devices."""
+    return [
+        Adapter("accelerate.checkpointing", adapt_checkpointing),
+        Adapter("accelerate.state", adapt_state),
+        Adapter("accelerate.utils.modeling", adapt_modeling),
+    ]

@@ -1,0 +1,22 @@
+"""diffusers: the server reads the weights of models and pipelines that are loaded onto the remote device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Integration, hookimpl
+from djinn.libraries import Adapter
+from djinn_integrations.diffusers.models import adapt_models, adapt_reading
+from djinn_integrations.diffusers.pipelines import adapt_pipelines
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_integrations() -> Iterable[Integration]:
+    """The modules that find and read checkpoints."""
+    return [
+        Adapter("diffusers.models.model_loading_utils", adapt_reading),
+        Adapter("diffusers.models.modeling_utils", adapt_models),
+        Adapter("diffusers.pipelines.pipeline_utils", adapt_pipelines),
+    ]

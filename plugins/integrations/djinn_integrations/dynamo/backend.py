@@ -1,0 +1,37 @@
+"""The backend `djinn` of `torch.compile`. PyTorch imports this module when it is first asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from djinn.recording import let_dynamo_trace, takes_list
+from djinn_integrations.dynamo.graph import RecordedGraph
+
+Compiled = Callable[..., Any]
+
+
+def djinn(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    """A function that does what `graph_module` does, and records it in one step from the second call on."""
+    if torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in example_inputs):
+        return _differentiable(graph_module, example_inputs)
+    return RecordedGraph(graph_module)
+
+
+def _boxed(graph_module: torch.fx.GraphModule, _: Sequence[Any]) -> Compiled:
+    graph = RecordedGraph(graph_module)
+
+    def run(inputs: list[Any]) -> Any:
+        taken = list(inputs)
+        inputs.clear()  # AOTAutograd hands over what it does not need any more
+        return graph(*taken)
+
+    return takes_list(run)
+
+
+_differentiable: Callable[..., Compiled] = aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed)
+
+let_dynamo_trace(djinn)

@@ -1,0 +1,52 @@
+"""A traced graph, and what it records."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import torch
+
+from djinn.recording import LazyTensor, RecordedCall, is_watched, metadata_of, record_call
+from djinn_integrations.dynamo.interceptor import installed
+
+KEPT: Final = 64  # recordings of one graph, which differ in sizes or in what shares memory
+
+
+class RecordedGraph:
+    """Calls a graph: op by op for inputs of a new kind, otherwise in one step."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule) -> None:
+        self._run = graph_module.forward
+        self._calls: OrderedDict[object, RecordedCall | None] = OrderedDict()
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Outputs of the graph."""
+        tensors = [i for i in inputs if isinstance(i, LazyTensor)]
+        others = [(place, i) for place, i in enumerate(inputs) if not isinstance(i, LazyTensor)]
+        if not installed.now or is_watched() or any(isinstance(i, torch.Tensor) for _, i in others):
+            return self._run(*inputs)
+        modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        key = (metadata_of(tensors), tuple((place, type(i), _key_of(i)) for place, i in others), modes)
+        if key not in self._calls:
+            return self._record(key, tensors, others)
+        self._calls.move_to_end(key)
+        call = self._calls[key]
+        return self._run(*inputs) if call is None else call.record(tensors)
+
+    def _record(self, key: object, tensors: list[LazyTensor], others: list[tuple[int, Any]]) -> Any:
+        def run(*given: LazyTensor) -> Any:
+            inputs: list[Any] = list(given)
+            for place, other in others:
+                inputs.insert(place, other)
+            return self._run(*inputs)
+
+        outputs, self._calls[key] = record_call(run, tensors)
+        while len(self._calls) > KEPT:
+            self._calls.popitem(last=False)
+        return outputs
+
+
+def _key_of(argument: Any) -> Any:
+    """Return the cache key of an argument. 0.0 and -0.0 have different keys, and a nan equals itself."""
+    return repr(argument) if isinstance(argument, (float, complex)) else argument

@@ -1,0 +1,29 @@
+"""transformers finds the remote device by itself: `Trainer`, `pipeline`, and its advice about padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Integration, hookimpl
+from djinn.libraries import Adapter
+from djinn_integrations.hf_transformers.adapters import adapt_adapters
+from djinn_integrations.hf_transformers.device import adapt_pipeline, adapt_training_arguments
+from djinn_integrations.hf_transformers.padding import adapt_models
+from djinn_integrations.hf_transformers.trainer import adapt_trainer
+from djinn_integrations.hf_transformers.weights import adapt_loading, adapt_pipelines
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_integrations() -> Iterable[Integration]:
+    """The modules of transformers that choose devices, save their state or wait for them."""
+    return [
+        Adapter("peft.peft_model", adapt_adapters),
+        Adapter("transformers.modeling_utils", adapt_models),
+        Adapter("transformers.modeling_utils", adapt_loading),
+        Adapter("transformers.pipelines", adapt_pipelines),
+        Adapter("transformers.pipelines.base", adapt_pipeline),
+        Adapter("transformers.trainer", adapt_trainer),
+        Adapter("transformers.training_args", adapt_training_arguments),
+    ]

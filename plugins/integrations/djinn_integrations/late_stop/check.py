@@ -1,0 +1,131 @@
+"""A stop check whose replies come late. Steps that turn out to be surplus are undone without a trace."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.recording import LazyTensor, Pending, fetch_later, keep_random_state, restore_random_state
+from djinn_integrations.late_stop.caches import TruncatableCache
+from djinn_integrations.late_stop.pace import StepTimes
+
+
+@attrs.frozen
+class _Step:
+    """A step of the loop: the pending reply to its check, and the random state after it."""
+
+    number: int
+    answer: Pending
+    random: LazyTensor
+
+
+class LateStopCheck:
+    """In the place of transformers' `StopCheck`, for one call of `generate()`.
+
+    Attributes:
+        steps: how many were checked.
+    """
+
+    def __init__(
+        self,
+        prompt: torch.Tensor,
+        max_length: int | None,
+        streamer: Any,
+        cache: TruncatableCache | None,
+        pace: StepTimes,
+        may_go_on: Callable[[int], bool],
+    ) -> None:
+        """`may_go_on`: whether a sequence of this length may be continued before its check was answered."""
+        self.steps = 0
+        self._prompt = prompt
+        self._tokens: list[torch.Tensor] = []
+        self._max_length = max_length
+        self._streamer = streamer
+        self._cache = cache
+        self._pace = pace
+        self._may_go_on = may_go_on
+        self._asked: deque[_Step] = deque()
+        self._last: _Step | None = None
+        self._broken_off = False
+        self._failed = False
+
+    def __call__(self, unfinished_sequences: torch.Tensor, tokens: torch.Tensor, length: int) -> bool:
+        """Ask if all sequences are finished; return if they were some steps ago."""
+        self._pace.issued()
+        self.steps += 1
+        if self._cache is not None:
+            self._cache.step()
+        self._tokens.append(tokens)
+        random = keep_random_state()
+        flag: Any = unfinished_sequences.max() == 0
+        wanted: list[Any] = [flag] if self._streamer is None else [flag, tokens]
+        self._asked.append(_Step(self.steps, fetch_later(wanted), random))
+        if self._max_length is not None and length >= self._max_length:
+            return True
+        self._take(self._pace.lateness() if self._may_go_on(length) else 0)
+        self._pace.goes_on()
+        return self._last is not None
+
+    def was_surplus(self) -> bool:
+        """True if the step that an error has just ended was surplus. Waits for the pending stop check.
+
+        Raises:
+            RemoteError: what a step before has failed with, which the program would have met first.
+        """
+        if self._failed:
+            return False
+        self._take(0)
+        self._broken_off = self._last is not None
+        return self._broken_off
+
+    def finish(self) -> int:
+        """Wait for the replies that are left, and undo the surplus; return how many steps to remove from what was collected."""
+        self._take(0)
+        if self._last is not None and (self._broken_off or self._last.number < self.steps):
+            self._go_back_to(self._last)
+            return max(self.steps - self._last.number, 1)
+        if self._cache is not None:
+            self._cache.release()
+        return 0
+
+    def without_surplus(self, *recorded: Any) -> tuple[Any, ...]:
+        """The sequences, and what else the loop has collected, without the surplus steps."""
+        assert self._last is not None
+        kept = self._last.number
+        # Not cut from the loop's last sequences: those are of no use where a surplus step has failed.
+        sequences = torch.cat([self._prompt, torch.stack(self._tokens[:kept], dim=-1)], dim=-1)
+        return (sequences, *(record[:kept] if record else record for record in recorded))
+
+    def _take(self, lateness: int) -> None:
+        """Take in the replies that are here, and wait for those that are later than `lateness` steps."""
+        while self._asked and self._last is None:
+            step = self._asked[0]
+            if len(self._asked) <= lateness and not step.answer.done():
+                return
+            self._asked.popleft()
+            self._look_at(step)
+
+    def _look_at(self, step: _Step) -> None:
+        try:
+            flag, *tokens = step.answer.result()
+            if self._streamer is not None:
+                self._streamer.put(tokens[0])
+        except BaseException:
+            self._failed = True
+            self._go_back_to(step)
+            raise
+        self._pace.ran(step.answer.server_seconds)
+        if flag.item():
+            self._last = step
+            self._asked.clear()
+
+    def _go_back_to(self, step: _Step) -> None:
+        step.answer.disregard_what_followed()
+        restore_random_state(step.random)
+        if self._cache is not None:
+            self._cache.cut(step.number)
+            self._cache.release()

@@ -1,0 +1,240 @@
+"""Hook into transformers' `generate()` for late stop checks, and the values passed there.
+
+`GenerationMixin._sample` makes a `DeferredStopCheck` if `is_supported` is true, asks it after each step, and has
+`_undo_generation_steps` remove the surplus that it reports. It runs its steps inside `_optimize_model_for_decode`, and goes on after
+that block if the block suppresses an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import attrgetter
+from types import TracebackType
+from typing import Any, Final
+
+import attrs
+
+from djinn.libraries import get_logger
+from djinn.recording import LazyTensor, round_trip_seconds
+from djinn_integrations.late_stop.caches import TruncatableCache
+from djinn_integrations.late_stop.check import LateStopCheck
+from djinn_integrations.late_stop.conditions import longest_late, why_not, why_not_with
+from djinn_integrations.late_stop.interceptor import installed
+from djinn_integrations.late_stop.pace import StepTimes
+
+_log = get_logger("djinn.late_stop")
+_EXPECTED: Final = {
+    "StopCheck.__call__": ("self", "unfinished_sequences", "tokens", "length"),
+    "StopCheck.finish": ("self",),
+    "DeferredStopCheck.__init__": ("self", "input_ids", "max_length", "cache", "cache_is_returned", "streamer"),
+    "DeferredStopCheck.is_supported": ("device", "cache", "cache_is_returned", "is_assistant"),
+    "_undo_generation_steps": ("num_steps", "input_ids", "recorded"),
+    "GenerationMixin._optimize_model_for_decode": ("self",),
+    "GenerationMixin._sample": (
+        *("self", "input_ids", "logits_processor", "stopping_criteria", "generation_config"),
+        *("synced_gpus", "streamer", "model_kwargs"),
+    ),
+}
+
+
+@attrs.define
+class _Generation:
+    """A call of `_sample`, and its late stop check, once it has one."""
+
+    model: Any
+    config: Any
+    late: bool
+    check: LateStopCheck | None = None
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[_Generation] = []
+
+    @property
+    def innermost(self) -> _Generation | None:
+        return self.stack[-1] if self.stack else None
+
+
+_running = _ThreadState()
+
+
+class _SamplingCalls:
+    """Number of running calls that draw from the device's random state. Two at a time would undo each other's draws."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.calls = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.calls -= 1
+
+
+_sampling = _SamplingCalls()
+
+
+def adapt(module: Any) -> None:
+    """`transformers.generation.utils`: stop checks of remote sequences may be late, where it is laid out as expected."""
+    if not _fits(module):
+        _log.info("this version of transformers is laid out otherwise: generate() waits for each token's stop check")
+        return
+    for path, change in _CHANGED.items():
+        owner, _, name = path.rpartition(".")
+        holder = getattr(module, owner) if owner else module
+        setattr(holder, name, change(getattr(holder, name)))
+
+
+def _fits(module: Any) -> bool:
+    try:
+        for path, parameters in _EXPECTED.items():
+            if tuple(inspect.signature(attrgetter(path)(module)).parameters) != parameters:
+                return False
+        used = inspect.unwrap(attrgetter("GenerationMixin._sample")(module)).__code__.co_names
+    except AttributeError:
+        return False
+    return {path.rpartition(".")[2] for path in _CHANGED if path != "GenerationMixin._sample"} <= set(used)
+
+
+def _known(sample: Any) -> Any:
+    """Wrapper of `_sample` that keeps its arguments for the other wrappers."""
+    signature = inspect.signature(sample)
+
+    @functools.wraps(sample)
+    def _sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        called = signature.bind(self, *args, **kwargs).arguments
+        generation = _Generation(self, called["generation_config"], late=False)
+        remote = isinstance(called["input_ids"], LazyTensor)
+        if remote and installed.now:
+            generation.late = _can_be_late(called)
+        with _entered(generation, draws=remote and generation.config.do_sample):
+            return sample(self, *args, **kwargs)
+
+    return _sample
+
+
+def _can_be_late(called: Mapping[str, Any]) -> bool:
+    reason = why_not(
+        called["self"],
+        called["logits_processor"],
+        called["stopping_criteria"],
+        called["generation_config"],
+        called.get("synced_gpus", False),
+    )
+    if reason:
+        _log.debug("generate() waits for each stop check", reason=reason)
+    return not reason
+
+
+@contextmanager
+def _entered(generation: _Generation, draws: bool) -> Iterator[None]:
+    _running.stack.append(generation)
+    try:
+        if draws:
+            with _sampling:
+                yield
+        else:
+            yield
+    finally:
+        _running.stack.pop()
+
+
+def _deferred(original: Any) -> Any:
+    class DeferredStopCheck(original):  # type: ignore[misc]
+        """transformers' own check, or a late one if the sequences are remote."""
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            generation = _running.innermost
+            if generation is None or not generation.late:
+                return object.__new__(cls)
+            generation.check = _make_check(generation, *args, **kwargs)
+            return generation.check
+
+        @staticmethod
+        def is_supported(device: Any, cache: Any, cache_is_returned: bool, is_assistant: bool) -> bool:
+            generation = _running.innermost
+            if generation is None or not generation.late:
+                return bool(original.is_supported(device, cache, cache_is_returned, is_assistant))
+            reason = why_not_with(generation.model, generation.config, cache, cache_is_returned)
+            if reason:
+                _log.debug("generate() waits for each stop check", reason=reason)
+                generation.late = False
+            return not reason
+
+    return DeferredStopCheck
+
+
+def _make_check(
+    generation: _Generation,
+    input_ids: Any,
+    max_length: int | None,
+    cache: Any,
+    cache_is_returned: bool,
+    streamer: Any = None,
+) -> LateStopCheck:
+    longest, draws = longest_late(generation.model), generation.config.do_sample
+
+    def may_go_on(length: int) -> bool:
+        return length < longest and not (draws and _sampling.calls > 1)
+
+    kept = TruncatableCache(cache) if cache is not None and cache_is_returned else None
+    return LateStopCheck(input_ids, max_length, streamer, kept, StepTimes(round_trip_seconds()), may_go_on)
+
+
+def _covered(optimize: Any) -> Any:
+    """Wrapper of `_optimize_model_for_decode` that suppresses errors of surplus steps."""
+
+    @functools.wraps(optimize)
+    def _optimize_model_for_decode(self: Any) -> Any:
+        return _Steps(optimize(self), _running.innermost)
+
+    return _optimize_model_for_decode
+
+
+@attrs.define
+class _Steps:
+    """The block in which steps are taken."""
+
+    around: Any
+    generation: _Generation | None
+
+    def __enter__(self) -> Any:
+        return self.around.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self.around.__exit__(kind, error, trace):
+            return True
+        check = self.generation.check if self.generation is not None else None
+        if check is None or not isinstance(error, Exception) or not check.was_surplus():
+            return False
+        _log.debug("discarded the error of a surplus step", error=repr(error))
+        return True
+
+
+def _undoing(undo: Any) -> Any:
+    @functools.wraps(undo)
+    def _undo_generation_steps(num_steps: int, input_ids: Any, *recorded: Any) -> tuple[Any, ...]:
+        generation = _running.innermost
+        if generation is None or generation.check is None:
+            return tuple(undo(num_steps, input_ids, *recorded))
+        return generation.check.without_surplus(*recorded)
+
+    return _undo_generation_steps
+
+
+_CHANGED: Final[dict[str, Callable[[Any], Any]]] = {
+    "GenerationMixin._sample": _known,
+    "GenerationMixin._optimize_model_for_decode": _covered,
+    "DeferredStopCheck": _deferred,
+    "_undo_generation_steps": _undoing,
+}

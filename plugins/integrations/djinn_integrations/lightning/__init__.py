@@ -1,0 +1,23 @@
+"""Lightning finds the remote device by itself, under each of the three names that its packages have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Integration, hookimpl
+from djinn.libraries import Adapter
+from djinn_integrations.lightning.accelerator import adapt_accelerators
+from djinn_integrations.lightning.connectors import adapt_fabric, adapt_trainer
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_integrations() -> Iterable[Integration]:
+    """The modules that know accelerators, and those that choose one."""
+    trainers, fabrics = ("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric")
+    return [
+        *(Adapter(f"{package}.accelerators", adapt_accelerators) for package in (*trainers, *fabrics)),
+        *(Adapter(f"{package}.trainer.connectors.accelerator_connector", adapt_trainer) for package in trainers),
+        *(Adapter(f"{package}.connector", adapt_fabric) for package in fabrics),
+    ]

@@ -1,0 +1,17 @@
+"""safetensors reads files onto the remote device, and fetches in one round trip what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Integration, hookimpl
+from djinn.libraries import Adapter
+from djinn_integrations.safetensors.files import adapt_reading, adapt_saving
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_integrations() -> Iterable[Integration]:
+    """The modules that read and write files."""
+    return [Adapter("safetensors", adapt_reading), Adapter("safetensors.torch", adapt_saving)]

@@ -1,0 +1,348 @@
+"""`generate()` with late stop checks gives what it gives where each is waited for, and leaves what it leaves."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import djinn
+from djinn.recording import Pending
+from djinn_integrations.late_stop.check import LateStopCheck
+from djinn_integrations.late_stop.interceptor import LateStopInterceptor
+from djinn_integrations.late_stop.pace import StepTimes
+
+REMOTE = "remote_accelerator:0"
+TOKENS = 14
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+VOCABULARY = {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": None}
+
+
+def make(name):
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    torch.manual_seed(0)
+    match name:
+        case "gpt2":
+            model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **VOCABULARY))
+        case "llama":
+            model = LlamaForCausalLM(LlamaConfig(**SIZES, **VOCABULARY))
+        case "mistral":
+            model = MistralForCausalLM(MistralConfig(**SIZES, **VOCABULARY, sliding_window=6))
+        case "t5":
+            sizes = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
+            model = T5ForConditionalGeneration(
+                T5Config(**sizes, **VOCABULARY, pad_token_id=0, decoder_start_token_id=0)
+            )
+    with torch.no_grad():  # with weights as they are initialised one token wins every time
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    model.generation_config.eos_token_id = None
+    return model.eval()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def executor():
+    djinn.shut_down()
+    djinn.configure(threads=1)
+    djinn.init()
+    yield
+    djinn.shut_down()
+    djinn.configure()
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Local and remote ones, by name."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            local = make(name)
+            made[name] = local, copy.deepcopy(local).to(REMOTE)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    interceptor = LateStopInterceptor()
+    interceptor.install()
+    yield interceptor
+    interceptor.install()
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    """Every late check that was made, each with what `finish` said in `undone`."""
+    seen = []
+    finish, begin = LateStopCheck.finish, LateStopCheck.__init__
+
+    def begun(self, *args):
+        begin(self, *args)
+        seen.append(self)
+
+    def finished(self):
+        self.undone = finish(self)
+        return self.undone
+
+    monkeypatch.setattr(LateStopCheck, "__init__", begun)
+    monkeypatch.setattr(LateStopCheck, "finish", finished)
+    return seen
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Makes every reply so many steps late, in the place of a link that does."""
+
+    def be_late(steps):
+        monkeypatch.setattr(StepTimes, "lateness", lambda self: steps)
+        monkeypatch.setattr(Pending, "done", lambda self: False)
+
+    return be_late
+
+
+class Streamer:
+    """Keeps what it is given; raises at one of the tokens, if it is told to."""
+
+    def __init__(self, raises_at=None):
+        self.got = []
+        self.raises_at = raises_at
+
+    def put(self, tokens):
+        assert tokens.device.type == "cpu"
+        self.got.append(tokens.tolist())
+        if len(self.got) == self.raises_at:
+            raise RuntimeError("no more")
+
+    def end(self):
+        self.got.append("end")
+
+
+def prompt_of(rows):
+    return torch.randint(2, 60, (rows, 4), generator=torch.Generator().manual_seed(rows))
+
+
+def generate(model, prompt, seed=3, **options):
+    prompt = prompt.to(model.device)
+    torch.manual_seed(seed)
+    options = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0, **options}
+    return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+
+
+def ends_for(model, prompt, place, **options):
+    """Tokens that end the rows there, or earlier where they come before."""
+    free = generate(model, prompt, **options)
+    return sorted({int(row[place + i - TOKENS]) for i, row in enumerate(free)})
+
+
+def cache_of(cache):
+    layers = getattr(cache, "self_attention_cache", cache).layers
+    return [(layer.keys, layer.values, torch.as_tensor(layer.get_seq_length())) for layer in layers]
+
+
+def parts(output, cache):
+    """Everything that a call gives, in an order of its own."""
+    if isinstance(output, torch.Tensor):
+        collected = {"sequences": output}
+    else:
+        collected = {name: value for name, value in output.items() if name != "past_key_values"}
+        cache = output.past_key_values
+    return collected | {"cache": cache_of(cache) if cache is not None else None}
+
+
+def assert_same(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, check_device=False)
+
+
+def dynamic(config):
+    from transformers import DynamicCache
+
+    return DynamicCache(config=config)
+
+
+def static(config):
+    from transformers import StaticCache
+
+    return StaticCache(config=config, max_cache_len=32)
+
+
+ALL = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "output_hidden_states": True}
+SAMPLING = {"do_sample": True, "top_k": 30, "temperature": 1.3}
+CASES = {
+    "greedy": ("gpt2", 1, 5, {}, None),
+    "greedy-rows-streamed": ("gpt2", 3, 2, {"streamed": True}, None),
+    "sampled-rows": ("llama", 2, 3, SAMPLING, None),
+    "sampled-all-outputs": ("gpt2", 2, 4, {**ALL, **SAMPLING, "repetition_penalty": 1.2}, None),
+    "attentions": ("eager", 1, 2, {"return_dict_in_generate": True, "output_attentions": True}, None),
+    "no-cache": ("gpt2", 1, 3, {"use_cache": False}, None),
+    "own-dynamic-cache": ("llama", 2, 4, SAMPLING, dynamic),
+    "own-static-cache": ("llama", 2, 4, {}, static),
+    "sliding-cache-returned": ("mistral", 2, 9, ALL, None),
+    "static-cache-dropped": ("llama", 1, 3, {"cache_implementation": "static"}, None),
+    "encoder-decoder": ("t5", 2, 3, {**ALL, **SAMPLING}, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_as_if_each_answer_had_been_waited_for(case, models, late, checks):
+    name, rows, steps, options, make_cache = CASES[case]
+    local, remote = models("llama" if name == "eager" else name)
+    prompt = prompt_of(rows)
+    options = dict(options)
+    streamed = options.pop("streamed", False)
+    plain = {k: v for k, v in options.items() if k in {*SAMPLING, "repetition_penalty"}}
+    options["eos_token_id"] = ends_for(local, prompt, 5, **plain)
+    late(steps)
+    answers = []
+    for model in (local, remote):
+        if name == "eager":
+            model.set_attn_implementation("eager")
+        streamer = Streamer() if streamed else None
+        cache = make_cache(model.config) if make_cache else None
+        output = generate(model, prompt, streamer=streamer, past_key_values=cache, **options)
+        drawn = torch.rand(4, device=model.device)
+        if name == "eager":
+            model.set_attn_implementation("sdpa")
+        answers.append((parts(output, cache), drawn, streamer.got if streamed else None))
+    (check,) = checks
+    assert check.undone > 0, "nothing was surplus, and nothing is shown"
+    (expected, drawn_here, heard_here), (actual, drawn, heard) = answers
+    assert actual["sequences"].tolist() == expected["sequences"].tolist()
+    assert len(actual["sequences"][0]) < prompt.shape[1] + TOKENS
+    assert_same(actual, expected)
+    assert torch.equal(drawn.cpu(), drawn_here)
+    assert heard == heard_here
+    djinn.synchronize()
+
+
+@pytest.mark.parametrize("place", [0, 6, TOKENS - 1])
+def test_wherever_it_stops(place, models, late):
+    local, remote = models("gpt2")
+    prompt = prompt_of(2)
+    ends = ends_for(local, prompt, place, do_sample=True)
+    late(1 + place)
+    expected = generate(local, prompt, do_sample=True, eos_token_id=ends)
+    drawn = torch.rand(2)
+    assert generate(remote, prompt, do_sample=True, eos_token_id=ends).tolist() == expected.tolist()
+    assert torch.equal(torch.rand(2, device=REMOTE).cpu(), drawn)
+
+
+def test_a_cache_goes_on_where_it_stopped(models, late):
+    local, remote = models("mistral")
+    late(4)
+    answers = []
+    for model in (local, remote):
+        cache = dynamic(model.config)
+        first = generate(model, prompt_of(1), past_key_values=cache, eos_token_id=ends_for(local, prompt_of(1), 7))
+        more = torch.cat([first.cpu(), prompt_of(1)], dim=1)
+        answers.append(generate(model, more, past_key_values=cache).tolist())
+    assert answers[1] == answers[0]
+
+
+def test_it_never_goes_beyond_the_length_that_was_asked_for(models, late, checks):
+    _, remote = models("gpt2")
+    late(5)
+    assert generate(remote, prompt_of(1), max_new_tokens=4).shape[1] == 4 + 4
+    assert (checks[-1].steps, checks[-1].undone) == (4, 0)
+
+
+def test_it_never_goes_beyond_the_positions_that_the_model_has(models, late, checks, caplog):
+    local, remote = models("gpt2")
+    late(5)
+    long = torch.randint(2, 60, (1, 62), generator=torch.Generator().manual_seed(1))
+    last = generate(local, long, max_new_tokens=2)[0, -1].item()
+    expected = generate(local, long, max_new_tokens=9, eos_token_id=last)
+    assert generate(remote, long, max_new_tokens=9, eos_token_id=last).tolist() == expected.tolist()
+    assert checks[-1].steps == 2
+    assert not caplog.records
+
+
+def test_what_fails_in_surplus_steps_never_happened(models, late, checks):
+    local, remote = models("gpt2")
+    late(4)
+    ends = ends_for(local, prompt_of(1), 3)
+    expected = generate(local, prompt_of(1), eos_token_id=ends)
+    actual = generate(remote, prompt_of(1), eos_token_id=ends, pad_token_id=4711)  # no such token: surplus steps fail
+    assert actual.tolist() == expected.tolist()
+    assert checks[-1].undone == 4
+    assert torch.ones(1, device=REMOTE).item() == 1
+    djinn.synchronize()
+
+
+def test_an_error_of_a_surplus_step_is_not_raised_and_one_before_is(models, late, checks, monkeypatch):
+    local, remote = models("llama")
+    late(4)
+    options = {**ALL, **SAMPLING}
+    ends = ends_for(local, prompt_of(1), 3, **SAMPLING)
+    expected = generate(local, prompt_of(1), eos_token_id=ends, **options)
+    drawn = torch.rand(2)
+    last = len(expected.scores)
+    layer = remote.model.layers[1]
+    forward = layer.forward
+    calls = []
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > allowed:
+            raise ValueError("too many steps")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(layer, "forward", failing)
+    allowed = last + 2
+    actual = generate(remote, prompt_of(1), eos_token_id=ends, **options)
+    assert len(calls) == allowed + 1
+    assert_same(parts(actual, None), parts(expected, None))
+    assert torch.equal(torch.rand(2, device=REMOTE).cpu(), drawn)
+    calls.clear()
+    allowed = last - 1
+    with pytest.raises(ValueError, match="too many steps"):
+        generate(remote, prompt_of(1), eos_token_id=ends, **options)
+
+
+def test_a_step_that_fails_remotely_is_what_is_raised(models, late, monkeypatch):
+    _, remote = models("gpt2")
+    late(3)
+    calls = []
+    forward = remote.transformer.wte.forward
+
+    def wrong(tokens):
+        calls.append(1)
+        return forward(tokens + 4711 if len(calls) == 3 else tokens)
+
+    monkeypatch.setattr(remote.transformer.wte, "forward", wrong)
+    with pytest.raises(djinn.RemoteIndexError):
+        generate(remote, prompt_of(1), eos_token_id=0)
+    djinn.synchronize()
+
+
+def test_who_stops_by_raising_finds_everything_as_it_was_then(models, late):
+    local, remote = models("llama")
+    late(3)
+    answers = []
+    for model in (local, remote):
+        cache = dynamic(model.config)
+        streamer = Streamer(raises_at=5)
+        with pytest.raises(RuntimeError, match="no more"):
+            generate(model, prompt_of(1), streamer=streamer, past_key_values=cache, **SAMPLING)
+        answers.append((cache_of(cache), torch.rand(2, device=model.device).cpu(), streamer.got))
+    assert_same(answers[1], answers[0])
