@@ -22,7 +22,6 @@ from djinn.hooks import (
 )
 from djinn.scheduling import homes_of_values, resident_blocks, together
 from djinn.testing import ProgramBuilder
-from djinn_balanced import Balanced
 from djinn_core.ir.handles import RANDOM_STATE
 from djinn_core.ir.schedule import Free, Receive, Send, Upload
 from djinn_core.planning.builtins.costs import Roofline
@@ -30,8 +29,9 @@ from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.registry.registry import Registry
 from djinn_cost_based import CostBased
-from djinn_pinned import Pinned
-from djinn_round_robin import RoundRobin
+from djinn_placement.balanced import Balanced
+from djinn_placement.pinned import Pinned
+from djinn_placement.round_robin import RoundRobin
 from djinn_schedulers.dynamic import Dynamic
 from djinn_schedulers.parallel import Parallel
 

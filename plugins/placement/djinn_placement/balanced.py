@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
-from djinn.hooks import DeviceCapabilities, InvalidStage, Placement, PlacementContext, PlacementDecision, storage_of
+from djinn.hooks import (
+    DeviceCapabilities,
+    InvalidStage,
+    Placement,
+    PlacementContext,
+    PlacementDecision,
+    PlacementPolicy,
+    hookimpl,
+    storage_of,
+)
 from djinn.scheduling import homes_of_values, resident_blocks, storage_sizes, together
+
+djinn_api_version = 1
 
 
 class Balanced:
@@ -84,3 +97,9 @@ class _Shares:
         if stayed:
             return "what it writes is there"
         return f"the share of {device} in {self.total:,} bytes of inputs, in the order of use"
+
+
+@hookimpl
+def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
+    """The policy `balanced`."""
+    return [Balanced()]

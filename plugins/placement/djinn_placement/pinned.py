@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision
+from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision, PlacementPolicy, hookimpl
 from djinn.scheduling import Colocation, homes_of_values, resident_blocks, together
+
+djinn_api_version = 1
 
 
 class Pinned:
@@ -103,3 +105,9 @@ def _named(device: str, devices: Sequence[str], pattern: str) -> str:
     raise InvalidStage(
         f"the pin {pattern!r} names the device {device!r}; the devices are {', '.join(devices)} (or 0 to {len(devices) - 1})"
     )
+
+
+@hookimpl
+def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
+    """The policy `pinned`."""
+    return [Pinned()]

@@ -1,24 +1,10 @@
 from __future__ import annotations
 
 import attrs
-import pytest
 
-import djinn_balanced
 from djinn.hooks import storage_of
-from djinn.testing import PlacementPolicyConformance, PluginConformance, ProgramBuilder, placement_context
-from djinn_balanced import Balanced
-
-
-class TestPlugin(PluginConformance):
-    @pytest.fixture
-    def plugin(self):
-        return djinn_balanced
-
-
-class TestPolicy(PlacementPolicyConformance):
-    @pytest.fixture
-    def policy(self):
-        return Balanced()
+from djinn.testing import ProgramBuilder, placement_context
+from djinn_placement.balanced import Balanced
 
 
 def chain(layers=8, width=16):

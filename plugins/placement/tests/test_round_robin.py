@@ -1,22 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
-import djinn_round_robin
-from djinn.testing import PlacementPolicyConformance, PluginConformance, placement_context, sample_graphs
-from djinn_round_robin import RoundRobin
-
-
-class TestPlugin(PluginConformance):
-    @pytest.fixture
-    def plugin(self):
-        return djinn_round_robin
-
-
-class TestPolicy(PlacementPolicyConformance):
-    @pytest.fixture
-    def policy(self):
-        return RoundRobin()
+from djinn.testing import placement_context, sample_graphs
+from djinn_placement.round_robin import RoundRobin
 
 
 def test_devices_come_in_turn():

@@ -3,22 +3,9 @@ from __future__ import annotations
 import attrs
 import pytest
 
-import djinn_pinned
 from djinn.hooks import InvalidStage
-from djinn.testing import PlacementPolicyConformance, PluginConformance, placement_context, sample_graphs
-from djinn_pinned import Pinned
-
-
-class TestPlugin(PluginConformance):
-    @pytest.fixture
-    def plugin(self):
-        return djinn_pinned
-
-
-class TestPolicy(PlacementPolicyConformance):
-    @pytest.fixture
-    def policy(self):
-        return Pinned()
+from djinn.testing import placement_context, sample_graphs
+from djinn_placement.pinned import Pinned
 
 
 def placed(pins):

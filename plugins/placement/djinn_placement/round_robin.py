@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
-from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision
+from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision, PlacementPolicy, hookimpl
 from djinn.scheduling import homes_of_values, resident_blocks, together
+
+djinn_api_version = 1
 
 
 class RoundRobin:
@@ -42,3 +45,9 @@ class RoundRobin:
         for value in graph.inputs:
             homes.setdefault(blocks.block(value), devices[0])
         return Placement(tuple(decisions), homes_of_values(graph, nodes, blocks, homes), self.name)
+
+
+@hookimpl
+def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
+    """The policy `round_robin`."""
+    return [RoundRobin()]

@@ -1,0 +1,1 @@
+"""Placement policies that need no cost model."""
