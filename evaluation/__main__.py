@@ -16,7 +16,7 @@ QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 RAY = Layer("ray", ("-e", "./plugins/ray[ray]"))
 UCX = Layer("ucx", ("-e", "./plugins/ucx[ucx]"))
 # Not at locked versions: there may be no s3fs yet for the fsspec that they have.
-BUCKETS = Layer("buckets", ("-e", "./plugins/network_files[test]"))
+BUCKETS = Layer("buckets", ("-e", "./plugins/weights[test]"))
 LIBRARIES = Layer("libraries", ("-e", ".[libraries]"), locked=True)
 NOTEBOOKS = Layer("notebooks", ("-e", ".[notebooks]"), locked=True)
 TIDY = Layer("tidy", ("clang-tidy>=20",), locked=True)
@@ -111,7 +111,7 @@ PROGRAMS: Mapping[str, Program] = {
     "libraries": _tests("tests/libraries", summary="programs of twelve libraries; installs four", variables=QUIET | {"LONG_FORMS": "1"}, layer=LIBRARIES),
     "ray": _tests("plugins/ray", summary="executors on a Ray cluster of three nodes on this machine; installs Ray", variables={"OMP_NUM_THREADS": "1"}, layer=RAY),
     "ucx": _tests("plugins/ucx", summary="the transport over UCX, and transfers that break; installs UCX", variables={"OMP_NUM_THREADS": "1"}, layer=UCX),
-    "buckets": _tests("plugins/network_files", summary="weights in buckets of an S3 server on this machine; installs s3fs and moto", variables={"OMP_NUM_THREADS": "1"}, layer=BUCKETS),
+    "buckets": _tests("plugins/weights/tests/test_buckets.py", "plugins/weights/tests/test_https.py", summary="weights in buckets of an S3 server on this machine; installs s3fs and moto", variables={"OMP_NUM_THREADS": "1"}, layer=BUCKETS),
     "connect": _tests("plugins/connect/tests/test_sshd.py", summary="djinn connect and djinn submit against OpenSSH's server; root", variables={"TEST_CONNECT": "1"}),
     "dashboard": _tests(
         "plugins/dashboard/tests/test_browser.py", summary="the dashboard in a browser; needs playwright and Chromium",

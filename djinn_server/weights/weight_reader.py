@@ -75,7 +75,7 @@ def read_headers(
             return [(file, file.version(), _header(form, file)) for file in counted]
     known = ", ".join(suffix for form in formats for suffix in form.suffixes)
     raise ValueError(
-        f"there is no file with weights of a format in use ({known}); plugins/checkpoints and plugins/gguf of Djinn's repository read others"
+        f"there is no file with weights of a format in use ({known}); plugins/weights of Djinn's repository reads others"
     )
 
 
@@ -426,7 +426,7 @@ class WeightReader:
     def _threads(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._readers is None:
-                self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
+                self._readers = ThreadPoolExecutor(READERS, "djinn-weight-reader")
             return self._readers
 
     def _place(self, address: str, key: WeightKey) -> StoredPlace:

@@ -20,7 +20,6 @@ from gguf_files import Q8_0, gguf_file, keyed, text
 from memory_file import MemoryFile
 from safetensors.torch import save
 
-from djinn_checkpoints import Checkpoints
 from djinn_core.errors import (
     ConfigurationError,
     DjinnError,
@@ -38,7 +37,6 @@ from djinn_core.wire.frame_order import Inbox, Outbox, split
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
 from djinn_core.wire.peer_messages import Item, TransferHeader, View
 from djinn_core.wire.tensors import tensor_from_wire
-from djinn_gguf import Gguf
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.builtins.safetensors_files import Safetensors
 from djinn_server.builtins.weights import FileSource
@@ -61,6 +59,8 @@ from djinn_server.running.template_compiler import compile_template
 from djinn_server.running.values import ValueTable
 from djinn_server.weights.uploads import UploadAssembly
 from djinn_server.weights.weight_reader import WeightReader
+from djinn_weights.checkpoints import Checkpoints
+from djinn_weights.gguf import Gguf
 from evaluation.fuzz.generating import generated, message_types
 
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from djinn_checkpoints import Checkpoints
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weight_sources import LocalPlace, WeightPermissions
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
-from djinn_gguf import Gguf
 from djinn_server.builtins.safetensors_files import Safetensors
 from djinn_server.builtins.weights import FileSource, LocalFile
 from djinn_server.weights.shared_weights import WeightKey
 from djinn_server.weights.weight_reader import WeightReader
+from djinn_weights.checkpoints import Checkpoints
+from djinn_weights.gguf import Gguf
 
 FORMATS = (Safetensors(), Checkpoints(), Gguf())
 
@@ -121,5 +121,5 @@ def test_what_no_format_reads_is_not_opened(models):
     torch.save({"a": torch.ones(2)}, models / "pytorch_model.bin")
     with pytest.raises(WeightsUnavailable, match="no files with weights"):
         WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{models}")
-    with pytest.raises(WeightsUnavailable, match=r"format in use.*plugins/checkpoints"):
+    with pytest.raises(WeightsUnavailable, match=r"format in use.*plugins/weights"):
         WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{models}/pytorch_model.bin")

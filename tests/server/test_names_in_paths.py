@@ -16,7 +16,6 @@ from djinn_connect.records import is_server_name
 from djinn_core.errors import ConfigurationError, WeightsUnavailable
 from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.wire.messages import DeviceInfo
-from djinn_hub import HubSource, parse
 from djinn_jwt.authenticator import _TENANT as JWT_TENANT
 from djinn_server.builtins.weights import FileSource
 from djinn_server.disk_quota import DiskQuota
@@ -24,6 +23,7 @@ from djinn_server.launch.token_table import check_tenant, parse_table
 from djinn_server.recovery.journal import journal_path
 from djinn_server.weights.published import PublishedWeights
 from djinn_server.weights.weight_reader import WeightReader
+from djinn_weights.hub import HubSource, parse
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PARTS = (

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from memory_file import MemoryFile, contents
 
 from djinn.testing import PluginConformance, WeightFormatConformance
-from djinn_gguf import Gguf
-from djinn_gguf import header as gguf
-from djinn_gguf import quantized as formats_quantized
-from djinn_gguf.header import read_gguf
+from djinn_weights.gguf import Gguf
+from djinn_weights.gguf import header as gguf
+from djinn_weights.gguf import quantized as formats_quantized
+from djinn_weights.gguf.header import read_gguf
 
 torch.manual_seed(0)
 TENSORS = {
@@ -196,6 +196,6 @@ class TestFormat(WeightFormatConformance):
 class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self):
-        import djinn_gguf
+        import djinn_weights.gguf
 
-        return djinn_gguf
+        return djinn_weights.gguf

@@ -15,7 +15,7 @@ import torch
 
 from djinn.hooks import FileHeader, HeaderEntry, WeightFile
 from djinn.weights import MOST_DIMENSIONS, MOST_TENSORS, read_bytes, refuse_overlaps
-from djinn_gguf.quantized import Q8_0
+from djinn_weights.gguf.quantized import Q8_0
 
 HEADER_LIMIT: Final = 100 << 20  # bytes
 VALUES: Final = 4_000_000  # texts, values and tensors in a header: words of a vocabulary above all

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions
-from djinn_network_files.pieces import Pieces
+from djinn_weights.network_files.pieces import Pieces
 
 PATIENCE: Final = 30.0  # seconds without a byte after which a server is given up
 SLOWEST: Final = 50_000  # bytes a second; a server that sends less is given up

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions
-from djinn_network_files.pieces import Pieces
+from djinn_weights.network_files.pieces import Pieces
 
 _INDEX: Final = ".index.json"
 _MOST_FILES: Final = 4096
 _PATH: Final = re.compile(r"[^/@:?#\s]+(/[^/]+)*/?")  # a bucket and a key; no user, no chain of file systems
 # What object stores say of an object that changes with its contents.
 _VERSIONED: Final = ("ETag", "etag", "generation", "VersionId", "mtime", "LastModified", "updated", "created", "size")
-_log = logging.getLogger("djinn_network_files")
+_log = logging.getLogger("djinn_weights.network_files")
 
 
 class BucketFile:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from djinn.hooks import FileHeader, WeightFile, WeightFormat, hookimpl
-from djinn_checkpoints.checkpoint import read_pytorch
+from djinn_weights.checkpoints.checkpoint import read_pytorch
 
 djinn_api_version = 1
 

@@ -13,7 +13,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from djinn import WeightsUnavailable
 from djinn.hooks import LocalPlace, ReportDownload, WeightFile, WeightPermissions, WeightSource, hookimpl
 from djinn.weights import open_folder
-from djinn_hub.downloads import Downloads, is_whole, repository_in
+from djinn_weights.hub.downloads import Downloads, is_whole, repository_in
 
 djinn_api_version = 1
 

@@ -20,8 +20,8 @@ import djinn
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightPermissions
 from djinn.testing import open_permitted
-from djinn_hub import HubSource, downloads
-from djinn_hub.downloads import chosen
+from djinn_weights.hub import HubSource, downloads
+from djinn_weights.hub.downloads import chosen
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LATER = "1123456789abcdef0123456789abcdef01234567"
@@ -300,10 +300,10 @@ def test_a_download_ends_when_no_client_waits(hub, source):
 
 # In forks huggingface_hub has read the environment of the process that was forked.
 READ_AGAIN = """
-import importlib, djinn_hub
+import importlib, djinn_weights.hub
 from huggingface_hub import constants, hf_hub_download
 importlib.reload(constants)
-djinn_hub.HF_HUB_CACHE = constants.HF_HUB_CACHE
+djinn_weights.hub.HF_HUB_CACHE = constants.HF_HUB_CACHE
 """
 
 

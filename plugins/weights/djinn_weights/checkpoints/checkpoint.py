@@ -18,8 +18,8 @@ import attrs
 
 from djinn.hooks import FileHeader, HeaderEntry, WeightFile
 from djinn.weights import read_bytes
-from djinn_checkpoints.pickled import PickledTensor, pickled_tensors
-from djinn_checkpoints.strided import StridedElements, overlaps_itself, reach_of
+from djinn_weights.checkpoints.pickled import PickledTensor, pickled_tensors
+from djinn_weights.checkpoints.strided import StridedElements, overlaps_itself, reach_of
 
 DIRECTORY_LIMIT: Final = 8 << 20  # bytes of the archive's directory: about 70,000 records
 PICKLE_LIMIT: Final = 32 << 20  # bytes

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from memory_file import MemoryFile, contents
 
 from djinn.testing import PluginConformance, WeightFormatConformance
-from djinn_checkpoints import Checkpoints, pickled, strided
-from djinn_checkpoints import checkpoint as pytorch
-from djinn_checkpoints.checkpoint import read_pytorch
-from djinn_checkpoints.pickled import pickled_tensors
+from djinn_weights.checkpoints import Checkpoints, pickled, strided
+from djinn_weights.checkpoints import checkpoint as pytorch
+from djinn_weights.checkpoints.checkpoint import read_pytorch
+from djinn_weights.checkpoints.pickled import pickled_tensors
 
 
 def saved(value, **options):
@@ -404,6 +404,6 @@ class TestFormat(WeightFormatConformance):
 class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self):
-        import djinn_checkpoints
+        import djinn_weights.checkpoints
 
-        return djinn_checkpoints
+        return djinn_weights.checkpoints

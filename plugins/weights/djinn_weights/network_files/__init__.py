@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 
 from djinn.hooks import WeightSource, hookimpl
-from djinn_network_files.buckets import BucketSource
-from djinn_network_files.https import HttpsSource
+from djinn_weights.network_files.buckets import BucketSource
+from djinn_weights.network_files.https import HttpsSource
 
 djinn_api_version = 1
 

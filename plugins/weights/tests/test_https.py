@@ -23,17 +23,17 @@ from safetensors.torch import save
 from servers import start_server
 
 import djinn
-import djinn_network_files
+import djinn_weights.network_files
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightPermissions
 from djinn.testing import PluginConformance, WeightSourceConformance, open_permitted
-from djinn_network_files import HttpsSource, https, pieces
+from djinn_weights.network_files import HttpsSource, https, pieces
 
 
 class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self):
-        return djinn_network_files
+        return djinn_weights.network_files
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from djinn.hooks import FileHeader, WeightFile, WeightFormat, hookimpl
-from djinn_gguf.header import read_gguf
+from djinn_weights.gguf.header import read_gguf
 
 djinn_api_version = 1
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import djinn_hub
+import djinn_weights.hub
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightPermissions
 from djinn.testing import PluginConformance, WeightSourceConformance, open_permitted
-from djinn_hub import HubSource, parse
+from djinn_weights.hub import HubSource, parse
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -31,7 +31,7 @@ def cache_model(cache: Path, name: str, files: dict[str, bytes], branch: str = "
 class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self):
-        return djinn_hub
+        return djinn_weights.hub
 
 
 class TestHub(WeightSourceConformance):

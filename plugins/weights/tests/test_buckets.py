@@ -20,7 +20,7 @@ import djinn
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightPermissions
 from djinn.testing import WeightSourceConformance, open_permitted
-from djinn_network_files import BucketSource, pieces
+from djinn_weights.network_files import BucketSource, pieces
 
 
 class Memory:
