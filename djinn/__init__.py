@@ -91,10 +91,10 @@ if TYPE_CHECKING:
     from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
     from djinn_core.logs import set_debug_level
     from djinn_core.planning.scheduler import Scheduler
-    from djinn_timeline.events import TimelineEvent
-    from djinn_timeline.profiling import Timeline, profile
-    from djinn_timeline.waits import WaitReport, explain_waits
-    from djinn_verification.verifying import Verification, verify
+    from djinn_profiler.timeline.events import TimelineEvent
+    from djinn_profiler.timeline.profiling import Timeline, profile
+    from djinn_profiler.timeline.waits import WaitReport, explain_waits
+    from djinn_profiler.verification.verifying import Verification, verify
 
 __all__ = [
     "API_VERSION",
@@ -219,8 +219,7 @@ _PLACES = {
 
 # By folder of Djinn's repository what the package there brings, so that a name whose package is missing says which to install.
 _PACKAGES = {
-    "plugins/timeline": "Timeline TimelineEvent WaitReport explain_waits profile",
-    "plugins/verification": "Verification verify",
+    "plugins/profiler": "Timeline TimelineEvent Verification WaitReport explain_waits profile verify",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above

@@ -98,7 +98,7 @@ def _traced(file: Path | None) -> Iterator[None]:
 
     profile = find_api_name("profile")
     if profile is None:
-        raise absent("profile", "plugins/timeline")
+        raise absent("profile", "plugins/profiler")
     timeline = None
     try:
         with profile() as timeline:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_name_of_a_package_is_found_and_kept():
-    from djinn_timeline.profiling import profile
+    from djinn_profiler.timeline.profiling import profile
 
     assert djinn.profile is profile
     assert vars(djinn)["profile"] is profile
@@ -24,14 +24,14 @@ def test_a_name_of_a_package_is_found_and_kept():
 def test_a_name_whose_package_is_not_in_use_says_what_to_install(monkeypatch):
     monkeypatch.setenv("DJINN_DISABLE", "timeline")
     assert find_api_name("profile") is None
-    find = importing("djinn", {}, {"plugins/timeline": "profile"})
-    with pytest.raises(PluginError, match=r"`djinn\.profile` is in a package.*pip install \./plugins/timeline"):
+    find = importing("djinn", {}, {"plugins/profiler": "profile"})
+    with pytest.raises(PluginError, match=r"`djinn\.profile` is in a package.*pip install \./plugins/profiler"):
         find("profile")(ops=True)
 
 
 def test_a_class_whose_package_is_not_in_use_is_a_class(monkeypatch):
     monkeypatch.setenv("DJINN_DISABLE", "timeline")
-    missing = importing("djinn", {}, {"plugins/timeline": "Timeline"})("Timeline")
+    missing = importing("djinn", {}, {"plugins/profiler": "Timeline"})("Timeline")
     assert not isinstance(3, missing)
     assert (missing | None).__args__[0] is missing
     with pytest.raises(PluginError, match=r"`djinn\.Timeline` is in a package"):

@@ -13,7 +13,7 @@ from djinn_client.runtime.timeline.module_changes import ModulePaths, module_cha
 from djinn_client.runtime.timeline.recorded import Span, ThreadRecord
 from djinn_core.ir import module_path
 from djinn_core.ir.module_path import BACKWARD, ForwardCalls
-from djinn_timeline.events import (
+from djinn_profiler.timeline.events import (
     CAPTURE,
     CLIENT_BOUND,
     DEVICE_BOUND,
@@ -25,9 +25,9 @@ from djinn_timeline.events import (
     TRANSFER,
     WAIT,
 )
-from djinn_timeline.report import LineTime, TimeTotals, advice, label
-from djinn_timeline.submissions import Phases, parts_of_wait
-from djinn_timeline.threads import divided, module_spans
+from djinn_profiler.timeline.report import LineTime, TimeTotals, advice, label
+from djinn_profiler.timeline.submissions import Phases, parts_of_wait
+from djinn_profiler.timeline.threads import divided, module_spans
 
 
 def test_clocks_are_compared_by_the_quickest_ways():

@@ -21,7 +21,7 @@ from djinn_client.runtime import client
 from djinn_client.runtime.timeline import record_timeline as profiling
 from djinn_core.ir.module_path import BACKWARD
 from djinn_core.wire.timing_messages import TimingsRequest
-from djinn_timeline import events as kinds
+from djinn_profiler.timeline import events as kinds
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from djinn.timelines import Range, Recording, Span, SubmissionRecord, ThreadRecord
-from djinn_timeline.events import (
+from djinn_profiler.timeline.events import (
     ANSWER,
     CAPTURE,
     CLIENT,
@@ -33,8 +33,8 @@ from djinn_timeline.events import (
     WAIT,
     TimelineEvent,
 )
-from djinn_timeline.submissions import OpRun, Phases, op_runs, parts_of_wait, phases_of
-from djinn_timeline.threads import Part, divided, module_spans
+from djinn_profiler.timeline.submissions import OpRun, Phases, op_runs, parts_of_wait, phases_of
+from djinn_profiler.timeline.threads import Part, divided, module_spans
 
 PARTS_SHOWN: Final = (
     100_000  # of Python and calls on the device; where there are more, those of a module's call are shown together

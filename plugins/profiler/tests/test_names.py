@@ -1,4 +1,4 @@
-"""The names that this package brings are those of `djinn`, and work there."""
+"""The names that this package brings are those of `djinn`, and work there; tests/timeline and tests/runtime have the rest."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import pytest
 import torch
 
 import djinn
-import djinn_timeline
 from djinn.testing import ApiNameConformance, PluginConformance
+from djinn_profiler import timeline, verification
 
-NAMES = djinn_timeline.djinn_register_api_names()
+PLUGINS = [timeline, verification]
+NAMES = [name for plugin in PLUGINS for name in plugin.djinn_register_api_names()]
 
 
 class TestPlugin(PluginConformance):
-    @pytest.fixture
-    def plugin(self):
-        return djinn_timeline
+    @pytest.fixture(params=PLUGINS, ids=lambda plugin: plugin.__name__.rpartition(".")[2])
+    def plugin(self, request):
+        return request.param
 
 
 class TestNames(ApiNameConformance):
@@ -34,3 +35,16 @@ def test_a_block_is_profiled_and_its_waits_are_explained():
     assert isinstance(report, djinn.WaitReport)
     assert [wait.times for wait in report.waits] == [1]
     assert ".item()" in prof.table()
+
+
+def test_ops_of_a_block_are_checked():
+    x = torch.ones(3, device="remote_accelerator:0")
+    with djinn.verify(bitwise=True) as report:
+        assert (x + 1).sum().item() == 6
+    assert report.checked >= 2
+    with (
+        djinn.verify(),
+        pytest.raises(djinn.DjinnError, match=r"djinn\.verify\(\) works neither inside another"),
+        djinn.verify(),
+    ):
+        pass

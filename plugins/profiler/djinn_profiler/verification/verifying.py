@@ -31,8 +31,8 @@ from djinn.watching import (
     view_of,
     watch_ops,
 )
-from djinn_verification.cpu_copies import CpuCopies, Look
-from djinn_verification.differences import Difference, Tolerance, distance, in_words
+from djinn_profiler.verification.cpu_copies import CpuCopies, Look
+from djinn_profiler.verification.differences import Difference, Tolerance, distance, in_words
 
 log = get_logger("djinn.verify")
 

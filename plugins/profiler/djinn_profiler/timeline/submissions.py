@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 
 from djinn.timelines import ClientClock, ExecutionTimes, Span, SubmissionRecord, describe_site
-from djinn_timeline.events import (
+from djinn_profiler.timeline.events import (
     ANSWER,
     DECODE,
     EARLIER,

@@ -13,4 +13,7 @@ djinn_api_version = 1
 @hookimpl
 def djinn_register_api_names() -> list[ApiName]:
     """The names of `djinn` that this package brings."""
-    return [ApiName("Verification", "djinn_verification.verifying"), ApiName("verify", "djinn_verification.verifying")]
+    return [
+        ApiName("Verification", "djinn_profiler.verification.verifying"),
+        ApiName("verify", "djinn_profiler.verification.verifying"),
+    ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from djinn.timelines import Span, ThreadRecord
-from djinn_timeline.events import CAPTURE, PYTHON
+from djinn_profiler.timeline.events import CAPTURE, PYTHON
 
 
 @attrs.frozen

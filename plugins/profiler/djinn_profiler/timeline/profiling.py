@@ -12,10 +12,10 @@ from typing import Any
 
 from djinn.hooks import DjinnError
 from djinn.timelines import Recording, check_alone, duration, for_users, record_timeline
-from djinn_timeline.assembling import AssembledTimeline, assemble
-from djinn_timeline.events import TimelineEvent
-from djinn_timeline.report import TimeTotals, table, totals
-from djinn_timeline.trace_file import save_trace, trace_of
+from djinn_profiler.timeline.assembling import AssembledTimeline, assemble
+from djinn_profiler.timeline.events import TimelineEvent
+from djinn_profiler.timeline.report import TimeTotals, table, totals
+from djinn_profiler.timeline.trace_file import save_trace, trace_of
 
 
 class Timeline:

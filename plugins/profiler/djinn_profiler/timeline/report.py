@@ -10,8 +10,8 @@ from typing import Final
 import attrs
 
 from djinn.timelines import ADVICE, BACKWARD, duration, unit_of
-from djinn_timeline.assembling import AssembledTimeline, ThreadTime, executor_name
-from djinn_timeline.events import (
+from djinn_profiler.timeline.assembling import AssembledTimeline, ThreadTime, executor_name
+from djinn_profiler.timeline.events import (
     ANSWER,
     CAPTURE,
     CAUSES,

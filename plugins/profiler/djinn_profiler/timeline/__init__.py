@@ -16,9 +16,9 @@ djinn_api_version = 1
 def djinn_register_api_names() -> list[ApiName]:
     """The names of `djinn` that this package brings."""
     return [
-        ApiName("Timeline", "djinn_timeline.profiling"),
-        ApiName("TimelineEvent", "djinn_timeline.events"),
-        ApiName("WaitReport", "djinn_timeline.waits"),
-        ApiName("explain_waits", "djinn_timeline.waits"),
-        ApiName("profile", "djinn_timeline.profiling"),
+        ApiName("Timeline", "djinn_profiler.timeline.profiling"),
+        ApiName("TimelineEvent", "djinn_profiler.timeline.events"),
+        ApiName("WaitReport", "djinn_profiler.timeline.waits"),
+        ApiName("explain_waits", "djinn_profiler.timeline.waits"),
+        ApiName("profile", "djinn_profiler.timeline.profiling"),
     ]

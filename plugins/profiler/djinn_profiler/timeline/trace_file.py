@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from djinn_timeline.events import (
+from djinn_profiler.timeline.events import (
     ANSWER,
     CLIENT,
     EXECUTE,

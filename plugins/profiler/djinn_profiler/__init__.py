@@ -1,0 +1,1 @@
+"""Time and results of a program: `timeline` and `verification`."""
