@@ -30,7 +30,7 @@ from djinn_core.planning.stages.estimate import estimate
 from djinn_core.planning.stages.optimize import starting_plan
 from djinn_core.planning.stages.place import place
 from djinn_core.planning.stages.schedule import schedule
-from djinn_cost_based import CostBased
+from djinn_costs.cost_based import CostBased
 from djinn_schedulers.parallel import Parallel
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 

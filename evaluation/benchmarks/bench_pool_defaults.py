@@ -30,7 +30,7 @@ import torch
 
 import djinn
 from djinn_client.runtime import client as djinn_client
-from djinn_roofline.calibration.workloads import Workload, workloads
+from djinn_costs.roofline.calibration.workloads import Workload, workloads
 from evaluation.benchmarks.bench_scheduling import Branches
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
 

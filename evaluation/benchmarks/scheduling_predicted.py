@@ -30,9 +30,9 @@ from djinn_client.runtime import client
 from djinn_client.runtime.planning.calibrations import keep_calibration
 from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.result import PipelineResult
-from djinn_roofline.calibration.calibrate import Bench, calibrated_models
-from djinn_roofline.calibration.measuring import measuring
-from djinn_roofline.calibration.session import open_session
+from djinn_costs.roofline.calibration.calibrate import Bench, calibrated_models
+from djinn_costs.roofline.calibration.measuring import measuring
+from djinn_costs.roofline.calibration.session import open_session
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome
 
 REMOTE = "remote_accelerator:0"
@@ -238,7 +238,7 @@ def calibrate(effort: Effort) -> None:
     open_session(executors=1, threads=effort.threads)
     models = calibrated_models(client.registry().cost_models)
     if not models:
-        raise CannotMeasureError("no cost model can be calibrated: install plugins/roofline")
+        raise CannotMeasureError("no cost model can be calibrated: install plugins/costs")
     with measuring() as clock:
         bench = Bench(clock, torch.device(REMOTE), models)
         for _ in range(min(effort.rounds, 3)):

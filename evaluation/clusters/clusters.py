@@ -28,7 +28,7 @@ from djinn_core.planning.builtins.costs import Roofline
 from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.registry.registry import Registry
-from djinn_cost_based import CostBased
+from djinn_costs.cost_based import CostBased
 from djinn_placement.balanced import Balanced
 from djinn_placement.pinned import Pinned
 from djinn_placement.round_robin import RoundRobin

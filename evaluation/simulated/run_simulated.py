@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 # The client, the device, and the executor of its own.
 DARWIN = (
     *(f"tests/{name}" for name in "interception runtime protocol system wire ir models".split()),
-    *(f"plugins/{name}" for name in "http tcp ucx roofline".split()),
+    *(f"plugins/{name}" for name in "http tcp ucx costs".split()),
 )
 WINDOWS = ("tests/interception",)
 # What looks at processes, threads, sockets, files and errors.

@@ -15,7 +15,7 @@ import attrs
 
 from djinn.hooks import DataResidency, ExecutionPhase, Node, PlacementContext, storage_of
 from djinn.scheduling import Colocation, storage_sizes
-from djinn_cost_based.hardware import Hardware
+from djinn_costs.cost_based.hardware import Hardware
 
 # Light units go where the first that needs them is, whatever room there is: they take no more of a device than this share.
 _SMALL: Final = 0.01

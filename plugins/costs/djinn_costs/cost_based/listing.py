@@ -10,8 +10,8 @@ from typing import Final
 
 import attrs
 
-from djinn_cost_based.hardware import Hardware
-from djinn_cost_based.units import ProgramUnits, Unit
+from djinn_costs.cost_based.hardware import Hardware
+from djinn_costs.cost_based.units import ProgramUnits, Unit
 
 # A weight that comes to a device stays there, so its way counts as shared by this many runs of the program.
 RUNS: Final = 8

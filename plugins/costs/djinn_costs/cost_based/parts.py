@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from djinn.hooks import DeviceCapabilities
-from djinn_cost_based.units import ProgramUnits
+from djinn_costs.cost_based.units import ProgramUnits
 
 
 def cuts(

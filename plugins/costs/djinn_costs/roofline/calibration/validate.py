@@ -15,9 +15,9 @@ import djinn
 from djinn import session
 from djinn.costs import estimate
 from djinn.hooks import Calibration, ConfigurationError
-from djinn_roofline.calibration.calibrate import Bench, calibrated_models
-from djinn_roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
-from djinn_roofline.calibration.workloads import Workload, workloads
+from djinn_costs.roofline.calibration.calibrate import Bench, calibrated_models
+from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
+from djinn_costs.roofline.calibration.workloads import Workload, workloads
 
 _ENOUGH = 0.03  # seconds that a loop of steps is to take
 _REPEATS = 20

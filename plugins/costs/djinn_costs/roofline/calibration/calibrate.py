@@ -15,9 +15,9 @@ import torch
 from djinn import session
 from djinn.costs import keep_calibration
 from djinn.hooks import CalibratedCostModel, ConfigurationError, CostModel, DjinnError, Probe, SessionLost
-from djinn_roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
+from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
 
-_log = logging.getLogger("djinn_roofline")
+_log = logging.getLogger("djinn_costs.roofline")
 
 
 def calibrate_session(

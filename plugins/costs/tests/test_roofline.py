@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import djinn_roofline
 from djinn.costs import work_of
 from djinn.hooks import CalibratedCostModel, Calibration, DeviceCapabilities
-from djinn.testing import CostModelConformance, PluginConformance, ProgramBuilder
-from djinn_roofline.elementwise import sized_probes
-from djinn_roofline.fitting import fit_seconds, non_negative
-from djinn_roofline.model import MeasuredRoofline
-from djinn_roofline.products import mixed_probes, shaped_probes, swept_probes
-from djinn_roofline.terms import product_terms
+from djinn.testing import ProgramBuilder
+from djinn_costs.roofline.elementwise import sized_probes
+from djinn_costs.roofline.fitting import fit_seconds, non_negative
+from djinn_costs.roofline.model import MeasuredRoofline
+from djinn_costs.roofline.products import mixed_probes, shaped_probes, swept_probes
+from djinn_costs.roofline.terms import product_terms
 
 START, FLOP, ELEMENT, BANDWIDTH = 3e-6, 1e-11, 2e-10, 1e10
 
@@ -41,18 +40,6 @@ def measured_device():
 
 
 DEVICE = measured_device()
-
-
-class TestPlugin(PluginConformance):
-    @pytest.fixture
-    def plugin(self):
-        return djinn_roofline
-
-
-class TestModel(CostModelConformance):
-    @pytest.fixture
-    def cost_model(self):
-        return MeasuredRoofline()
 
 
 def seconds_of(builder, device=DEVICE):

@@ -23,7 +23,7 @@ hookimpl = pluggy.HookimplMarker("djinn")
 @hookimpl
 def djinn_register_cost_models() -> Iterable[CostModel]:
     """The cost model `measured_roofline`."""
-    from djinn_roofline.model import MeasuredRoofline
+    from djinn_costs.roofline.model import MeasuredRoofline
 
     return [MeasuredRoofline()]
 
@@ -31,7 +31,7 @@ def djinn_register_cost_models() -> Iterable[CostModel]:
 @hookimpl
 def djinn_register_commands() -> Iterable[click.Command]:
     """Commands that measure a device, and that compare predictions with what programs take."""
-    from djinn_roofline.calibrate_command import calibrate
-    from djinn_roofline.validate_command import validate
+    from djinn_costs.roofline.calibrate_command import calibrate
+    from djinn_costs.roofline.validate_command import validate
 
     return [calibrate, validate]

@@ -16,31 +16,21 @@ import pytest
 from click.testing import CliRunner
 
 import djinn
-import djinn_roofline.model
+import djinn_costs.roofline.model
 from djinn import session
 from djinn.costs import calibration_file, calibration_of
 from djinn.hooks import Calibration, ConfigurationError, DeviceCapabilities
-from djinn.testing import CommandConformance, sample_graphs
-from djinn_roofline.calibrate_command import calibrate, progress
-from djinn_roofline.calibration.calibrate import Bench
-from djinn_roofline.calibration.measuring import measuring, processor_clock
-from djinn_roofline.calibration.plot import draw
-from djinn_roofline.calibration.validate import Comparison, Validation
-from djinn_roofline.model import MeasuredRoofline
-from djinn_roofline.quick import QUICK
-from djinn_roofline.validate_command import validate
+from djinn.testing import sample_graphs
+from djinn_costs.roofline.calibrate_command import calibrate, progress
+from djinn_costs.roofline.calibration.calibrate import Bench
+from djinn_costs.roofline.calibration.measuring import measuring, processor_clock
+from djinn_costs.roofline.calibration.plot import draw
+from djinn_costs.roofline.calibration.validate import Comparison, Validation
+from djinn_costs.roofline.model import MeasuredRoofline
+from djinn_costs.roofline.quick import QUICK
+from djinn_costs.roofline.validate_command import validate
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "plugins.md").read_text(encoding="utf-8")
-
-
-class TestCommands(CommandConformance):
-    @pytest.fixture(params=[calibrate, validate], ids=lambda command: command.name)
-    def command(self, request):
-        return request.param
-
-    @pytest.fixture
-    def plugin(self):
-        return djinn_roofline
 
 
 @pytest.fixture
@@ -109,7 +99,7 @@ def captured_product():
 def few_probes(monkeypatch):
     """Two products and two sums are the quick probes, and none of them takes long."""
     names = {"product 1 1 16 16", "product 1 8 16 16", "add 64", "add 4096", "view 4096", "sweep 262144"}
-    monkeypatch.setattr(djinn_roofline.model, "QUICK", names)
+    monkeypatch.setattr(djinn_costs.roofline.model, "QUICK", names)
     monkeypatch.setenv("DJINN_PLUGINS", "roofline")
     return names
 

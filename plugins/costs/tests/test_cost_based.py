@@ -3,7 +3,6 @@ from __future__ import annotations
 import attrs
 import pytest
 
-import djinn_cost_based
 from djinn.hooks import (
     CostEstimate,
     Costs,
@@ -15,22 +14,10 @@ from djinn.hooks import (
     NetworkTopology,
     Stream,
 )
-from djinn.testing import PlacementPolicyConformance, PluginConformance, ProgramBuilder, placement_context
-from djinn_cost_based import CostBased
+from djinn.testing import ProgramBuilder, placement_context
+from djinn_costs.cost_based import CostBased
 
 MS = 1e-3
-
-
-class TestPlugin(PluginConformance):
-    @pytest.fixture
-    def plugin(self):
-        return djinn_cost_based
-
-
-class TestPolicy(PlacementPolicyConformance):
-    @pytest.fixture
-    def policy(self):
-        return CostBased()
 
 
 def devices(*memory, **fields):

@@ -11,11 +11,11 @@ import attrs
 
 from djinn.hooks import DeviceCapabilities, DoesNotFit, InvalidStage, PlacementContext, storage_of
 from djinn.scheduling import resident_blocks, together
-from djinn_cost_based.hardware import Hardware
-from djinn_cost_based.listing import Choose, ListScheduler, PlacedUnits, ranked
-from djinn_cost_based.memory import SPARE, missing, room, transient_bytes
-from djinn_cost_based.parts import cuts
-from djinn_cost_based.units import Unit, work_of
+from djinn_costs.cost_based.hardware import Hardware
+from djinn_costs.cost_based.listing import Choose, ListScheduler, PlacedUnits, ranked
+from djinn_costs.cost_based.memory import SPARE, missing, room, transient_bytes
+from djinn_costs.cost_based.parts import cuts
+from djinn_costs.cost_based.units import Unit, work_of
 
 _PIECES: Final = 16  # a unit may gather a sixteenth of what a device holds
 # Of rates of successive inputs, by the same costs of the same program: the better one takes less than this share of the other.

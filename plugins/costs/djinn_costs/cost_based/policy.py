@@ -8,10 +8,10 @@ import attrs
 
 from djinn.hooks import DoesNotFit, Placement, PlacementContext, PlacementDecision, storage_of
 from djinn.scheduling import homes_of_values
-from djinn_cost_based.grouped import for_groups
-from djinn_cost_based.listing import PlacedUnits
-from djinn_cost_based.options import Option, Options
-from djinn_cost_based.successive import for_successive
+from djinn_costs.cost_based.grouped import for_groups
+from djinn_costs.cost_based.listing import PlacedUnits
+from djinn_costs.cost_based.options import Option, Options
+from djinn_costs.cost_based.successive import for_successive
 
 
 class CostBased:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from djinn_cost_based.options import Option, Options, followed
+from djinn_costs.cost_based.options import Option, Options, followed
 
 
 def for_groups(options: Options) -> Option | None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from djinn_roofline.calibrate_command import progress, server_options, server_settings
+from djinn_costs.roofline.calibrate_command import progress, server_options, server_settings
 
 if TYPE_CHECKING:
-    from djinn_roofline.calibration.validate import Validation
+    from djinn_costs.roofline.calibration.validate import Validation
 
 
 @click.command("validate", short_help="Compare predicted with measured times.")
@@ -39,9 +39,9 @@ def validate(
     Calibration and measurement take turns, because machines drift: what `djinn calibrate` kept is neither used nor changed.
     Programs run whole and unchanged, without the plugins that rewrite them. Takes a minute or two.
     """
-    from djinn_roofline.calibration.plot import check_drawable, draw
-    from djinn_roofline.calibration.session import open_session
-    from djinn_roofline.calibration.validate import validate_session
+    from djinn_costs.roofline.calibration.plot import check_drawable, draw
+    from djinn_costs.roofline.calibration.session import open_session
+    from djinn_costs.roofline.calibration.validate import validate_session
 
     if plot is not None and plot.suffix != ".svg":
         raise click.BadParameter(f"{plot} does not end in .svg: only SVG can be drawn", param_hint="--plot")

@@ -7,7 +7,7 @@ import pytest
 
 from djinn.hooks import CostEstimate, Costs
 from djinn.testing import ProgramBuilder, placement_context
-from djinn_cost_based import CostBased
+from djinn_costs.cost_based import CostBased
 
 
 def divided(seconds, resident=False):

@@ -13,11 +13,11 @@ import torch
 
 from djinn.costs import Work, distinct_bytes, work_of
 from djinn.hooks import Calibration, CostEstimate, DeviceCapabilities, Graph, Node, Probe, arguments, storage_of
-from djinn_roofline.elementwise import LARGE, SIZES, SPLIT, PointwiseProbe, sized_probes
-from djinn_roofline.fitting import fit_seconds
-from djinn_roofline.products import ProductProbe, SmallOpsProbe, Swept, mixed_probes, shaped_probes, swept_probes
-from djinn_roofline.quick import QUICK
-from djinn_roofline.terms import product_terms, recurrent_terms, seconds, size_terms
+from djinn_costs.roofline.elementwise import LARGE, SIZES, SPLIT, PointwiseProbe, sized_probes
+from djinn_costs.roofline.fitting import fit_seconds
+from djinn_costs.roofline.products import ProductProbe, SmallOpsProbe, Swept, mixed_probes, shaped_probes, swept_probes
+from djinn_costs.roofline.quick import QUICK
+from djinn_costs.roofline.terms import product_terms, recurrent_terms, seconds, size_terms
 
 _VERSION = 2  # of what `fit` makes; what another version made is not understood
 _LIMIT = 65536

@@ -51,8 +51,8 @@ def calibrate(
     Probes are ordinary PyTorch programs, which run where yours would. The result is kept for the device, its version of
     PyTorch and its number of threads, in djinn/calibration in the cache directory.
     """
-    from djinn_roofline.calibration.calibrate import calibrate_session
-    from djinn_roofline.calibration.session import open_session
+    from djinn_costs.roofline.calibration.calibrate import calibrate_session
+    from djinn_costs.roofline.calibration.session import open_session
 
     if background:
         measure_beside_other_work(server_settings(servers, connection_file))
@@ -80,9 +80,9 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
     from djinn import session
     from djinn.costs import calibration_file, calibration_of
     from djinn.platforms import lock_file, lower_priority
-    from djinn_roofline.calibration.calibrate import calibrate_session
-    from djinn_roofline.calibration.measuring import processor_clock
-    from djinn_roofline.calibration.session import open_session
+    from djinn_costs.roofline.calibration.calibrate import calibrate_session
+    from djinn_costs.roofline.calibration.measuring import processor_clock
+    from djinn_costs.roofline.calibration.session import open_session
 
     lower_priority(19)  # and what it starts
     open_session(**given)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from djinn.hooks import ConfigurationError
-from djinn_roofline.calibration.validate import Comparison, Validation
+from djinn_costs.roofline.calibration.validate import Comparison, Validation
 
 
 def check_drawable() -> None:

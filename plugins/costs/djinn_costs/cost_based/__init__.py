@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import PlacementPolicy, hookimpl
-from djinn_cost_based.policy import CostBased
+from djinn_costs.cost_based.policy import CostBased
 
 __all__ = ["CostBased", "djinn_api_version", "djinn_register_placement_policies"]
 

@@ -9,9 +9,9 @@ from typing import Final
 
 import attrs
 
-from djinn_cost_based.listing import RUNS, PlacedUnits
-from djinn_cost_based.options import PAYS, Option, Options, shown
-from djinn_cost_based.parts import stages
+from djinn_costs.cost_based.listing import RUNS, PlacedUnits
+from djinn_costs.cost_based.options import PAYS, Option, Options, shown
+from djinn_costs.cost_based.parts import stages
 
 LEAST: Final = 2  # devices, for anything to be divided
 
