@@ -194,7 +194,7 @@ def chosen(compilers: Sequence[Compiler], names: Sequence[str]) -> tuple[Compile
             there = ", ".join(sorted(known)) or "none"
             raise StartupError(
                 f"there is no compiler {name!r} here (compilers: {there}). Compilers come with plugins, such as those in "
-                "plugins/inductor of the checkout; `djinn plugins` shows what is installed"
+                "plugins/compilers of the checkout; `djinn plugins` shows what is installed"
             )
     return tuple(known[name] for name in names)
 

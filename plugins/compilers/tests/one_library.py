@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch._inductor import config
 
-from djinn_inductor import compiler
+from djinn_compilers.inductor import compiler
 
 QUICK = {
     "aot_inductor.precompile_headers": False,

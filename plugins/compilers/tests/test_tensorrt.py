@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 import torch
 
-import djinn_tensorrt
+import djinn_compilers.tensorrt
 from djinn.hooks import CompilerContext, UnsupportedOperation
 from djinn.testing import CompilerConformance, PluginConformance
-from djinn_tensorrt.compiler import PACKAGE, TensorRT
+from djinn_compilers.tensorrt.compiler import PACKAGE, TensorRT
 
 HERE = torch.cuda.is_available() and importlib.util.find_spec(PACKAGE) is not None
 
@@ -18,7 +18,7 @@ HERE = torch.cuda.is_available() and importlib.util.find_spec(PACKAGE) is not No
 class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self):
-        return djinn_tensorrt
+        return djinn_compilers.tensorrt
 
 
 @pytest.mark.skipif(not HERE, reason="there is no GPU with torch-tensorrt here")

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import djinn_cudagraphs
+import djinn_compilers.cudagraphs
 from djinn.hooks import CompilerContext
 from djinn.testing import CompilerConformance, PluginConformance
-from djinn_cudagraphs.compiler import RECORDINGS, WARM_RUNS, CudaGraphs, RecordedRuns
+from djinn_compilers.cudagraphs.compiler import RECORDINGS, WARM_RUNS, CudaGraphs, RecordedRuns
 
 
 class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self):
-        return djinn_cudagraphs
+        return djinn_compilers.cudagraphs
 
 
 class FakeRecorder:

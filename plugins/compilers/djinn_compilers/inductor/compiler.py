@@ -21,7 +21,7 @@ from djinn.compiling import (
     unpack,
 )
 from djinn.hooks import CompilerContext, Replay, UnsupportedOperation
-from djinn_inductor.toolchain import missing_toolchain, quick_linker
+from djinn_compilers.inductor.toolchain import missing_toolchain, quick_linker
 
 PACKAGE: Final = f"{__name__}:package"
 PREPARE: Final = f"{__name__}:prepare"

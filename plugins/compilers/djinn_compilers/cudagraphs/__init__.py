@@ -1,16 +1,16 @@
-"""Compiles hot templates with PyTorch's inductor."""
+"""Replays hot templates as CUDA graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from djinn.hooks import Compiler, hookimpl
-from djinn_inductor.compiler import Inductor
+from djinn_compilers.cudagraphs.compiler import CudaGraphs
 
 djinn_api_version = 1
 
 
 @hookimpl
 def djinn_register_compilers() -> Iterable[Compiler]:
-    """The compiler `inductor`."""
-    return [Inductor()]
+    """The compiler `cudagraphs`."""
+    return [CudaGraphs()]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import djinn_inductor
+import djinn_compilers.inductor
 from djinn.compiling import CompileProcess
 from djinn.hooks import CompilerContext, UnsupportedOperation
 from djinn.testing import CompilerConformance, PluginConformance
-from djinn_inductor import compiler as module
-from djinn_inductor.compiler import Inductor
-from djinn_inductor.toolchain import missing_toolchain, quick_linker
+from djinn_compilers.inductor import compiler as module
+from djinn_compilers.inductor.compiler import Inductor
+from djinn_compilers.inductor.toolchain import missing_toolchain, quick_linker
 
 REQUESTED = "TEST_INDUCTOR" in os.environ
 ALWAYS = {"test_it_is_a_compiler", "test_sizes_that_grow"}
@@ -23,7 +23,7 @@ ALWAYS = {"test_it_is_a_compiler", "test_sizes_that_grow"}
 class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self):
-        return djinn_inductor
+        return djinn_compilers.inductor
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,16 @@
-"""Compiles hot templates with TensorRT, where torch-tensorrt is installed."""
+"""Compiles hot templates with PyTorch's inductor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from djinn.hooks import Compiler, hookimpl
-from djinn_tensorrt.compiler import TensorRT
+from djinn_compilers.inductor.compiler import Inductor
 
 djinn_api_version = 1
 
 
 @hookimpl
 def djinn_register_compilers() -> Iterable[Compiler]:
-    """The compiler `tensorrt`."""
-    return [TensorRT()]
+    """The compiler `inductor`."""
+    return [Inductor()]

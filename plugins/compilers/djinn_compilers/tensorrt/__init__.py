@@ -1,16 +1,16 @@
-"""Replays hot templates as CUDA graphs."""
+"""Compiles hot templates with TensorRT, where torch-tensorrt is installed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from djinn.hooks import Compiler, hookimpl
-from djinn_cudagraphs.compiler import CudaGraphs
+from djinn_compilers.tensorrt.compiler import TensorRT
 
 djinn_api_version = 1
 
 
 @hookimpl
 def djinn_register_compilers() -> Iterable[Compiler]:
-    """The compiler `cudagraphs`."""
-    return [CudaGraphs()]
+    """The compiler `tensorrt`."""
+    return [TensorRT()]

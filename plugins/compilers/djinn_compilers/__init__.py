@@ -1,0 +1,1 @@
+"""Compilers of programs that run often on a server, one subpackage each."""
