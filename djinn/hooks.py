@@ -24,12 +24,6 @@ from djinn_core.hookspecs import API_VERSION, hookimpl
 
 # A plugin imports of all this what it names (`__getattr__`).
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.admission_policies import (
-        AdmissionDelay,
-        AdmissionPolicy,
-        AdmissionRefusal,
-        AdmissionRequest,
-    )
     from djinn_core.hookspecs.api_names import ApiName
     from djinn_core.hookspecs.assignment_policies import (
         AssignmentPolicy,
@@ -140,10 +134,6 @@ if TYPE_CHECKING:
 __all__ = [
     "API_VERSION",
     "AccessRefused",
-    "AdmissionDelay",
-    "AdmissionPolicy",
-    "AdmissionRefusal",
-    "AdmissionRequest",
     "ApiName",
     "AssignmentPolicy",
     "AssignmentRefusal",
@@ -294,7 +284,6 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_core.hookspecs.admission_policies": "AdmissionDelay AdmissionPolicy AdmissionRefusal AdmissionRequest",
     "djinn_core.hookspecs.api_names": "ApiName",
     "djinn_core.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
     "djinn_core.hookspecs.authenticators": "Authenticator Credentials Denial Identity",

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
-from djinn_core.hookspecs.admission_policies import AdmissionRequest
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
-from djinn_server.admission_policies import AdmissionPolicies
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.events import ServerEvents
 from djinn_server.malloc_trim import MemoryTrimmer
@@ -34,11 +30,9 @@ class ExecutorContext:
         trimmer: returns memory to the system after a session has ended.
         unauthenticated: connections that have not shown a ticket yet, at all addresses together.
         events: tells observers what happens; in a session's own context with the session.
-        policies: admission policies of plugins.
         idle_seconds: time without a message after which a session's values are moved off the device; 0: they stay.
         ahead_bytes: bytes of results that a session's programs may have which run before they come; 0: none does.
         moving: held while they are moved, so that one session's are at a time.
-        client: in a session's own context, what policies are told of its client: `tenant`, `key`, `client`, `device`.
     """
 
     device: SharedDevice
@@ -49,26 +43,9 @@ class ExecutorContext:
     trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
     unauthenticated: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
     events: ServerEvents = attrs.field(factory=ServerEvents)
-    policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
     idle_seconds: float = 0.0
     ahead_bytes: int = 0
     moving: threading.Lock = attrs.field(factory=threading.Lock)
-    client: Mapping[str, Any] = attrs.field(factory=dict)
-
-    def request(self, stage: str, client: Mapping[str, Any], sessions: int) -> AdmissionRequest:
-        """A request of a client that has `sessions` others, with the tenant's usage as it is now."""
-        values, memory = self.usage.holdings().total
-        used, _ = self.usage.account.used()
-        return AdmissionRequest(
-            stage,
-            **client,
-            quota=self.usage.quota,
-            sessions=sessions,
-            values=values,
-            memory=memory,
-            device_seconds=used,
-            queue_seconds=self.device.turns.longest_wait,
-        )
 
     @classmethod
     def of(cls, runtime: DeviceRuntime) -> ExecutorContext:

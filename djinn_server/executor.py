@@ -27,7 +27,7 @@ import torch
 
 from djinn_core import logs
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
-from djinn_core.hookspecs.admission_policies import SESSION, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.authenticators import Denial
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.ir.operators import operators_digest
@@ -44,7 +44,7 @@ from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
-from djinn_server.admission_policies import AdmissionPolicies, ExecutorLimits
+from djinn_server.admission_limits import ExecutorLimits
 from djinn_server.attach import AdmittedClient, admit, attached
 from djinn_server.compiling.compilation_queue import CompilationQueue, chosen
 from djinn_server.context import ExecutorContext
@@ -155,33 +155,29 @@ class Executor:
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
             return
+        badge = admitted.grant.badge
         with self._door:  # one after the other: many who come at once are not all the last one
-            self._tenancy.assign(admitted.grant.badge)
-            request, refusal = self._within_limits(admitted)
-            if refusal is not None and refusal.kind == "full":
-                self.full(refusal.reason)
-            self._inside += refusal is None
-        if refusal is None:
+            self._tenancy.assign(badge)
+            denial = self._denial(badge)
+            if denial is not None and denial.kind == "full":
+                self.full(denial.reason)
+            self._inside += denial is None
+        if denial is None:
             try:
-                refusal = self._context.policies.decide(request)  # which may take a while: others come meanwhile
-                if refusal is None:
-                    self._begin(connection, admitted)
-                    return
+                self._begin(connection, admitted)
             finally:
                 self._left()
-        self._context.events.note(
-            "session_refused", why=refusal.kind, tenant=request.tenant, key=request.key, client=request.client
-        )
-        refuse(connection, refusal.reason, retry=refusal.after is not None, retry_after=refusal.after or 0.0)
+            return
+        who = {"tenant": badge.tenant, "key": badge.token, "client": admitted.grant.client}
+        self._context.events.note("session_refused", why=denial.kind, **who)
+        refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
 
-    def _within_limits(self, admitted: AdmittedClient) -> tuple[AdmissionRequest, AdmissionRefusal | None]:
-        """A client's request for a session, and why the built-in limits refuse it."""
-        badge = admitted.grant.badge
-        request = self._context.request(SESSION, self._client(badge, admitted.grant.client), self._inside)
+    def _denial(self, badge: Badge) -> Denial | None:
+        """The denial of a client that may not begin a session now; None: it may."""
         reason = self._tenancy.refusal(badge)
         if reason:
-            return request, AdmissionRefusal(reason, kind="tenant")
-        return request, self._limits.decide(request)
+            return Denial(reason, "tenant")
+        return self._limits.denial(self._inside, self._context.device.turns.longest_wait)
 
     def _begin(self, connection: Connection, admitted: AdmittedClient) -> None:
         """A session from its beginning to its end."""
@@ -263,10 +259,9 @@ class Executor:
         self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
     ) -> None:
         name, client = owner.session, owner.client
-        known = self._client(owner.badge, client)
-        events = self._context.events.bound(session=name, **known)
+        events = self._context.events.bound(session=name, **self._client(owner.badge, client))
         session = self._new_session(
-            attrs.evolve(self._context, events=events, client=known), self._tenancy.store, self._peer_listener
+            attrs.evolve(self._context, events=events), self._tenancy.store, self._peer_listener
         )
         events.note("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
@@ -300,7 +295,7 @@ class Executor:
         return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
 
     def _client(self, badge: Badge, client: str) -> dict[str, str]:
-        """Facts about a client for observers and policies."""
+        """Facts about a client for observers."""
         return {"tenant": badge.tenant, "key": badge.token, "client": client, "device": self._device_id}
 
     def sessions(self, number: int) -> Sessions:
@@ -486,7 +481,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     registry = load_plugins(config)
     disk, policy = DiskQuota(), decider(registry, config.memory.policy)
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
-    events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)
+    events = ServerEvents("executor")
     events.observe_with(registry)
     weights = WeightReader(registry.weight_sources, config.permissions, registry.weight_formats)
     context = ExecutorContext(
@@ -494,7 +489,6 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         weights=weights,
         disk=disk,
         events=events,
-        policies=policies,
         idle_seconds=config.memory.idle_minutes * 60,
         ahead_bytes=config.memory.ahead,
     )

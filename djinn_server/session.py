@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
-from djinn_core.hookspecs.admission_policies import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.handles import storage_of
 from djinn_core.logs import get_logger
@@ -144,7 +143,7 @@ class ExecutorSession:
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
         self._ahead = self._runs_ahead(context.ahead_bytes)
-        self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
+        self._observed = context.events.observed
         self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
@@ -455,21 +454,8 @@ class ExecutorSession:
         usage = self._usage
         if usage.quota.values or usage.quota.seconds_an_hour:
             usage.check()
-        if self._decided:
-            self._check_policies()
         self.submissions = submit.sequence
         return unpack(submit)
-
-    def _check_policies(self) -> None:
-        """Ask the admission policies of plugins about a submission; waits where one delays it.
-
-        Raises:
-            QuotaExceeded: one refuses it.
-        """
-        request = self._context.request(SUBMISSION, self._context.client, self._usage.sessions - 1)
-        refusal = self._context.policies.decide(request, self._wanted.pause)
-        if refusal is not None:
-            raise QuotaExceeded(refusal.reason)
 
     def _tell(self, submit: Submit, timing: Timing, failures: int) -> None:
         """Tell observers of a submission that was run, or refused."""

@@ -226,11 +226,6 @@ class UsageMetrics:
             return f"{sessions} sessions, which is what you may have at a time: end one of them"
         return ""
 
-    @property
-    def sessions(self) -> int:
-        """Number of sessions."""
-        return len(self._holders)
-
     def holdings(self) -> Holdings:
         """Values and memory of all sessions now."""
         with self._lock:

@@ -8,7 +8,6 @@ from djinn._lazy_names import importing
 
 # Some suites need the client and some the server: each is imported when it is asked for.
 if TYPE_CHECKING:
-    from djinn.testing.admission_policies import AdmissionPolicyConformance, sample_requests
     from djinn.testing.api_names import ApiNameConformance
     from djinn.testing.assignment_policies import AssignmentPolicyConformance, sample_assignments
     from djinn.testing.authenticators import AuthenticatorConformance, wrong_credentials
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAMPLE_FILE",
-    "AdmissionPolicyConformance",
     "ApiNameConformance",
     "AssignmentPolicyConformance",
     "AuthenticatorConformance",
@@ -99,7 +97,6 @@ __all__ = [
     "sample_evictions",
     "sample_graphs",
     "sample_programs",
-    "sample_requests",
     "scheduling_context",
     "self_signed_tls",
     "session_name",
@@ -109,7 +106,6 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn.testing.admission_policies": "AdmissionPolicyConformance sample_requests",
     "djinn.testing.api_names": "ApiNameConformance",
     "djinn.testing.assignment_policies": "AssignmentPolicyConformance sample_assignments",
     "djinn.testing.authenticators": "AuthenticatorConformance wrong_credentials",

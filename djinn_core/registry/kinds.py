@@ -72,7 +72,6 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("weight_sources", "WeightSource", ("executor",)),
     Kind("weight_formats", "WeightFormat", ("executor",)),
     Kind("authenticators", "Authenticator", ("gateway",)),
-    Kind("admission_policies", "AdmissionPolicy", ("gateway", "executor")),
     Kind("assignment_policies", "AssignmentPolicy", ("gateway",)),
     Kind("server_observers", "ServerObserver", ("gateway", "executor")),
     Kind("operations_pages", "OperationsPages", ("gateway",)),

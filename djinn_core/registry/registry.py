@@ -21,7 +21,6 @@ from djinn_core.settings import PluginSetting, SettingRow, Settings
 if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from click import Command
 
-    from djinn_core.hookspecs.admission_policies import AdmissionPolicy
     from djinn_core.hookspecs.api_names import ApiName
     from djinn_core.hookspecs.assignment_policies import AssignmentPolicy
     from djinn_core.hookspecs.authenticators import Authenticator
@@ -100,7 +99,6 @@ class Registry:
     weight_sources: tuple[WeightSource, ...] = ()
     weight_formats: tuple[WeightFormat, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
-    admission_policies: tuple[AdmissionPolicy, ...] = ()
     assignment_policies: tuple[AssignmentPolicy, ...] = ()
     server_observers: tuple[ServerObserver, ...] = ()
     operations_pages: tuple[OperationsPages, ...] = ()

@@ -9,7 +9,6 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import DjinnError, ProtocolError, StartupError, TransportError
-from djinn_core.hookspecs.admission_policies import CONNECTION, AdmissionRequest
 from djinn_core.hookspecs.assignment_policies import AssignmentRequest
 from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_core.hookspecs.launchers import TICKET_SECONDS, Badge, Launched
@@ -29,7 +28,7 @@ from djinn_core.wire.messages import (
     Welcome,
 )
 from djinn_core.wire.resume_messages import ControlAttach, Resume
-from djinn_server.admission_policies import AdmissionPolicies, ConnectionRate
+from djinn_server.admission_limits import ConnectionRate
 from djinn_server.gateway.assignment import Assigner
 from djinn_server.gateway.context import GatewayContext
 from djinn_server.gateway.relay import Relays, relay, relay_directions
@@ -55,7 +54,6 @@ class Admission:
     Attributes:
         transports: those with which executors are reached.
         rate: limits how often tenants connect.
-        policies: admission policies of plugins.
         assigner: chooses the executors of new sessions.
         relays: limits the relayed connections of each tenant.
         trimmer: returns memory to the system after connections have ended.
@@ -65,7 +63,6 @@ class Admission:
     context: GatewayContext
     transports: tuple[Transport, ...]
     rate: ConnectionRate = attrs.field(factory=ConnectionRate)
-    policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
     assigner: Assigner = attrs.field(factory=Assigner)
     relays: Relays = attrs.field(factory=Relays)
     trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
@@ -115,30 +112,11 @@ class Admission:
             denied = Denial("this token is valid for watching the server only", "monitor")
             self._refuse(connection, denied, type(message).__name__, identity)
             return None
-        denial = self._denial(connection, message, identity)
+        denial = self.rate.denial(identity)
         if denial is not None:
             self._refuse(connection, denial, type(message).__name__, identity)
             return None
         return identity
-
-    def _denial(
-        self, connection: Connection, message: Hello | StatusRequest | Kill, identity: Identity
-    ) -> Denial | None:
-        """The denial of a client with valid credentials, which may not connect now; None: it may."""
-        request = AdmissionRequest(
-            CONNECTION,
-            identity.tenant,
-            identity.key,
-            identity.monitor,
-            peer=_peer(connection),
-            quota=identity.quota,
-        )
-        refusal = self.rate.decide(request)
-        if refusal is None and isinstance(message, Hello):
-            refusal = self.policies.decide(attrs.evolve(request, client=message.client, device=message.device))
-        if refusal is None:
-            return None
-        return Denial(refusal.reason, refusal.kind, refusal.after is not None, refusal.after or 0.0)
 
     def _refuse(
         self, connection: Connection, denial: Denial, asked: str, who: Identity | None = None, client: str = ""

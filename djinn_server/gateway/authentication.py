@@ -12,7 +12,6 @@ from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Deni
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.logs import HIDDEN, get_logger
 from djinn_core.registry.registry import Registry
-from djinn_server.admission_policies import KIND, LATEST
 from djinn_server.gateway.log_rate_limit import LogRateLimit
 from djinn_server.gateway.tenants import MOST
 from djinn_server.gateway.token_authenticator import TokenAuthenticator
@@ -23,6 +22,8 @@ _FAILED: Final = Denial(
     "the server cannot check what this client shows: its operator finds the reason in the server's log", "authenticator"
 )
 _REASON: Final = 1000  # characters
+_KIND: Final = re.compile("[a-z][a-z_]{0,31}")  # of a refusal, as audit log and metrics call it
+_LATEST: Final = 3600.0  # seconds: clients are told no later time
 _KEY: Final = re.compile(r"[\x21-\x7e]{0,64}")
 _log = get_logger("djinn.server")
 
@@ -147,8 +148,8 @@ def _without(credentials: Credentials, denial: Denial) -> Denial:
     reason = str(denial.reason)[:_REASON]
     if credentials.token:
         reason = reason.replace(credentials.token, HIDDEN)
-    kind = denial.kind if KIND.fullmatch(str(denial.kind)) else "credentials"
-    return Denial(reason, kind, bool(denial.again), min(max(0.0, float(denial.after)), LATEST))
+    kind = denial.kind if _KIND.fullmatch(str(denial.kind)) else "credentials"
+    return Denial(reason, kind, bool(denial.again), min(max(0.0, float(denial.after)), _LATEST))
 
 
 def _untyped(value: object) -> object:

@@ -28,7 +28,6 @@ from djinn_core.system.directories import runtime_directory
 from djinn_core.system.private_directories import make_run_directory
 from djinn_core.system.role import become_server
 from djinn_core.wire.messages import status_facts
-from djinn_server.admission_policies import AdmissionPolicies
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.admission import Admission
 from djinn_server.gateway.assignment import Assigner
@@ -222,8 +221,7 @@ class Gateway:
     def _listen(
         self, chosen: Sequence[ListeningTransport], registry: Registry, context: GatewayContext, assigner: Assigner
     ) -> tuple[str, ...]:
-        policies = AdmissionPolicies.of(registry)
-        admission = Admission(context, registry.transports, policies=policies, assigner=assigner)
+        admission = Admission(context, registry.transports, assigner=assigner)
         self._reaper = SessionReaper(context)
         for one in chosen:
             try:

@@ -14,8 +14,6 @@ import torch
 
 from djinn import testing
 from djinn.hooks import (
-    AdmissionDelay,
-    AdmissionRefusal,
     AssignmentRefusal,
     CostEstimate,
     Credentials,
@@ -431,23 +429,6 @@ def test_authenticators_that_are_wrong() -> None:
     expect_failure(lambda: suite.test_it_knows_good_credentials(forgetful, {"alice": alice}), "would be ended")
     trusting = of(lambda _: None, is_valid=lambda self, key: True)
     expect_failure(lambda: suite.test_it_knows_no_strange_key(trusting), "holds the key")
-
-
-def test_admission_policies_that_are_wrong() -> None:
-    suite, requests = testing.AdmissionPolicyConformance(), testing.sample_requests()
-    whole = frozenset({"session"})
-    for answer, said in [
-        (True, "True"),
-        (AdmissionRefusal(""), "says why"),
-        (AdmissionDelay(-1.0, "patience"), "a delay of -1.0 s"),
-        (AdmissionRefusal("no", after=-1.0), "`after` is -1.0"),
-    ]:
-        wrong = made(stages=whole, decide=lambda self, request, answer=answer: answer)
-        expect_failure(lambda wrong=wrong: suite.test_it_decides_about_each_request(wrong, requests), said)
-    idle = made(stages=frozenset(), decide=lambda self, request: None)
-    expect_failure(lambda: suite.test_it_is_an_admission_policy(idle), "it is never asked")
-    misspelt = made(stages=frozenset({"sessions"}), decide=lambda self, request: None)
-    expect_failure(lambda: suite.test_it_is_an_admission_policy(misspelt), "there are no stages ['sessions']")
 
 
 def test_assignment_policies_that_are_wrong() -> None:

@@ -25,7 +25,6 @@ CHOSEN = (
     "compilers",
     "memory_policies",
     "authenticators",
-    "admission_policies",
     "assignment_policies",
     "server_observers",
     "observers",

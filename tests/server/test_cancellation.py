@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-import attrs
 import pytest
 import torch
 
@@ -13,7 +12,6 @@ import djinn
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.deadlines import due
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
-from djinn_core.hookspecs.admission_policies import SUBMISSION, AdmissionDelay
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
@@ -23,7 +21,6 @@ from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.frame_order import Prefix, split
 from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, UploadPart, decode, encode
 from djinn_core.wire.templates import digest_of
-from djinn_server.admission_policies import AdmissionPolicies
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
@@ -244,29 +241,6 @@ def test_goodbye_before_a_broken_connection_ends_a_busy_session(begin, behind):
     assert not thread.is_alive()
     assert not errors
     assert executor.submissions == 1, "nothing else was begun"
-
-
-def test_goodbye_ends_a_session_that_an_admission_policy_delays(begin):
-    class Delay:
-        name, stages = "delay", frozenset({SUBMISSION})
-
-        def decide(self, request):
-            delayed.set()
-            return AdmissionDelay(10.0, "later")
-
-    delayed = threading.Event()
-    policies, client = (
-        AdmissionPolicies([(Delay(), "a plugin")]),
-        dict.fromkeys(("tenant", "key", "client", "device"), ""),
-    )
-    context = attrs.evolve(ExecutorContext.of(CpuRuntime()), policies=policies, client=client)
-    executor, line, thread, errors = begin(context, lease=600.0)
-    assert delayed.wait(300)
-    line.put(encode(Goodbye()))
-    thread.join(300)
-    assert not thread.is_alive()
-    assert not errors
-    assert executor.submissions == 0
 
 
 def test_cancellation_queued_during_a_reply_stops_its_submission():

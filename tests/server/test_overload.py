@@ -13,7 +13,6 @@ import pytest
 from djinn_client.runtime.connecting import connect
 from djinn_client.runtime.connecting.dialling import ask
 from djinn_core.errors import ServerBusy, TransportError
-from djinn_core.hookspecs.admission_policies import SESSION, AdmissionRequest
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.hookspecs.weight_sources import WeightPermissions
@@ -31,7 +30,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_server.admission_policies import ExecutorLimits
+from djinn_server.admission_limits import ExecutorLimits
 from djinn_server.context import ExecutorContext
 from djinn_server.devices import open_device
 from djinn_server.events import ServerEvents
@@ -154,10 +153,7 @@ def test_there_is_no_room_for_now(gateway):
 
 
 def test_an_executor_has_room_until_it_is_full_or_busy():
-    policy = ExecutorLimits(UsageMetrics(), AdmissionLimits(sessions=2, queue_seconds=5.0))
-
-    def refused(sessions, waited):
-        return policy.decide(AdmissionRequest(SESSION, "calm", sessions=sessions, queue_seconds=waited))
+    refused = ExecutorLimits(UsageMetrics(), AdmissionLimits(sessions=2, queue_seconds=5.0)).denial
 
     assert refused(1, 1.0) is None
     assert "2 of at most 2 sessions" in refused(2, 0.0).reason

@@ -1,12 +1,10 @@
-"""Plugins at a server: who clients are, what is admitted, who is told; whatever the plugins do, the server stands."""
+"""Plugins at a server: who clients are, who is told; whatever the plugins do, the server stands."""
 
 from __future__ import annotations
 
 import json
 import queue
 import ssl
-import time
-from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -16,15 +14,13 @@ from servers import SECONDS, start_server, wait_for
 
 import djinn
 from djinn.testing import (
-    AdmissionPolicyConformance,
     AuthenticatorConformance,
     ServerObserverConformance,
     self_signed_tls,
 )
 from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_client.runtime.connecting.status import ask_servers
-from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, SessionLost
-from djinn_core.hookspecs.admission_policies import AdmissionDelay, AdmissionRefusal, AdmissionRequest
+from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, SessionLost
 from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.server_observers import ServerEvent
@@ -34,16 +30,13 @@ from djinn_core.registry.registry import Registry
 from djinn_core.registry.report import PluginRow
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import Goodbye, encode
-from djinn_server import admission_policies, events
-from djinn_server.admission_policies import AdmissionPolicies, ConnectionRate, ExecutorLimits
+from djinn_server import events
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.audit import Audit
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.context import GatewayCounters
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
-from djinn_server.launch.executor_config import AdmissionLimits
 from djinn_server.launch.token_table import TokenTable, change_table, create
-from djinn_server.usage_metrics import UsageMetrics
 
 DEVICE = "remote_accelerator:0"
 OWN = "o" * 32
@@ -55,7 +48,7 @@ from pathlib import Path
 
 import attrs
 
-from djinn.hooks import AdmissionDelay, AdmissionRefusal, Denial, Identity, hookimpl
+from djinn.hooks import Denial, Identity, hookimpl
 
 djinn_api_version = 1
 
@@ -94,27 +87,6 @@ class Badges:
         return key == "alice-1" and mode(self.folder) != "revoked"
 
 
-class Moods:
-    name = "moods"
-    stages = frozenset({"connection", "session", "submission"})
-
-    def __init__(self, folder):
-        self.folder, self.delayed = folder, 0
-
-    def decide(self, request):
-        wanted, _, stage = mode(self.folder).partition(" ")
-        if stage != request.stage:
-            return None
-        if wanted == "raise":
-            raise RuntimeError("in a bad mood")
-        if wanted == "later":
-            return AdmissionRefusal(f"{request.tenant} may come later", after=7.0, kind="moody")
-        if wanted == "delay":
-            self.delayed += 1
-            return AdmissionDelay(0.05, "patience") if self.delayed < 3 else None
-        return AdmissionRefusal(f"{request.tenant} may not", kind="moody")
-
-
 class Notes:
     name = "notes"
 
@@ -147,11 +119,6 @@ def djinn_register_authenticators(settings):
 
 
 @hookimpl
-def djinn_register_admission_policies(settings):
-    return [Moods(settings.folder)]
-
-
-@hookimpl
 def djinn_register_server_observers(settings):
     return [Notes(settings.folder), Angry(), Asleep()]
 """
@@ -159,7 +126,7 @@ def djinn_register_server_observers(settings):
 
 @attrs.frozen
 class Guarded:
-    """A server with a plugin of all three kinds, and the folder through which the tests speak with it."""
+    """A server with a plugin of both kinds, and the folder through which the tests speak with it."""
 
     server: object
     folder: object
@@ -272,37 +239,6 @@ def test_observers_are_told_in_both_processes(guarded):
     assert "no event is good enough" in guarded.log
     failed = [json.loads(line) for line in guarded.log.splitlines() if "a server observer failed" in line]
     assert all("guards" in line["plugin"] for line in failed)
-
-
-@pytest.mark.parametrize("stage", ["connection", "session"])
-def test_a_policy_refuses_for_now_or_for_good(guarded, stage):
-    guarded.mode(f"later {stage}")
-    with pytest.raises(ServerBusy, match="alice may come later") as caught:
-        enter(guarded)
-    assert caught.value.after == 7.0
-    guarded.mode(f"never {stage}")
-    with pytest.raises(AccessRefused, match="alice may not"):
-        enter(guarded)
-    guarded.mode(f"raise {stage}")
-    with pytest.raises(ServerBusy, match="cannot decide if it admits you"):
-        enter(guarded)
-    assert "in a bad mood" in guarded.log
-    guarded.mode("")
-    enter(guarded)
-    names = {"connection": "refused", "session": "session_refused"}
-    wait_for(lambda: guarded.events(name=names[stage], why="moody"), "the refusal")
-
-
-def test_a_policy_delays_and_ends_programs(guarded, monkeypatch):
-    with configured(servers=(guarded.server.url("tcp"),), token="badge:alice"):
-        x = torch.ones(3, device=DEVICE)
-        guarded.mode("delay submission")
-        assert x.sum().item() == 3.0
-        guarded.mode("raise submission")
-        assert (x + 1).sum().item() == 6.0, "what runs goes on where a policy fails"
-        guarded.mode("never submission")
-        with pytest.raises(SessionLost, match="alice may not"):
-            (x + 2).sum().item()
 
 
 def test_sessions_end_with_their_credentials(guarded):
@@ -427,35 +363,6 @@ def test_a_server_does_not_start_with_an_authenticator_that_is_not_ready(error, 
         Authentication(TokenAuthenticator(Token(OWN, "test"))).use(of(authenticators=[Stub()]), ["other"])
 
 
-REQUEST = AdmissionRequest("connection", "alice")
-
-
-def policies(*answers):
-    left = list(answers)
-    stub = Stub(stages=frozenset({"connection"}), decide=lambda _: left.pop(0))
-    return AdmissionPolicies([(stub, "a-plugin 1.0")])
-
-
-def test_delays_of_a_request_have_a_limit(monkeypatch):
-    slept = []
-    clock = SimpleNamespace(sleep=slept.append, monotonic=time.monotonic)  # other threads sleep by the real one
-    monkeypatch.setattr(admission_policies, "time", clock)
-    assert policies(AdmissionDelay(1.0, ""), AdmissionDelay(0.5, ""), None).decide(REQUEST) is None
-    assert slept == [1.0, 0.5]
-    slept.clear()
-    refusal = policies(*[AdmissionDelay(100.0, "patience")] * 9).decide(REQUEST)
-    assert sum(slept) == admission_policies.LONGEST["connection"]
-    assert refusal == AdmissionRefusal("patience", admission_policies.STEP, "delayed")
-
-
-@pytest.mark.parametrize("answer", [True, "no", AdmissionRefusal("no", after="soon")])
-def test_an_answer_that_is_no_decision_admits_nothing(answer, caplog):
-    refusal = policies(answer).decide(REQUEST)
-    assert refusal.kind == "policy_failed"
-    assert refusal.after is not None
-    assert "a-plugin 1.0" in caplog.text
-
-
 def test_observers_that_are_slow_or_fail_delay_nothing(monkeypatch, caplog):
     import threading
 
@@ -520,18 +427,6 @@ class Renamed:
 
     def __init__(self, inner):
         self.prepare, self.authenticate, self.is_valid = inner.prepare, inner.authenticate, inner.is_valid
-
-
-class TestConnectionRate(AdmissionPolicyConformance):
-    @pytest.fixture
-    def policy(self):
-        return ConnectionRate()
-
-
-class TestExecutorLimits(AdmissionPolicyConformance):
-    @pytest.fixture
-    def policy(self):
-        return ExecutorLimits(UsageMetrics(), AdmissionLimits())
 
 
 class TestAudit(ServerObserverConformance):

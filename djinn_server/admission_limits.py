@@ -1,0 +1,74 @@
+"""Limits of what a known tenant begins now: connections at the gateway, sessions at an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from djinn_core.hookspecs.authenticators import Denial, Identity
+from djinn_server.launch.executor_config import AdmissionLimits
+from djinn_server.rate_limit import Buckets
+from djinn_server.usage_metrics import UsageMetrics
+
+CONNECTIONS_A_MINUTE: Final = 1200.0  # of a tenant; as many as in ten seconds at once
+
+
+class ConnectionRate:
+    """A gateway's limit: how often tenants connect. A tenant is slowed only by its own connections."""
+
+    def __init__(self) -> None:
+        self._rates = Buckets()
+
+    def denial(self, identity: Identity) -> Denial | None:
+        """The denial of a client that may not connect now; None: it may."""
+        a_minute = identity.quota.connections_a_minute or CONNECTIONS_A_MINUTE
+        who = f"{identity.tenant} {identity.monitor}"  # those that watch the server do not slow programs
+        wait = self._rates.of(who, a_minute / 60, max(1.0, a_minute / 6)).take()
+        if not wait:
+            return None
+        reason = f"too many connections of {identity.tenant}: there is one more in {wait:.1f} s"
+        return Denial(reason, "rate", again=True, after=wait)
+
+
+@attrs.frozen
+class ExecutorLimits:
+    """An executor's limits: the tenant's quota, and how many sessions the executor serves.
+
+    The quota is checked before each submission as well, by `UsageMetrics.check`.
+    """
+
+    usage: UsageMetrics
+    limits: AdmissionLimits
+    next_lease_end: Callable[[], float | None] = lambda: (
+        None
+    )  # seconds until the next lease of a disconnected client ends
+
+    def denial(self, sessions: int, queue_seconds: float) -> Denial | None:
+        """The denial of a client that may not begin a session now; None: it may.
+
+        Args:
+            sessions: how many the executor has.
+            queue_seconds: longest time that a submission has been waiting for its turn on the device.
+        """
+        reason = self.usage.may_begin(sessions)
+        if reason:
+            return Denial(reason, "quota")
+        if sessions >= self.limits.sessions:
+            left = self.next_lease_end()
+            gone = "" if left is None else f"; a session of a disconnected client ends in {max(left, 0):.0f} s"
+            return Denial(
+                f"this executor is full: it serves {sessions} of at most {self.limits.sessions} sessions{gone}. Try again later, or "
+                "at another server",
+                "full",
+                again=True,
+            )
+        if queue_seconds > self.limits.queue_seconds:
+            return Denial(
+                f"the device is busy: a program has been waiting for it for {queue_seconds:.0f} s, and no session is admitted "
+                "meanwhile. Try again later, or at another server",
+                "full",
+                again=True,
+            )
+        return None
