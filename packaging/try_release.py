@@ -32,7 +32,7 @@ ENVIRONMENTS = {
     "client-http": ("djinn", "djinn_native", "djinn_tcp", "djinn_http"),
     "server": ("djinn", "djinn_server", "djinn_tcp"),
     "planner": ("djinn", "djinn_tcp", "djinn_costs", "djinn_schedulers"),
-    "everything": ("djinn_demo[models]", "*"),
+    "everything": ("djinn_commands[models]", "*"),
 }
 # Packages that must work without the client's, which is deleted there once the size is measured.
 WITHOUT_CLIENT = ("server", "planner")

@@ -40,8 +40,8 @@ COMMANDS = {name: summary for name, (package, summary) in _SUBCOMMANDS.items() i
 
 # Folders of Djinn's repository with commands, so that a command whose package is missing is not an unknown word.
 PACKAGES = {
-    "explain": "plugins/planning",
-    "plan": "plugins/planning",
+    "explain": "plugins/commands",
+    "plan": "plugins/commands",
     "serve": "djinn_server",
     "token": "djinn_server",
 }

@@ -152,7 +152,7 @@ def predicted(config: Any, one: Case, connection_file: Path) -> Mapping[str, Any
     """The answer of `djinn plan --json` for a configuration."""
     from click.testing import CliRunner
 
-    from djinn_planning.plan_command import plan as command
+    from djinn_commands.planning.plan_command import plan as command
 
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)

@@ -173,10 +173,10 @@ def planning(count: int) -> float:
     """Processor seconds to plan one token of a 70B model on `count` devices of 80 GiB."""
     from djinn_client.runtime.load_plugins import load_plugins
     from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
+    from djinn_commands.planning.model import captured_model, step_of
     from djinn_core.planning.builtins.cluster import read_cluster
     from djinn_core.planning.pipeline import Request, plan
     from djinn_core.settings import resolve
-    from djinn_planning.model import captured_model, step_of
 
     machines = f"count = {count // 10}\ndevices = 10\nmemory_gib = 80\ntflops = 300\ngbs = 2000"
     topology = read_cluster(

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 import djinn
-import djinn_connect.records
+import djinn_commands.connect.records
 from djinn.testing import open_connections
 from djinn_core.cli import main
 from djinn_core.protocol.net.sockets import send_buffers
@@ -76,7 +76,9 @@ for settings in ({}, {"executor": "inline"}):
     except djinn.StartupError as error:
         if "WSL" not in str(error):
             raise
-djinn_connect.records.sys = types.SimpleNamespace(platform="win32")  # the one place besides Djinn's own package
+djinn_commands.connect.records.sys = types.SimpleNamespace(
+    platform="win32"
+)  # the one place besides Djinn's own package
 for command in (["serve"], ["connect", "alice@box"], ["jobs"]):
     result = CliRunner().invoke(main, command)
     assert result.exit_code, result.output

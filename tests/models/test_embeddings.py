@@ -21,7 +21,7 @@ SENTENCES = [
 def local():
     from sentence_transformers import SentenceTransformer
 
-    from djinn_demo.embeddings import weights_folder
+    from djinn_commands.demo.embeddings import weights_folder
 
     return SentenceTransformer(str(weights_folder()), device="cpu", local_files_only=True)
 

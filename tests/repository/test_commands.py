@@ -34,7 +34,7 @@ PORTS = ("5556", "5557", "5558")
 SHORT = {"README.md", "plugins.md", "security.md"}
 EVERYTHING = bool(os.environ.get("ALL_DOCUMENTS"))
 SECONDS = 2900 if EVERYTHING else 500
-LONG = re.compile(r"llama-8b|explain examples/")  # takes ten seconds; plugins/planning has the same on smaller models
+LONG = re.compile(r"llama-8b|explain examples/")  # takes ten seconds; plugins/commands has the same on smaller models
 
 BEGIN = """\
 set -eu -o pipefail

@@ -28,7 +28,7 @@ WORDS = re.compile(
 )
 FORKING = ("os.fork", "os.pidfd_open", "os.setpgid", "select.POLLIN", "select.poll", "socket.AF_UNIX", "sys.platform")
 UCX = "plugins/ucx/djinn_ucx/endpoints.py"
-CONNECT = "plugins/connect/djinn_connect/"
+CONNECT = "plugins/commands/djinn_commands/connect/"
 KNOWN = {
     ("djinn_native/__init__.py", "ctypes.CDLL"): "its own library, by its path",
     ("djinn_native/setup.py", "sys.platform"): "flags of compilers, before Djinn is installed",

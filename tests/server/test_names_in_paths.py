@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from djinn.testing import open_permitted
 from djinn_client.runtime.connecting.logins import is_login_name
 from djinn_client.runtime.planning.calibrations import calibration_file
-from djinn_connect.records import is_server_name
+from djinn_commands.connect.records import is_server_name
 from djinn_core.errors import ConfigurationError, WeightsUnavailable
 from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.wire.messages import DeviceInfo

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from djinn_client.runtime.connecting.logins import Login, save_login
-from djinn_connect.records import Record, save_record
+from djinn_commands.connect.records import Record, save_record
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.protocol.connection_file import ConnectionFile, write_connection_file

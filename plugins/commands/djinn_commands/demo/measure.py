@@ -1,0 +1,126 @@
+"""Runs a task here and on the server, twice each, and keeps what was seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from djinn_commands.demo.task import Advance, Task, Verdict
+
+REMOTE = "remote_accelerator:0"
+
+
+@attrs.frozen
+class Findings:
+    """Findings of the semantic stages: kinds of workload, phases, and the most matches of each pattern in one program."""
+
+    workloads: tuple[str, ...]
+    phases: tuple[str, ...]
+    patterns: Mapping[str, int]
+
+    def lines(self) -> list[str]:
+        """Short lines: kinds of workload, then their phases, then the patterns."""
+        phases = (phase.removeprefix("llm_").replace("_", " ") for phase in self.phases if phase not in self.workloads)
+        told = [", ".join(self.workloads), ", ".join(phases)]
+        told += [f"{count} {name}" for name, count in sorted(self.patterns.items())]
+        return [line for line in told if line] or ["nothing"]
+
+
+@attrs.frozen
+class MeasuredRun:
+    """One run: how long it took, in seconds, and what `djinn.stats()` counted meanwhile."""
+
+    seconds: float
+    counters: Mapping[str, int]
+
+
+@attrs.frozen
+class Measured:
+    """One task, both ways. Times in seconds, sizes in bytes.
+
+    Attributes:
+        local_first, local: both runs here; the second is what is compared.
+        upload: bringing the model and its data to the server.
+        remote_first, remote: both runs there; the first one plans and teaches the server the templates, the second does so for
+            the pieces in which they are sent from then on.
+    """
+
+    name: str
+    title: str
+    verdict: Verdict
+    local_first: MeasuredRun
+    local: MeasuredRun
+    upload: MeasuredRun
+    remote_first: MeasuredRun
+    remote: MeasuredRun
+    recognised: Findings
+    highlights: tuple[str, ...]
+
+
+# Called before each piece of work with a few words; the callback that it returns is told of progress.
+Announce = Callable[[str], Advance]
+
+
+def measure(task: Task, announce: Announce) -> Measured:
+    """Run `task` twice locally, then twice on `remote_accelerator:0`, and compare."""
+    from djinn.session import record_plans
+
+    task.move("cpu")
+    here, local_first = _run(task, "cpu", announce(f"{task.title} here, first run"))
+    _, local = _run(task, "cpu", announce(f"{task.title} here, second run"))
+    announce(f"{task.title}: sending the weights")
+    _, upload = _observed(lambda: _upload(task))
+    with record_plans() as plans:
+        first, remote_first = _run(task, REMOTE, announce(f"{task.title} on the server, first run"))
+    there, remote = _run(task, REMOTE, announce(f"{task.title} on the server, second run"))
+    return Measured(
+        name=task.name,
+        title=task.title,
+        verdict=_worst(task.compare(here, found) for found in (first, there)),
+        local_first=local_first,
+        local=local,
+        upload=upload,
+        remote_first=remote_first,
+        remote=remote,
+        recognised=summarise([plan.profile for plan in plans]),
+        highlights=tuple(task.highlights(there)),
+    )
+
+
+def _run(task: Task, device: str, advance: Advance) -> tuple[Any, MeasuredRun]:
+    return _observed(lambda: task.run(device, advance))
+
+
+def _observed(work: Callable[[], Any]) -> tuple[Any, MeasuredRun]:
+    import djinn
+
+    djinn.reset_stats()
+    start = time.perf_counter()
+    result = work()
+    return result, MeasuredRun(time.perf_counter() - start, dict(djinn.stats()))
+
+
+def _upload(task: Task) -> None:
+    import djinn
+
+    task.move(REMOTE)
+    djinn.synchronize()
+
+
+def _worst(verdicts: Iterable[Verdict]) -> Verdict:
+    *earlier, last = verdicts
+    return next((verdict for verdict in earlier if not verdict.equal), last)
+
+
+def summarise(profiles: Sequence[Any]) -> Findings:
+    """Summary of several profiles; unknown and generic count as nothing."""
+    patterns: dict[str, int] = {}
+    for profile in profiles:
+        for name, count in profile.pattern_counts().items():
+            patterns[name] = max(count, patterns.get(name, 0))
+    workloads = {p.workload.value for p in profiles} - {"generic"}
+    phases = {phase.value for p in profiles for phase in p.phases} - {"unknown", "forward"}
+    return Findings(tuple(sorted(workloads)), tuple(sorted(phases)), patterns)

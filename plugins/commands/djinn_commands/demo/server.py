@@ -1,0 +1,67 @@
+"""A server process that lives as long as the demo."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from djinn import StartupError
+
+_log = logging.getLogger("djinn_commands.demo")
+
+START_SECONDS = 300.0  # a machine with one slow core, which compiles all modules first
+STOP_SECONDS = 15.0
+
+
+@contextlib.contextmanager
+def running_server(device: str, threads: int) -> Iterator[Path]:
+    """Start `djinn serve` on this machine; yields its connection file, and stops the server afterwards.
+
+    Raises:
+        StartupError: it ended or did not get ready; the message has what it said.
+    """
+    with tempfile.TemporaryDirectory(prefix="djinn-demo-") as folder:
+        connection, log = Path(folder, "connection.json"), Path(folder, "server.log")
+        command = [*_djinn(), "serve", "--port", "0", "--store-gib", "0"]
+        command += ["--device", device, "--threads", str(threads), "--connection-file", str(connection)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            _wait(process, connection, log)
+            yield connection
+        finally:
+            _stop(process)
+
+
+def _djinn() -> list[str]:
+    """The command `djinn` of this installation; through the interpreter, which takes longer, where its script is not there."""
+    script = Path(sysconfig.get_path("scripts"), "djinn")
+    return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "djinn"]
+
+
+def _wait(process: subprocess.Popen[bytes], connection: Path, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not connection.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = log.read_text(errors="replace").strip() or "nothing"
+            what = "did not get ready" if process.poll() is None else f"ended with code {process.returncode}"
+            raise StartupError(f"The demo's server {what}. It said:\n{said}\nTry `djinn serve` and `djinn doctor`.")
+        time.sleep(0.05)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        _log.warning("the demo's server did not stop within %s seconds and is killed", STOP_SECONDS)
+        process.kill()
+        process.wait()

@@ -1,0 +1,226 @@
+"""`djinn explain`: show what each stage decides about the programs of a script, or about a model without weights, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from djinn.hooks import PipelineResult, Renderer
+    from djinn.planning import Registry
+    from djinn.session import Script
+    from djinn_commands.planning.model import Step
+
+_STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
+_SUMMARISED = 30  # programs of a script that get a line of their own before all are shown
+
+
+@click.command("explain", context_settings={"ignore_unknown_options": True})
+@click.option("--until", type=click.Choice(_STAGES), default=_STAGES[-1], help="The last stage to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list with one object a program: the format json.")
+@click.option("--format", "form", help="Print as text (the default), json, or in a format of a renderer, such as svg.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw into FILE.svg or FILE.html.")
+@click.option("--program", type=click.IntRange(1), help="Show only the program of this number.")
+@click.option("--unfold", is_flag=True, help="List equal layers one by one.")
+@click.option("--depth", type=click.IntRange(0), help="How many levels of modules to list.")
+@click.option("--step", type=click.Choice(("forward", "decode", "train")), default="forward", help="What a model does.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Inputs of a model at a time.")
+@click.option("--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of each input.")
+@click.argument("target")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def explain(
+    target: str,
+    arguments: tuple[str, ...],
+    until: str,
+    as_json: bool,
+    form: str | None,
+    picture: Path | None,
+    program: int | None,
+    unfold: bool,
+    depth: int | None,
+    **model: Any,
+) -> None:
+    """Show what each stage decides about programs, and why: as text, as JSON, or as a picture.
+
+    Renderers of plugins draw: a picture shows the program that takes longest, or the one that --program names.
+
+    TARGET is one of
+
+    \b
+    script.py        run it with ARGUMENTS, on the configured device
+    config.json      the configuration of a Hugging Face model, or the folder that it is in
+    module:function  a function that returns a model, or a model and its inputs
+
+    A script's programs of the same structure are planned, and shown, once; what it prints goes to standard error. A
+    model is built without weights and nothing is computed: --step, --batch and --tokens say what it is asked to do.
+
+    What follows -- is for the script, whatever it looks like.
+    """  # noqa: D301 - click looks for the character, not for its spelling
+    from djinn.rendering import shown_until
+
+    if as_json and form not in {None, "json"}:
+        raise click.UsageError(f"--json is --format json, and --format {form} was given")
+    form = "json" if as_json else form
+    drawer = _Drawer.of(form, picture)  # before anything runs
+    status, results = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
+    chosen = _chosen(results, program)
+    shown = [shown_until(result, until) for result in chosen]
+    if form == "json":
+        _print_json(shown, unfold=unfold)
+    elif not results:
+        click.echo(
+            f"{target} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)",
+            err=drawer is not None,
+        )
+    elif drawer is None:
+        _print_text(shown, program, unfold=unfold, depth=depth)
+    if drawer is not None:
+        drawer.draw(chosen)
+    raise SystemExit(status)
+
+
+def _results(
+    target: str, arguments: tuple[str, ...], until: str, model: dict[str, Any]
+) -> tuple[int, Sequence[PipelineResult]]:
+    """The exit status, and what the stages say about each program."""
+    path = Path(target)
+    if path.is_dir() or path.suffix == ".json" or (":" in target and not path.exists()):
+        from djinn_commands.planning.model import captured_model, step_of
+
+        if arguments:
+            raise click.UsageError(f"{target} is no script: it takes no arguments, and there are {' '.join(arguments)}")
+        with contextlib.redirect_stdout(sys.stderr):
+            step: Step = step_of(**model)
+            return 0, [captured_model(target, step, until)]
+    if not path.is_file():
+        raise click.BadParameter(
+            f"there is no file {target}. Give a script, a config.json, or module:function", param_hint="TARGET"
+        )
+    _refuse_options_of_models(model)
+    from djinn.session import Script
+
+    return _run(Script(target, arguments))
+
+
+def _refuse_options_of_models(names: Iterable[str]) -> None:
+    """An option that is meant for the script is not taken from it."""
+    context = click.get_current_context()
+    given = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise click.UsageError(
+            f"{', '.join(given)} is for models without weights; options of the script come after --, as in "
+            f"`djinn explain script.py -- {given[0]} ...`"
+        )
+
+
+def _run(script: Script) -> tuple[int, Sequence[PipelineResult]]:
+    """Run the script to its end, however it ends; its exit status, and the plans of its programs."""
+    from djinn.session import record_plans
+
+    with record_plans() as plans, contextlib.redirect_stdout(sys.stderr):
+        try:
+            script.run()
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                return end.code or 0, plans
+            click.echo(end.code, err=True)
+            return 1, plans
+    return 0, plans
+
+
+def _chosen(results: Sequence[PipelineResult], number: int | None) -> Sequence[PipelineResult]:
+    if number is None:
+        return results
+    if number > len(results):
+        raise click.BadParameter(f"there are only {len(results)} programs", param_hint="--program")
+    return [results[number - 1]]
+
+
+def _print_json(results: Sequence[PipelineResult], *, unfold: bool) -> None:
+    from djinn.rendering import describe
+
+    click.echo(json.dumps([describe(result, unfold=unfold) for result in results], indent=2))
+
+
+def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold: bool, depth: int | None) -> None:
+    from djinn.rendering import explain as told
+
+    if len(results) > 1:
+        _print_summary(results)
+    for number, result in enumerate(results, 1):
+        if len(results) > 1 or chosen is not None:
+            click.secho(f"program {chosen or number}" + (f" of {len(results)}" if chosen is None else ""), bold=True)
+        click.echo(str(told(result, unfold=unfold, depth=depth)))
+        click.echo()
+
+
+def _print_summary(results: Sequence[PipelineResult]) -> None:
+    """A line for each program, so that people see which one to look at before they see them all."""
+    from djinn.rendering import duration
+
+    click.secho(f"{len(results)} programs; --program N shows one, --depth 1 shows less of each", bold=True)
+    every = sum(map(_seconds, results))
+    for number, result in enumerate(results[:_SUMMARISED], 1):
+        workload = result.profile.workload.value if result.profile else ""
+        share = f"{duration(_seconds(result))} {_seconds(result) / every:>4.0%}" if every else ""
+        model = next(iter(getattr(result.graph, "module_classes", ())), "")
+        click.echo(f"{number:>4}  {workload:<16} {len(result.graph.nodes):>6,} ops  {share:>14}  {model}".rstrip())
+    if len(results) > _SUMMARISED:
+        click.echo(f"      and {len(results) - _SUMMARISED} more")
+    click.echo()
+
+
+def _seconds(result: PipelineResult) -> float:
+    """Sum of the predictions for all its ops; 0 if there are none."""
+    return sum(result.costs.seconds(device) for device in result.costs.by_device) if result.costs else 0.0
+
+
+@attrs.frozen
+class _Drawer:
+    """Draws with renderers of plugins, into a file or to the output."""
+
+    registry: Registry
+    printer: Renderer | None
+    picture: Path | None
+
+    @classmethod
+    def of(cls, form: str | None, picture: Path | None) -> _Drawer | None:
+        """None if nothing is to be drawn.
+
+        Raises:
+            ConfigurationError: no renderer has the format or the file's ending, or there is no such folder.
+        """
+        from djinn.planning import load_selected
+        from djinn.rendering import renderer_for, renderer_of
+
+        is_own = form in {None, "text", "json"}
+        if is_own and picture is None:
+            return None
+        registry = load_selected("renderers")  # without touching what the script will configure
+        if picture is not None:
+            renderer_for(picture, registry)
+        return cls(registry, None if form is None or is_own else renderer_of(form, registry), picture)
+
+    def draw(self, results: Sequence[PipelineResult]) -> None:
+        """Draw the program that has most to do."""
+        from djinn.rendering import render, renderer_for
+
+        if not results:
+            raise click.ClickException("there is nothing to draw")
+        seconds = [_seconds(result) for result in results]
+        longest = seconds.index(max(seconds))
+        which = f"program {longest + 1} of {len(results)}, the longest" if len(results) > 1 else "the program"
+        if self.printer is not None:
+            click.echo(render(results[longest], self.printer, self.registry), nl=False)
+        if self.picture is not None:
+            made = render(results[longest], renderer_for(self.picture, self.registry), self.registry)
+            self.picture.write_bytes(made)
+            click.echo(f"{self.picture} shows {which}", err=True)

@@ -1,0 +1,377 @@
+"""The question of `djinn plan` to servers: does a model fit there now, and what would make it fit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+
+from djinn.hooks import ConfigurationError, DeviceCapabilities, DjinnError, DoesNotFit, NetworkTopology
+from djinn.planning import (
+    Captured,
+    Registry,
+    Request,
+    Status,
+    ask_named,
+    bytes_held,
+    capabilities_of,
+    load_selected,
+    preferred_policy,
+    preferred_scheduler,
+    rewrite,
+    run_stages,
+)
+from djinn.rendering import binary_size
+from djinn.scheduling import simulated
+from djinn_commands.planning.model import BuiltModel, Step, built_model
+from djinn_commands.planning.peak import Peak, peak_of
+
+# Beside what is counted: scalars, states of random generators, and what ops take that is not counted.
+ALLOWANCE: Final = 1.02
+SMALL: Final = 128 << 10
+BUDGET: Final = 0.75  # of a memory limit, for tensors (docs/memory.md)
+PASSES: Final = 2  # of a step: the second one has what the first one leaves
+_SEVERAL: Final = (2, 4, 8)
+_TRIES: Final = 4
+
+
+@attrs.frozen
+class Program:
+    """One program of the step, on one device of the kind of an executor's: its peak, and its predicted seconds."""
+
+    name: str
+    peak: Peak
+    seconds: float
+
+    @property
+    def needed(self) -> int:
+        """Bytes, with the allowance."""
+        return with_allowance(self.peak.bytes)
+
+
+@attrs.frozen
+class Executor:
+    """A device of a server; `free` bytes are None where it does not say."""
+
+    server: str
+    device: DeviceCapabilities
+
+    def fits(self, needed: int) -> bool:
+        """True if so many bytes are free."""
+        return self.device.memory_free is None or needed <= self.device.memory_free
+
+
+@attrs.frozen
+class Suggestion:
+    """A change, the options that make it, what it needs then, and if that was found to fit."""
+
+    change: str
+    needed: int
+    fits: bool
+    reason: str = ""
+
+
+def with_allowance(counted: int) -> int:
+    """Bytes to be free for a program whose tensors take so many at once."""
+    return int(counted * ALLOWANCE) + SMALL
+
+
+def tell_fit(
+    target: str,
+    step: Step,
+    servers: Sequence[str],
+    connection_file: Path | None,
+    policies: tuple[str, str],
+    *,
+    as_json: bool,
+) -> None:
+    """Answer the question, and exit with status 1 where the model does not fit.
+
+    Raises:
+        ConfigurationError: there is no server, the model cannot be built, or there is no such policy or scheduler.
+        DjinnError: no server answers.
+    """
+    executors = executors_of(servers, connection_file)
+    with contextlib.redirect_stdout(sys.stderr):
+        fit = Fit(built_model(target, step), step, executors, load_selected(), *policies)
+        described = fit.described()
+    if as_json:
+        click.echo(json.dumps(described, indent=2))
+    else:
+        click.echo("\n".join(fit.lines(described)))
+    if not described["fits"]:
+        raise SystemExit(1)
+
+
+def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[Executor, ...]:
+    """The devices of the servers, as they are now, each once. Servers that do not answer, where others do, are named on stderr.
+
+    Raises:
+        ConfigurationError: no server is named or configured.
+        DjinnError: none answers.
+    """
+    replies = ask_named(servers, connection_file)
+    found: dict[tuple[str, str], Executor] = {}
+    for number, (url, reply) in enumerate(replies.items()):
+        if isinstance(reply, Status):
+            for executor in reply.executors:  # tenants have executors of their own on one device
+                key = url, executor.device.id
+                device = attrs.evolve(capabilities_of(executor.device), id=f"{number}/{executor.device.id}")
+                known = found.get(key)
+                free = [d.memory_free for d in (device, known and known.device) if d and d.memory_free is not None]
+                found[key] = Executor(url, attrs.evolve(device, memory_free=min(free, default=None)))
+    silent = {url: reply for url, reply in replies.items() if isinstance(reply, DjinnError)}
+    if not found:
+        raise next(iter(silent.values()), _no_executor())
+    for url, error in silent.items():
+        click.echo(f"without {url}: {error}", err=True)
+    return tuple(found.values())
+
+
+def _no_executor() -> DjinnError:
+    return ConfigurationError("the servers have no executor; `djinn status` shows what they say")
+
+
+@attrs.define
+class Fit:
+    """A model, a step of it, and the executors on which it is to fit."""
+
+    model: BuiltModel
+    step: Step
+    executors: tuple[Executor, ...]
+    registry: Registry
+    policy: str = ""
+    scheduler: str = ""
+
+    def programs(self, step: Step) -> tuple[Program, ...]:
+        """The programs of a step, each on one device of the kind of the roomiest executor's."""
+        return tuple(self._program(name, one, step) for name, one in self.model.captured(step, passes=PASSES).items())
+
+    def _program(self, name: str, captured: Captured, step: Step) -> Program:
+        device = attrs.evolve(self._roomiest.device, memory=0, memory_free=None)
+        resident = dict.fromkeys(captured.graph.inputs, device.id)
+        result = run_stages(
+            captured.graph, self.registry, Request(NetworkTopology((device,)), resident=resident, rewrite=rewrite)
+        )
+        runs = 1 if step.kind == "decode" else PASSES
+        peak = peak_of(result, caches=step.kind == "decode")
+        return Program(name, peak, simulated(result, resident=resident).seconds / runs)
+
+    @property
+    def _roomiest(self) -> Executor:
+        return max(self.executors, key=lambda one: math.inf if (free := one.device.memory_free) is None else free)
+
+    def described(self) -> dict[str, Any]:
+        """The result, as JSON has it."""
+        programs = self.programs(self.step)
+        fullest = max(programs, key=lambda one: one.needed)
+        alone = [one.fits(fullest.needed) for one in self.executors]
+        together = {} if any(alone) or len(self.executors) == 1 else self._divided(self.step, self._devices())
+        fits = any(alone) or bool(together)
+        last = programs[-1]
+        rate = (1 if self.step.kind == "train" else self.step.batch) / last.seconds if last.seconds else None
+        context = self.step.batch * (self.step.tokens + self.step.new_tokens)
+        cache = last.peak.left.get("cache", 0) if self.step.kind == "decode" else 0
+        return {
+            "model": self.model.name,
+            "parameters": self.model.parameters,
+            **attrs.asdict(self.step),
+            "fits": fits,
+            "needed": fullest.needed,
+            "memory": {**fullest.peak.kinds, "allowance": fullest.needed - fullest.peak.bytes},
+            "cache_bytes": cache,
+            "cache_bytes_per_token": cache / context,
+            "programs": [
+                {"name": one.name, "needed": one.needed, "seconds": one.seconds, "most": dict(one.peak.most)}
+                for one in programs
+            ],
+            "executors": [
+                {
+                    "server": one.server,
+                    "device": one.device.id,
+                    "name": one.device.name,
+                    "memory": one.device.memory,
+                    "free": one.device.memory_free,
+                    "spill": one.device.spill,
+                    "fits": good,
+                }
+                for one, good in zip(self.executors, alone, strict=True)
+            ],
+            "together": together,
+            "suggestions": [] if fits else [attrs.asdict(one) for one in self._suggestions(fullest)],
+            "rate": rate,
+            "rate_unit": {"decode": "tokens", "train": "steps"}.get(self.step.kind, "inputs"),
+            "measured_device": self._roomiest.device.calibration is not None,
+        }
+
+    # --- several executors --------------------------------------------------------------------------------------
+
+    def _devices(self) -> tuple[DeviceCapabilities, ...]:
+        return tuple(one.device for one in self.executors)
+
+    def _divided(self, step: Step, devices: Sequence[DeviceCapabilities]) -> dict[str, int]:
+        """Bytes by device where the step is divided between these; empty if it does not fit there."""
+        roomy = tuple(_less_allowance(device) for device in devices)
+        request = Request(
+            NetworkTopology(roomy),
+            placement_policy=self.policy or preferred_policy(self.registry.placement_policies),
+            scheduler=self.scheduler or preferred_scheduler(self.registry.schedulers),
+            rewrite=rewrite,
+        )
+        held: dict[str, int] = {}
+        for captured in self.model.captured(step, passes=PASSES).values():
+            try:
+                result = run_stages(captured.graph, self.registry, request)
+            except DoesNotFit:
+                return {}
+            for device, counted in bytes_held(result, {}, {}).items():
+                held[device] = max(held.get(device, 0), with_allowance(counted))
+        return {device: counted for device, counted in held.items() if counted > SMALL}
+
+    # --- what would make it fit ---------------------------------------------------------------------------------
+
+    def _suggestions(self, fullest: Program) -> Iterator[Suggestion]:
+        """Changes that may make it fit, each planned."""
+        step, free = self.step, self._roomiest.device.memory_free or 0
+        narrow = attrs.evolve(step, dtype="bfloat16")
+        if self._itemsize > 2:
+            yield self._changed("--dtype bfloat16", narrow, "weights and activations of two bytes")
+        if step.kind == "train" and step.optimizer.lower() != "sgd":
+            yield self._changed("--optimizer sgd", attrs.evolve(step, optimizer="sgd"), "no optimizer state")
+        if self.model.own_inputs is None:
+            yield from self._smaller("batch", step, free)
+            if step.kind == "decode" or "input_ids" in self._input_names:
+                yield from self._smaller("tokens", step, free)
+        yield self._spilling(fullest, free)
+        yield from self._more_executors(fullest)
+        if self._itemsize > 2 and step.batch > 1 and self.model.own_inputs is None:
+            yield self._changed("--dtype bfloat16 --batch 1", attrs.evolve(narrow, batch=1), "both")
+
+    @property
+    def _itemsize(self) -> int:
+        sizes = [p.element_size() for p in self.model.model.parameters() if p.is_floating_point()]
+        return 0 if self.step.dtype else max(sizes, default=0)
+
+    @property
+    def _input_names(self) -> str:
+        return str(getattr(self.model.model, "main_input_name", ""))
+
+    def _needed(self, step: Step) -> int:
+        return max(one.needed for one in self.programs(step))
+
+    def _changed(self, change: str, step: Step, reason: str) -> Suggestion:
+        needed = self._needed(step)
+        return Suggestion(change, needed, self._roomiest.fits(needed), reason)
+
+    def _smaller(self, name: str, step: Step, free: int) -> Iterator[Suggestion]:
+        """The largest batch, or number of tokens, that is found to fit; or the smallest one, which does not."""
+        now = int(getattr(step, name))
+        if now == 1:
+            return
+        changed: dict[str, Callable[[int], Step]] = {
+            "batch": lambda size: attrs.evolve(step, batch=size),
+            "tokens": lambda size: attrs.evolve(step, tokens=size),
+        }
+        needed, size = _largest(lambda size: self._needed(changed[name](size)), now, free)
+        reason = "" if needed <= free else "not even that fits"
+        yield Suggestion(f"--{name} {size}", needed, needed <= free, reason)
+
+    def _spilling(self, fullest: Program, free: int) -> Suggestion:
+        """A memory limit, under which values are spilled: it has to hold what the largest op needs."""
+        device, least = self._roomiest.device, with_allowance(fullest.peak.largest_step)
+        if device.spill:
+            room = free + device.spill
+            reason = f"the executor has a memory limit and can spill {binary_size(device.spill)}; steps take longer"
+            return Suggestion(
+                "nothing: it spills", fullest.needed, fullest.needed <= room and least <= BUDGET * free, reason
+            )
+        gib = math.floor(free / (1 << 30) * 100) / 100
+        reason = (
+            f"values are spilled, at least {binary_size(fullest.needed - int(BUDGET * free))}, and steps take longer; the largest "
+            f"op needs {binary_size(least)} at once"
+        )
+        return Suggestion(f"djinn serve --memory-gib {gib:g}", least, least <= BUDGET * free, reason)
+
+    def _more_executors(self, fullest: Program) -> Iterator[Suggestion]:
+        """The fewest executors, of 2, 4 and 8 like the roomiest one, between which it is divided."""
+        like = self._roomiest.device
+        for count in _SEVERAL:
+            if count <= len(self.executors) or count * (like.memory_free or 0) < fullest.needed:
+                continue
+            devices = [attrs.evolve(like, id=f"{number}/{like.kind}:0") for number in range(count)]
+            held = self._divided(self.step, devices)
+            if held:
+                reason = f"at most {binary_size(max(held.values()))} on each of {len(held)}"
+                yield Suggestion(f"{count} executors with as much free memory", max(held.values()), True, reason)
+                return
+        yield Suggestion(
+            f"{_SEVERAL[-1]} executors with as much free memory", fullest.needed, False, "no placement was found"
+        )
+
+    # --- in words -----------------------------------------------------------------------------------------------
+
+    def lines(self, found: Mapping[str, Any]) -> Iterator[str]:
+        """The result in words."""
+        step = self.step
+        more = f" and {step.new_tokens:,} new ones" if step.kind == "decode" and step.new_tokens > 1 else ""
+        tokens = (
+            f", {step.tokens:,} tokens each{more}"
+            if self.model.own_inputs is None and "input_ids" in self._input_names
+            else ""
+        )
+        with_ = f" with {step.optimizer}" if step.kind == "train" else ""
+        yield f"{step.kind}{with_} of {step.batch} input{'s' if step.batch > 1 else ''}{tokens}"
+        yield ""
+        parts = ", ".join(f"{kind} {binary_size(size)}" for kind, size in found["memory"].items() if size)
+        yield f"memory     {binary_size(found['needed'])} at most: {parts}"
+        if found["cache_bytes"]:
+            yield f"cache      {binary_size(found['cache_bytes'])} at the end, {found['cache_bytes_per_token']:,.0f} bytes a token"
+        for one in found["executors"]:
+            free = (
+                "free memory unknown"
+                if one["free"] is None
+                else f"{binary_size(one['free'])} of {binary_size(one['memory'])} free"
+            )
+            verdict = "fits" if one["fits"] else f"{binary_size(found['needed'] - one['free'])} short"
+            yield f"executor   {one['server']} {one['device']} {one['name']}: {free}: {verdict}"
+        for device, size in found["together"].items():
+            yield f"divided    {device}: {binary_size(size)}"
+        assumed = "" if found["measured_device"] else " (assumed speeds: `djinn calibrate` measures them)"
+        if found["rate"]:
+            yield f"speed      {found['rate']:,.3g} {found['rate_unit']}/s on the device{assumed}"
+        yield ""
+        yield "It fits." if found["fits"] else "It does not fit. Changes that were planned:"
+        for one in found["suggestions"]:
+            yield f"  {'fits' if one['fits'] else '    '}  {one['change']:<42} {binary_size(one['needed'])}{'; ' if one['reason'] else ''}{one['reason']}"
+
+
+def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, int]:
+    """Bytes needed at the largest size below `now` that is found to fit in `free`, and that size; else those of size 1."""
+    low, high = (1, needed(1)), (now, needed(now))
+    if low[1] > free:
+        return low[1], 1
+    for _ in range(_TRIES):
+        slope = (high[1] - low[1]) / (high[0] - low[0])
+        guess = min(high[0] - 1, max(low[0] + 1, int(low[0] + (free - low[1]) / slope))) if slope > 0 else low[0] + 1
+        if guess <= low[0] or guess >= high[0]:
+            break
+        found = guess, needed(guess)
+        if found[1] <= free:
+            low = found
+        else:
+            high = found
+    return low[1], low[0]
+
+
+def _less_allowance(device: DeviceCapabilities) -> DeviceCapabilities:
+    """The device with what its free memory leaves for tensors, and without what it could spill."""
+    if device.memory_free is None:
+        return attrs.evolve(device, spill=0)
+    return attrs.evolve(device, memory_free=max(0, int((device.memory_free - SMALL) / ALLOWANCE)), spill=0)

@@ -1,0 +1,183 @@
+"""`djinn plan`: if a model fits on servers as they are now, or where it would run on a cluster that is only described; how fast."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+if TYPE_CHECKING:
+    from djinn.hooks import NetworkTopology, PipelineResult
+    from djinn_commands.planning.forecast import Forecast
+    from djinn_commands.planning.model import Step
+
+_GB = 1e9
+
+
+@click.command("plan")
+@click.option(
+    "--cluster",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A TOML file with the devices and links of a cluster that need not be there, in place of servers.",
+)
+@click.option(
+    "--server",
+    "servers",
+    multiple=True,
+    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+)
+@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@click.option(
+    "--step", type=click.Choice(("forward", "decode", "train")), default="forward", help="What the model does."
+)
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Inputs of the model at a time.")
+@click.option(
+    "--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of each input, or of its prompt."
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Tokens that are decoded after the prompt.",
+)
+@click.option("--optimizer", default="adamw", show_default=True, help="A class of torch.optim, for --step train.")
+@click.option("--dtype", default="", help="Of the weights, such as bfloat16; by default what the model says.")
+@click.option("--policy", default="", help="The placement policy; by default the one preferred for several devices.")
+@click.option("--scheduler", default="", help="The scheduler; by default the one preferred for several devices.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("model")
+def plan(
+    file: Path | None,
+    servers: tuple[str, ...],
+    connection_file: Path | None,
+    model: str,
+    policy: str,
+    scheduler: str,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Tell if MODEL fits on the servers as they are now, what would make it fit, and how fast it would be.
+
+    With --cluster: plan it for a cluster that is only described: placement, memory, predicted latency and throughput, and limits.
+
+    MODEL is one of
+
+    \b
+    config.json      the configuration of a Hugging Face model, or the folder that it is in
+    module:function  a function that returns a model, or a model and its inputs
+
+    Nothing is computed, and no weights are needed. Times are those of the cost models; `djinn calibrate` measures devices for them.
+    The exit status is 1 if it does not fit on the servers.
+    """  # noqa: D301 - click looks for the character, not for its spelling
+    from djinn_commands.planning.model import captured_model, step_of
+
+    step: Step = step_of(**asked)
+    if file is None:
+        from djinn_commands.planning.fit import tell_fit
+
+        tell_fit(model, step, servers, connection_file, (policy, scheduler), as_json=as_json)
+        return
+    if servers or connection_file is not None:
+        raise click.UsageError("--cluster is for devices that are only described: leave out the servers, or it")
+    from djinn.scheduling import read_cluster
+
+    topology = read_cluster(file.read_text(encoding="utf-8"), str(file))
+    with contextlib.redirect_stdout(sys.stderr):
+        captured = captured_model(model, step, "annotate")
+    result, told = _planned(captured, topology, policy, scheduler)
+    if as_json:
+        click.echo(json.dumps(_described(result, told, step), indent=2))
+    else:
+        for line in _lines(result, told, step, file):
+            click.echo(line)
+
+
+def _planned(
+    captured: PipelineResult, topology: NetworkTopology, policy: str, scheduler: str
+) -> tuple[PipelineResult, Forecast]:
+    """The plan for a run in which weights and caches are in their places, and what it means.
+
+    Raises:
+        ConfigurationError: there is no such policy or scheduler.
+        InvalidStage: the cluster cannot run the model; the message has the figures.
+    """
+    from djinn.hooks import DataResidency
+    from djinn.planning import (
+        Request,
+        bytes_held,
+        load_selected,
+        preferred_policy,
+        preferred_scheduler,
+        rewrite,
+        run_stages,
+    )
+    from djinn.scheduling import simulated
+    from djinn_commands.planning.forecast import forecast
+
+    registry = load_selected()
+    request = Request(
+        topology,
+        placement_policy=policy or preferred_policy(registry.placement_policies),
+        scheduler=scheduler or preferred_scheduler(registry.schedulers),
+        rewrite=rewrite,
+    )
+    program: Any = captured.graph  # it was captured from one
+    first = run_stages(program, registry, request, profile=captured.profile)
+    graph, profile = first.graph, first.profile  # of what optimizations may have put in the place of the program
+    homes = first.placement.values if first.placement else {}
+    coming = {v for v in graph.inputs if profile is not None and profile.residency.get(v) is DataResidency.INPUT}
+    resident = {v: homes[v] for v in graph.inputs if v not in coming}
+    copies = {v: c for v, c in (first.placement.copies if first.placement else {}).items() if v in resident}
+    warm = attrs.evolve(request, resident=resident, copies=copies)
+    program = graph
+    again = run_stages(program, registry, warm, profile=profile, known_plan=first.plan)
+    line = simulated(again, resident=resident, copies=copies)
+    told = forecast(again, line, simulated(first), bytes_held(again, resident, copies))
+    return attrs.evolve(again, seconds=first.seconds), told
+
+
+def _described(result: PipelineResult, told: Forecast, step: Step) -> dict[str, Any]:
+    return {
+        "step": step.kind,
+        "batch": step.batch,
+        "tokens": step.tokens,
+        "nodes": len(result.graph.nodes),
+        "devices_in_cluster": len(result.topology.devices),
+        "policy": result.placement.policy if result.placement else "",
+        "scheduler": result.schedule.scheduler if result.schedule else "",
+        **attrs.asdict(told),
+        "inputs_per_second": step.batch / told.interval if told.interval else None,
+        "planning_seconds": dict(result.seconds),
+    }
+
+
+def _lines(result: PipelineResult, told: Forecast, step: Step, file: Path) -> list[str]:
+    used, there = len(told.devices), len(result.topology.devices)
+    counted = f"{step.batch} input{'s' if step.batch > 1 else ''}"
+    lines = [f"{step.kind} of {counted}, {step.tokens} tokens each, on {used} of {there:,} devices of {file}", ""]
+    for device in told.devices:
+        memory = f"{device.inputs / _GB:,.1f} GB of inputs, {device.peak / _GB:,.1f} of {device.memory / _GB:,.1f} GB at most"
+        lines.append(f"{device.device}: {', '.join(device.modules) or 'no module'}")
+        lines.append(f"    {device.nodes:,} ops, {_time(device.busy)}; {memory}; {device.reason}")
+    each, unit = (step.batch / told.interval if told.interval else 0.0), "tokens" if step.kind == "decode" else "inputs"
+    replicas = f"; {told.replicas:,} copies on all devices: {told.replicas * each:,.1f}" if told.replicas > 1 else ""
+    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in told.shares.items() if share >= 0.005)
+    upload = f"; the first run uploads {told.upload_bytes / _GB:,.1f} GB, {told.upload_seconds:,.1f} s more"
+    return [
+        *lines,
+        "",
+        f"latency     {_time(told.latency)}{upload if told.upload_bytes else ''}",
+        f"throughput  {each:,.1f} {unit}/s, one every {_time(told.interval / step.batch)}{replicas}",
+        f"limited by  {told.limit}; devices spend their time on {shares}; transfers between them {_time(told.transfers)}",
+    ]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"

@@ -1,0 +1,323 @@
+"""Functions that decide: what is made of a survey, which files are sent, what commands say."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import tarfile
+import tomllib
+
+import pytest
+
+import djinn
+from djinn_commands.connect.connecting import failure, platform_options, port_of
+from djinn_commands.connect.job_commands import _listed
+from djinn_commands.connect.job_runner import named_files
+from djinn_commands.connect.jobs import read_jobs
+from djinn_commands.connect.keeper import is_final, next_pause
+from djinn_commands.connect.project_files import find_files, is_secret, project_requirements
+from djinn_commands.connect.project_files import objection as too_much
+from djinn_commands.connect.shown import LogText
+from djinn_commands.connect.ssh import Destination, Done, Script, open_command, run_command
+from djinn_commands.connect.survey import (
+    GIB,
+    Python,
+    Survey,
+    choose_python,
+    must_ask_torch,
+    needed_room,
+    objection,
+    read_survey,
+)
+from djinn_commands.connect.wheels import _projects, archive, find_wheels
+
+FOUND = """os Linux
+machine x86_64
+release Debian GNU/Linux 12 (bookworm)
+libc glibc 2.36
+folder /data/alice/.local/share/djinn/connect
+free_kib 8388608
+memory_kib 16777216
+python 3.13.1 /usr/bin/python3.13
+python 3.11.2 /usr/bin/python3.11
+python 3.11.2 /usr/bin/python3.11
+python 3.9.2 /opt/my python/bin/python3
+gpu NVIDIA L4, 23034 MiB, 550.54.15
+"""
+
+
+def test_a_survey_is_read():
+    found = read_survey(f"a word of the login shell\n{FOUND}")
+    assert (found.system, found.machine, found.libc) == ("Linux", "x86_64", "glibc 2.36")
+    assert (found.free, found.memory) == (8 * GIB, 16 * GIB)
+    assert [one.path for one in found.pythons] == [
+        "/usr/bin/python3.13",
+        "/usr/bin/python3.11",
+        "/opt/my python/bin/python3",
+    ]
+    assert found.gpus == ("NVIDIA L4, 23034 MiB, 550.54.15",)
+    assert "8.0 GiB free at /data/alice" in found.lines()[-1]
+    assert read_survey("") == Survey()
+
+
+@pytest.mark.parametrize(
+    ("versions", "here", "chosen"),
+    [
+        ([(3, 13, 1), (3, 11, 2), (3, 11, 9)], (3, 11), (3, 11, 9)),
+        ([(3, 13, 1), (3, 12, 2)], (3, 11), (3, 13, 1)),
+        ([(3, 10, 1), (3, 9, 2)], (3, 11), None),
+    ],
+)
+def test_the_python_that_runs_here_is_preferred(versions, here, chosen):
+    found = choose_python([Python(version, f"/{version}") for version in versions], here)
+    assert (found and found.version) == chosen
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("os Darwin", "was tried on Linux alone"),
+        ("free_kib 1000000", "name a folder on another disk with --folder"),
+        ("unwritable /data/alice", "name another folder with --folder"),
+        ("python none", "--python PATH"),
+    ],
+)
+def test_what_keeps_a_machine_from_serving_is_said_with_a_way_out(changed, said):
+    key = changed.partition(" ")[0]
+    text = re.sub(rf"^{key} .*\n", "", FOUND, flags=re.MULTILINE) + changed
+    assert said in objection(read_survey(text), (3, 11), 2 * GIB)
+    assert objection(read_survey(FOUND), (3, 11), 2 * GIB) == ""
+
+
+def test_a_pytorch_that_did_not_say_it_can_use_the_gpu_is_asked_again():
+    for said, asked in (("torch 2.13.0", True), ("torch 2.13.0 available: False", True), ("torch 2.13.0 True", False)):
+        found = read_survey(FOUND + said)
+        assert must_ask_torch(found, ()) == asked
+        assert not must_ask_torch(found, ("--device", "cpu"))
+    assert not must_ask_torch(read_survey(f"{FOUND}options --device cpu\n"), None)
+    assert must_ask_torch(read_survey(f"{FOUND}options --device cpu\n"), ())
+    assert not must_ask_torch(read_survey("os Linux\ntorch 2.13.0\n"), ())
+
+
+def test_room_is_estimated_from_wheels_where_they_tell():
+    assert 1200 << 20 < needed_room(False, 200 << 20, 800 << 20, True) < 1400 << 20
+    assert needed_room(True, 1 << 20, 1 << 20, False) > needed_room(False, 1 << 20, 1 << 20, False)
+
+
+def test_nothing_of_a_script_is_in_a_command_line():
+    script = Script(("look",), {"folder": "/x/it's", "wanted": ""})
+    assert "folder='/x/it'\"'\"'s'\n" in script.text()
+    command = run_command(Destination("alice@box"), "/run/socket", 100)
+    assert not any("it's" in word for word in command)
+    assert command[-2] == "alice@box"
+    opened = open_command(Destination("alice@box", ("-p", "2222")), "/run/socket", asks=False)
+    assert opened[:3] == ["ssh", "-p", "2222"]
+    assert "BatchMode=yes" in opened
+
+
+def test_pauses_grow_and_a_refusal_is_final():
+    pauses = [0.5]
+    while len(pauses) < 10:
+        pauses.append(next_pause(pauses[-1], 0.0))
+    assert pauses[-1] == 60.0
+    assert next_pause(60.0, 3600.0) == 0.5
+    assert is_final("alice@box: Permission denied (publickey).")
+    assert not is_final("ssh: connect to host box port 22: No route to host")
+
+
+def test_a_broken_connection_is_told_from_a_step_that_failed():
+    assert failure("looking", "box", Done(255, "", "")).code == "transport"
+    told = failure("making the environment", "box", Done(5, "", "one\n\nNo space left on device\n"))
+    assert told.code == "startup"
+    assert "No space left on device" in str(told)
+    assert "--wheels DIR" in str(failure("making the environment", "box", Done(6, "", "")))
+
+
+def test_packages_that_a_server_needs_are_sent_from_the_checkout():
+    projects, _ = _projects()
+    folders = {project.name: project.folder for project in projects}
+    for name in ("djinn", "djinn-server", "djinn-tcp"):
+        project = tomllib.loads((folders[name] / "pyproject.toml").read_text())["project"]
+        assert project["name"] == name
+    assert len(projects) == len(folders)
+    assert "djinn-commands" not in folders
+
+
+def test_folder_of_wheels_without_the_server_is_refused(tmp_path):
+    for name in ("djinn", "djinn_tcp"):
+        (tmp_path / f"{name}-26.11.0-py3-none-any.whl").touch()
+    with pytest.raises(djinn.ConfigurationError, match="none of djinn-server, which the server there needs"):
+        find_wheels(tmp_path, tmp_path)
+    (tmp_path / "djinn_server-26.11.0-py3-none-any.whl").touch()
+    assert find_wheels(tmp_path, tmp_path).named("djinn-server")
+
+
+def test_wheels_are_downloaded_for_the_machine_that_they_are_for():
+    options = platform_options(Survey(machine="aarch64", libc="glibc 2.28"), Python((3, 12, 1), "/p"))
+    assert "--python-version=3.12" in options
+    assert "--platform=manylinux_2_28_aarch64" in options
+    assert "--platform=manylinux_2_29_aarch64" not in options
+
+
+def test_jobs_are_read():
+    text = "b-1\trunning\t\t20\t\t50\ttrain.py --lr 1\na-1\tfailed\t3\t10\t15\t50\tt.py\nnoise\n"
+    first, second = read_jobs(text)
+    assert (first.id, first.code, first.ended - first.begun, first.is_over) == ("a-1", 3, 5, True)
+    assert (second.id, second.code, second.ended - second.begun, second.is_over) == ("b-1", None, 30, False)
+    assert second.exit_code == 1
+
+
+def test_a_job_that_has_just_begun_does_not_spoil_the_list(tmp_path):
+    for job, state in (("a-1", ""), ("b-1", "running"), ("c-1", "")):
+        folder = tmp_path / "jobs" / job
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(state)
+        (folder / "pid").write_text(str(os.getpid()))
+        (folder / "begun").write_text("" if job == "c-1" else "10\n")
+    script = Script(("jobs",), {"folder": str(tmp_path), "job": ""}).text().replace("grep -q", "true")
+    listed = subprocess.run(["sh"], input=script, capture_output=True, text=True, check=True).stdout
+    assert [(job.id, job.state) for job in read_jobs(listed)] == [("a-1", "preparing"), ("b-1", "running")]
+
+
+def test_addresses_of_a_server_that_are_none_are_passed_over():
+    assert port_of(("unix:///s", "tcp://[", "tcp://box:99999999", "tcp://box", "tcp://127.0.0.1:77")) == 77
+    assert port_of(("http://box:80",)) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["a\tdone\tx\t1\t2\t3\tc", "a\tdone\t0\t1\t\t9" + 30 * "9" + "\tc", "a\x1b[2J\tdone\t0\t1\t2\t3\tc"]
+)
+def test_a_list_of_jobs_that_is_wrong_is_refused(line):
+    with pytest.raises(ValueError, match="tells of no job") as refused:
+        read_jobs(line)
+    assert str(refused.value).isprintable()
+
+
+def test_a_terminal_does_not_obey_what_a_remote_machine_says():
+    assert Done(1, "", "\x1b]0;title\x07gone\n").last_words == r"\x1b]0;title\x07gone"
+    (job,) = read_jobs("a\tdone\t0\t1\t2\t3\trm\x1b[2J")
+    assert job.command == r"rm\x1b[2J"
+    assert read_survey("os \x1b[2J\nmachine m").lines()[0] == r"\x1b[2J on m"
+    text = LogText()
+    shown = [text.add(piece) for piece in (b"50 %\r\xc3", b"\xa9\x1b[3", b"1mred\x1b[0m\n\x1b", b"]52;c;\x07", b"\x1b")]
+    assert "".join([*shown, text.add(b"", last=True)]) == "50 %\ré\x1b[31mred\x1b[0m\n\\x1b]52;c;\\x07\\x1b"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".env", ".env.local", "server.pem", "ID_RSA", "id_ed25519", "my.key", ".netrc", ".aws", "client_secret_1.json"],
+)
+def test_names_of_secrets(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["train.py", ".env.example", "id_ed25519.pub", "environment.yml", "keys.py", "tokenizer.json", "idea.md"]
+)
+def test_names_that_are_none(name):
+    assert not is_secret(name)
+
+
+def make(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("x" * 10)
+
+
+def test_files_of_a_project(tmp_path):
+    make(
+        tmp_path,
+        "train.py",
+        "src/a/__init__.py",
+        "data/big.bin",
+        "data/keep.txt",
+        "logs/run.log",
+        "logs/deep/keep.log",
+        ".env",
+        "conf/db.pem",
+    )
+    make(
+        tmp_path,
+        ".git/config",
+        "env/pyvenv.cfg",
+        "env/bin/python",
+        "src/__pycache__/a.pyc",
+        ".ssh/id_rsa",
+        "node_modules/x.js",
+    )
+    (tmp_path / ".gitignore").write_text("data/*\n!data/keep.txt\n*.log\n/build/\n")
+    (tmp_path / "logs" / "deep" / ".gitignore").write_text("!keep.log\n")
+    (tmp_path / "inside").symlink_to("train.py")
+    (tmp_path / "outside").symlink_to("/etc/hostname")
+    found = find_files(tmp_path)
+    assert set(found.files) == {
+        ".gitignore",
+        "data/keep.txt",
+        "inside",
+        "logs/deep/.gitignore",
+        "logs/deep/keep.log",
+        "src/a/__init__.py",
+        "train.py",
+    }
+    assert set(found.secrets) == {".env", ".ssh", "conf/db.pem"}
+    assert found.links == ("outside",)
+    assert found.ignored == 2
+    assert found.files["train.py"] == 10
+    assert {"data/big.bin", ".env"} <= set(find_files(tmp_path, ["/data/big.bin", ".env"]).files)
+
+
+def test_too_much_is_refused_with_the_largest_files(tmp_path):
+    make(tmp_path, "train.py", "model.bin")
+    assert too_much(find_files(tmp_path), 20) == ""
+    assert "model.bin" in too_much(find_files(tmp_path), 19)
+    assert "--limit-mib" in too_much(find_files(tmp_path), 19)
+
+
+def test_a_home_directory_is_no_project(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make(tmp_path, "train.py")
+    assert "is no project" in too_much(find_files(tmp_path), 1000)
+
+
+def test_requirements_of_a_project(tmp_path):
+    assert project_requirements(tmp_path) == ()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\ndependencies = ["attrs>=23", "rich"]\n')
+    assert project_requirements(tmp_path) == ("attrs>=23", "rich")
+    (tmp_path / "requirements.txt").write_text("# for training\nnumpy<3\n\n")
+    assert project_requirements(tmp_path) == ("numpy<3",)
+    (tmp_path / "requirements.txt").unlink()
+    (tmp_path / "pyproject.toml").write_text("[project\n")
+    with pytest.raises(ValueError, match=r"pyproject\.toml"):
+        project_requirements(tmp_path)
+
+
+def test_a_project_for_which_git_reads_no_rules_is_sent(tmp_path):
+    make(tmp_path, "train.py", ".git")  # a file in a work tree
+    (tmp_path / ".gitignore").symlink_to("nowhere")
+    assert list(find_files(tmp_path).files) == [".gitignore", "train.py"]
+
+
+def test_archives_say_nothing_of_the_user_and_end_with_a_mark(tmp_path):
+    make(tmp_path, "train.py")
+    packed = io.BytesIO()
+    archive({"files/train.py": tmp_path / "train.py"}, {"job.json": "{}"})(packed)
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as archived:
+        members = archived.getmembers()
+    assert [member.name for member in members] == ["job.json", "files/train.py", "whole"]
+    assert {(member.uid, member.gid, member.uname) for member in members} == {(0, 0, "")}
+
+
+def test_files_that_requirements_name(tmp_path, monkeypatch):
+    make(tmp_path, "files/own.whl", "files/later/base.txt", "files/later/more.txt", "files/limits.txt")
+    (tmp_path / "files/later/base.txt").write_text("-r more.txt\nattrs\n")
+    (tmp_path / "files/later/more.txt").write_text("--requirement=base.txt\n-c ../limits.txt # versions\n")
+    monkeypatch.chdir(tmp_path)
+    found = named_files(["own.whl", "rich", "-r later/base.txt"])
+    assert [path.name for path in found] == ["own.whl", "base.txt", "more.txt", "limits.txt"]
+
+
+def test_names_of_files_are_shown_without_what_a_terminal_obeys():
+    assert _listed(["a\n\x1b[2J", "b\udcff"]) == "a\\n\\x1b[2J, b\\udcff"

@@ -1,0 +1,196 @@
+"""`djinn plan` without a cluster: does a model fit on servers as they are now. The short form of `python -m evaluation fit` is here as well."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+import torch
+from click.testing import CliRunner
+from long_forms import long_or
+
+import djinn
+from djinn.hooks import ConfigurationError, DeviceCapabilities
+from djinn.planning import ExecutorStatus, Status, load_selected
+from djinn.session import DeviceInfo
+from djinn_commands.planning import fit
+from djinn_commands.planning.model import Step, built_model
+from djinn_commands.planning.plan_command import plan as command
+
+MIB = 1 << 20
+CONFIGURATION = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+    "dtype": "float32",
+}
+WEIGHTS = 4 * (2 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256 + 2 * 128) + 2 * 512 * 128 + 128)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIGURATION))
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def ask(folder, monkeypatch):
+    """The result for that model, of a server that says that so much is free on each of its devices."""
+
+    def ask(free, *options, devices=1, spill=0, as_json=True):
+        described = [
+            ExecutorStatus(DeviceInfo(f"cpu:{n}", "cpu", memory=64 * MIB, memory_free=free, spill=spill), 1, "ready")
+            for n in range(devices)
+        ]
+        status = Status("26.11.0", 1, 1.0, tuple(described))
+        monkeypatch.setattr(fit, "ask_named", lambda *_: {"tcp://one:5556": status})
+        arguments = [folder, "--tokens", "64", *options, *(["--json"] if as_json else [])]
+        answer = CliRunner().invoke(command, arguments, catch_exceptions=False)
+        return answer.exit_code, json.loads(answer.stdout) if as_json else answer.stdout
+
+    return ask
+
+
+def test_a_live_server_says_what_is_free_and_one_that_is_down_is_named(folder, serving, monkeypatch):
+    monkeypatch.setenv("DJINN_TOKEN", serving.token)
+    url = next(url for url in serving.urls if url.startswith("tcp://"))
+    servers = ["--server", url, "--server", "tcp://127.0.0.1:9"]
+    answer = CliRunner().invoke(command, [folder, *servers, "--step", "decode", "--batch", "2"])
+    assert answer.exit_code == 0, answer.output
+    assert "without tcp://127.0.0.1:9: no server answers" in answer.stderr
+    assert f"executor   {url}" in answer.stdout
+    assert "It fits." in answer.stdout
+
+
+def test_memory_by_kind_of_a_step_that_decodes(ask):
+    code, found = ask(32 * MIB, "--step", "decode", "--batch", "2", "--new-tokens", "64")
+    assert (code, found["fits"]) == (0, True)
+    assert found["cache_bytes_per_token"] == pytest.approx(2 * 2 * 64 * 4, rel=0.01)
+    assert found["memory"]["weights"] == pytest.approx(WEIGHTS, rel=0.01)
+    assert found["cache_bytes"] == pytest.approx(2 * 128 * 2 * 2 * 64 * 4, rel=0.01)  # inputs, tokens, layers, K and V
+    assert sum(found["memory"].values()) == found["needed"]
+    assert [one["name"] for one in found["programs"]] == ["prompt", "decode"]
+    assert found["rate"] > 0
+    assert found["rate_unit"] == "tokens"
+
+
+def test_memory_by_kind_of_a_step_that_trains(ask):
+    adam = ask(32 * MIB, "--step", "train")[1]
+    plain = ask(32 * MIB, "--step", "train", "--optimizer", "SGD")[1]
+    (most,) = [one["most"] for one in adam["programs"]]
+    assert most["optimizer"] == pytest.approx(2 * WEIGHTS, rel=0.01)
+    assert most["gradients"] == pytest.approx(WEIGHTS, rel=0.05)
+    assert adam["needed"] > plain["needed"] + 1.9 * WEIGHTS
+
+
+def test_what_would_make_it_fit_is_planned(ask):
+    needed = ask(32 * MIB, "--batch", "8")[1]["needed"]
+    code, found = ask(needed - 300_000, "--batch", "8")
+    assert (code, found["fits"]) == (1, False)
+    changes = {one["change"].rpartition(" ")[0]: one for one in found["suggestions"] if one["fits"]}
+    assert {"--batch", "--tokens", "--dtype"} <= changes.keys()
+    smaller = changes["--batch"]["change"].split()[1]
+    code, found = ask(needed - 300_000, "--batch", smaller)
+    assert (code, found["needed"]) == (0, changes["--batch"]["needed"])
+    assert ask(needed - 300_000, "--batch", str(int(smaller) + 1))[0] == 1
+    assert ask(needed - 300_000, "--batch", "8", "--dtype", "bfloat16")[0] == 0
+
+
+def test_several_executors_hold_what_one_does_not(ask):
+    needed = ask(32 * MIB)[1]["needed"]
+    _, alone = ask(int(needed * 0.8))
+    assert [one["fits"] for one in alone["suggestions"] if "executors" in one["change"]] == [True]
+    code, divided = ask(int(needed * 0.8), devices=2)
+    assert (code, [one["fits"] for one in divided["executors"]]) == (0, [False, False])
+    assert len(divided["together"]) == 2
+    assert max(divided["together"].values()) <= needed * 0.8
+
+
+def test_text_says_how_much_is_short(ask):
+    code, text = ask(MIB, "--step", "train", as_json=False)
+    assert code == 1
+    assert "short" in text
+    assert "It does not fit. Changes that were planned:" in text
+    assert "--optimizer sgd" in text
+
+
+def test_what_can_be_spilled_is_said(ask):
+    needed = ask(32 * MIB)[1]["needed"]
+    _, found = ask(int(needed * 0.9), spill=64 * MIB)
+    assert [one["fits"] for one in found["suggestions"] if one["change"] == "nothing: it spills"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--step", "train", "--optimizer", "none"], "torch.optim has no optimizer 'none'; it has .*adamw"),
+        (["--dtype", "int8"], "no floating-point dtype 'int8'"),
+        (["--step", "train", "--optimizer", "LBFGS"], "LBFGS calls the model as often as it wants"),
+    ],
+)
+def test_unknown_names_are_refused(ask, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ask(MIB, *options)
+
+
+@pytest.mark.parametrize("target", ["./nowhere", "/nowhere/model", "meta-llama/Llama-3-8B", "gpt2_nowhere"])
+def test_a_model_that_is_not_there_is_said_with_what_is_taken(target):
+    with pytest.raises(ConfigurationError, match=f"there is no model '{target}': give the config.json"):
+        built_model(target, Step())
+
+
+# --- against what an executor holds (`python -m evaluation fit` has more models, on a server) ------------------------------------
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Runs a case of the benchmark in an executor that counts; returns bytes that were predicted, and measured."""
+    from configured import configure_anew
+
+    from evaluation.benchmarks import bench_fit, counted_cpu
+
+    plugins = [*(name for name in _installed() if name != "counted_cpu"), counted_cpu]
+
+    def measured(case, folder):
+        configure_anew(executor="inline", device="counted", threads=1, plugins=plugins)
+        djinn.init()
+        torch.manual_seed(0)
+        model, config = case.built()
+        config.save_pretrained(folder)
+        step = Step(case.step, case.batch, case.tokens, case.new, case.optimizer)
+        executor = fit.Executor("here", DeviceCapabilities("0/cpu:0", "cpu"))
+        asked = fit.Fit(built_model(str(folder), step), step, (executor,), load_selected())
+        predicted = asked.described()["needed"]
+        model.to(
+            "remote_accelerator:0"
+        )  # in this process, where the executor is, its memory here would be counted as well
+        djinn.synchronize()
+        bench_fit.run(model, case)
+        return predicted, torch.remote_accelerator.max_memory_allocated()
+
+    yield bench_fit, measured
+    configure_anew()
+
+
+def _installed():
+    from importlib.metadata import entry_points
+
+    return sorted({point.name for point in entry_points(group="djinn")})
+
+
+@pytest.mark.usefixtures("plan_first_runs")  # on a busy machine, more runs go by before their plans are there
+@pytest.mark.parametrize(
+    "name", long_or(["gpt2, SGD"], ["gpt2, SGD", "resnet"])
+)  # `python -m evaluation fit` has the others
+def test_predictions_are_within_a_tenth_of_what_is_held_and_never_below(measured, tmp_path, name):
+    benchmark, measure = measured
+    case = attrs.evolve(benchmark.CASES[name], batch=2, new=4)
+    predicted, held = measure(case, tmp_path)
+    assert held <= predicted <= benchmark.BAR * held

@@ -1,0 +1,323 @@
+"""Scripts, jobs and the keeper over a fake ssh that runs remote commands on this machine; `test_sshd` has OpenSSH's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from servers import wait_for
+
+import djinn_commands.connect
+from djinn.testing.commands import CommandConformance
+from djinn_commands.connect.connect_commands import connect, disconnect
+from djinn_commands.connect.connecting import environment_script, look_script
+from djinn_commands.connect.job_commands import fetch, jobs, logs, stop, submit
+from djinn_commands.connect.records import Record, control_path, find_record, save_record, tunnel_state
+from djinn_commands.connect.ssh import Script, SshConnection
+from djinn_commands.connect.survey import Python, read_survey
+from djinn_commands.connect.tunnel import is_kept, start_keeper, stop_keeper
+from djinn_commands.connect.wheels import Wheels, archive
+
+
+class TestConnectAsACommand(CommandConformance):
+    @pytest.fixture
+    def command(self):
+        return connect
+
+    @pytest.fixture
+    def plugin(self):
+        return djinn_commands.connect
+
+
+@pytest.mark.parametrize("command", [disconnect, submit, jobs, logs, stop, fetch], ids=lambda one: one.name)
+def test_other_commands_explain_themselves(command):
+    assert command.get_short_help_str()
+    assert CliRunner().invoke(command, ["--help"]).exit_code == 0
+
+
+def run(command, *arguments, code=0):
+    done = CliRunner().invoke(command, [str(one) for one in arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def test_a_dry_run_prints_each_command_and_does_nothing(machine):
+    said = run(connect, "alice@gpu-box", "-p", "2222", "--dry-run", "--", "--device", "cuda:0").output
+    for part in (
+        "ssh -p 2222",
+        "-O forward",
+        "djinn serve",
+        "venv",
+        "--device cuda:0",
+        "djinn_commands.connect.keeper gpu-box",
+    ):
+        assert part in said
+    assert machine.commands == []
+    assert find_record("gpu-box") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--", "-oProxyCommand=x"], "is no destination"),
+        (["alice@gpu box"], "is no destination"),
+        (["alice@[::1]"], "give --name"),
+        (["alice@box", "--folder", "relative"], "must be an absolute path"),
+    ],
+)
+def test_destinations_are_checked(machine, arguments, said):
+    done = CliRunner().invoke(connect, arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_a_refusal_of_ssh_is_said_with_what_to_do(machine):
+    machine.refusal.write_text("alice@box: Permission denied (publickey).\n")
+    done = CliRunner().invoke(connect, ["alice@box"])
+    assert "Permission denied (publickey)" in str(done.exception)
+    assert "ssh-copy-id" in str(done.exception)
+
+
+def test_a_machine_is_looked_at_and_wheels_are_received(machine, tmp_path):
+    connection = SshConnection(Record("box", "alice@box").destination, control_path("box"))
+    assert connection.open(asks=False) == ""
+    place = {"folder": "~/a folder", "environment": ""}
+    survey = read_survey(
+        connection.run(look_script(Record("box", "alice@box", folder="~/a folder"), sys.executable)).output
+    )
+    assert survey.folder == str(machine.home / "a folder")
+    assert survey.pythons
+    assert survey.free
+    wheel = tmp_path / "x-1-py3-none-any.whl"
+    wheel.write_bytes(bytes(100_000))
+    assert connection.run(Script(("receive",), place), archive({wheel.name: wheel})).code == 0
+    assert wheel.name in connection.run(Script(("have",), place)).output
+    connection.close()
+    assert connection.run(Script(("have",), place)).broken
+
+
+def test_uv_unpacks_wheels_where_it_is(machine):
+    connection, record = (
+        SshConnection(Record("box", "alice@box").destination, control_path("box")),
+        Record("box", "alice@box"),
+    )
+    assert connection.open(asks=False) == ""
+    uv = machine.home / ".local/bin/uv"  # stands for the real one
+    uv.parent.mkdir(parents=True)
+    uv.write_text('#!/bin/sh\necho "$*" >"$HOME/said"\ngrep -q "^torch==2.13.0$" requirements.txt\n')
+    uv.chmod(0o755)
+    (machine.home / ".local/share/djinn/connect/wheels").mkdir(parents=True)
+    python = Python(sys.version_info[:3], sys.executable)
+    script = environment_script(record, python, Wheels((Path("torch-2.13.0-x.whl"),)), "torch==2.13.0")
+    script = Script(script.names, {**script.values, "stamp": "digest", "check": "print('torch', 2.13)"})
+    done = connection.run(script)
+    connection.close()
+    assert (done.code, done.output) == (0, "index not asked, by uv\ntorch 2.13\n")
+    assert "--offline --no-index --find-links wheels" in (machine.home / "said").read_text()
+
+
+def test_pytorch_is_asked_again_when_a_gpu_came_after_it(machine):
+    environment = machine.home / ".local/share/djinn/connect/env"
+    python, smi = environment / "bin" / "python", machine.log.parent / "bin" / "nvidia-smi"
+    python.parent.mkdir(parents=True)
+    (environment / "installed").write_text("digest")
+    (environment / "torch").write_text("torch 2.13.0\n")  # it was not asked: there was no GPU
+    for usable, said in (("False", "its PyTorch cannot use it (2.13.0 False)"), ("True", "the server does not start")):
+        for program, line in ((python, f"torch 2.13.0 {usable}"), (smi, "L4, 23034 MiB, 550")):
+            program.write_text(f"#!/bin/sh\necho '{line}'\n")
+            program.chmod(0o755)
+        done = CliRunner().invoke(connect, ["alice@box", "--python", str(python)])
+        assert "ask PyTorch about the GPU" in done.stderr
+        assert said in str(done.exception)
+        assert (environment / "torch").read_text() == f"torch 2.13.0 {usable}\n"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    folder = tmp_path / "project"
+    (folder / "src" / "mine").mkdir(parents=True)
+    (folder / "src" / "mine" / "__init__.py").write_text("answer = 42\n")
+    (folder / ".env").write_text("PASSWORD=1\n")
+    (folder / "train.py").write_text(
+        "import os, pathlib, sys, time\nimport mine\n"
+        "print('args', sys.argv[1:], mine.answer, sorted(os.listdir('.')), os.environ['DJINN_CONNECTION_FILE'])\n"
+        "pathlib.Path('out').mkdir()\npathlib.Path('out/model').write_text('trained')\n"
+        "while 'forever' in sys.argv: print('step'); time.sleep(0.05)\n"
+        "sys.exit(3 if 'fail' in sys.argv else 0)\n"
+    )
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def state_of(job):
+    return {row["id"]: row["state"] for row in json.loads(run(jobs, "--json").stdout)}[job]
+
+
+def test_a_job_runs_and_its_results_are_fetched(box, machine, project, tmp_path):
+    told = run(submit, "train.py", "--", "--lr", "it's")
+    job = told.stdout.strip()
+    assert ".env" in told.stderr
+    assert "no server runs" in told.stderr
+    shown = run(logs, "-f", job)
+    folder = machine.home / ".local/share/djinn/connect"
+    assert f"args ['--lr', \"it's\"] 42 ['src', 'train.py'] {folder}/server/connection.json" in shown.stdout
+    assert state_of(job) == "done"
+    run(fetch, job, "out", tmp_path / "got")
+    assert (tmp_path / "got" / "out" / "model").read_text() == "trained"
+    assert "broke" not in str(CliRunner().invoke(fetch, [job, "none"]).exception)
+    assert (machine.home / ".config/djinn/servers/box.json").is_symlink()
+    run(jobs, "--remove", job)
+    assert "no jobs" in run(jobs).output
+    assert CliRunner().invoke(submit, ["train.py", "-f", "--", "fail"]).exit_code == 3
+
+
+def test_a_job_survives_its_submitter_and_is_stopped(box, project):
+    client = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from djinn_commands.connect.job_commands import submit; submit()",
+            "train.py",
+            "-f",
+            "--",
+            "forever",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with client:
+        job = client.stdout.readline().strip()
+        while client.stdout.readline() != "step\n":
+            assert client.poll() is None
+        os.killpg(client.pid, signal.SIGKILL)
+    assert state_of(job) == "running"
+    before = run(logs, job).stdout.count("step\n")
+    wait_for(lambda: run(logs, job).stdout.count("step\n") > before, "further steps")
+    assert "stopped" in run(stop, job[:-2]).output
+    assert state_of(job) == "stopped"
+
+
+def test_a_server_that_was_not_reached_over_ssh_is_refused(machine, project):
+    done = CliRunner().invoke(submit, ["train.py", "--server", "elsewhere"])
+    assert "not reached over ssh" in str(done.exception)
+    assert "ray job submit" in str(done.exception)
+
+
+def test_too_large_a_project_is_refused_before_anything_is_sent(box, machine, project):
+    with (project / "big").open("wb") as file:
+        file.truncate(2 << 20)
+    assert "--limit-mib" in run(submit, "train.py", "--limit-mib", "1", code=1).output
+    assert machine.commands == []
+
+
+def test_a_broken_connection_is_opened_again_by_the_keeper(box, machine):
+    save_record(box)
+    state = start_keeper(box)
+    assert state.is_open, state.reason
+    assert is_kept("box")
+    socket = control_path("box")
+    opened = sum(" -M " in line for line in machine.commands)
+    socket.unlink()  # the connection breaks
+    wait_for(
+        lambda: sum(" -M " in line for line in machine.commands) > opened and socket.exists(), "another connection"
+    )
+    assert sum("-O forward" in line for line in machine.commands) >= 1
+    machine.refusal.write_text("Permission denied (publickey).\n")
+    socket.unlink()
+    wait_for(lambda: tunnel_state("box").ended, "its end")
+    assert "Permission denied" in tunnel_state("box").reason
+    wait_for(lambda: not is_kept("box"), "the end of the process")
+    assert not stop_keeper("box")
+
+
+def test_disconnecting_closes_the_tunnel_and_forgets(box, machine):
+    start_keeper(box)
+    assert "is closed" in run(disconnect, "box").output
+    assert not Path(control_path("box")).exists()
+    assert "removed box" in run(disconnect, "box", "--forget").output
+    assert find_record("box") is None
+
+
+def made_job(machine, name="train-1"):
+    """The folder of a job's files, as it lies there when the job has ended."""
+    folder = machine.home / ".local/share/djinn/connect/jobs" / name
+    (folder / "files").mkdir(parents=True)
+    for file, text in (("begun", "10"), ("ended", "20 0"), ("state", "running"), ("shown", "train.py")):
+        (folder / file).write_text(f"{text}\n")
+    return folder / "files"
+
+
+def test_links_of_a_folder_are_fetched_unless_they_lead_out_of_it(box, machine, tmp_path):
+    out = made_job(machine) / "out"
+    (out / "step-1").mkdir(parents=True)
+    (out / "step-1" / "model").write_text("trained")
+    (out / "hard").hardlink_to(out / "step-1" / "model")
+    (out / "latest").symlink_to("step-1")
+    (out / "data").symlink_to("/scratch/data")
+    said = run(fetch, "train-1", "out", tmp_path / "got")
+    got = tmp_path / "got" / "out"
+    assert (got / "hard").read_text() == (got / "latest" / "model").read_text() == "trained"
+    assert not (got / "data").is_symlink()
+    assert "lead elsewhere: out/data" in said.stderr
+    run(fetch, "train-1", "out/step-1/model", tmp_path / "one")
+    assert (tmp_path / "one" / "out" / "step-1" / "model").read_text() == "trained"
+
+
+@pytest.mark.parametrize(
+    ("sent", "wanted"),
+    [
+        ([("train.py", "")], "out"),
+        ([("out/../train.py", "")], "out"),
+        ([("out/model/x", "")], "out/model/y"),
+        ([("out", ".hooks"), ("out/x", "")], "out"),
+        ([("out/a", "../.hooks"), ("out/a/x", "")], "out"),
+        ([("out/model", "../.hooks/x")], "out/model"),
+    ],
+)
+def test_a_remote_machine_writes_nothing_but_what_was_asked_for(box, machine, tmp_path, monkeypatch, sent, wanted):
+    made_job(machine)
+    with tarfile.open(tmp_path / "sent.tar", "w") as archived:
+        for name, target in sent:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
+            archived.addfile(member)
+    tar = tmp_path / "bin" / "tar"
+    tar.write_text(f"#!/bin/sh\ncat '{tmp_path / 'sent.tar'}'\n")
+    tar.chmod(0o755)
+    (machine.home / ".local/share/djinn/connect/jobs/train-1/files" / wanted).mkdir(parents=True)
+    here = tmp_path / "here"
+    (here / ".hooks").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    CliRunner().invoke(fetch, ["train-1", wanted])
+    assert not (here / "train.py").exists()
+    assert list((here / ".hooks").iterdir()) == []
+    assert not any(path.is_symlink() or path.is_file() for path in here.rglob("*") if path.name != "x")
+
+
+def test_a_job_whose_files_broke_off_does_not_begin(box, machine, project):
+    def break_off(to):
+        with tarfile.open(fileobj=to, mode="w|") as archived:
+            archived.add("train.py", "files/train.py")
+
+    connection = SshConnection(box.destination, control_path("box"))
+    assert connection.open(asks=False) == ""
+    values = {**box.place, "job": "train-1"}
+    assert connection.run(Script(("submit",), values), break_off).code == 3
+    assert connection.run(Script(("receive",), box.place), break_off).code == 3
+    assert "no jobs" in run(jobs).output
+
+
+def test_a_tunnel_is_started_without_what_an_earlier_one_said(box, machine):
+    other = Record("box.tunnel", "alice@other")
+    save_record(other)
+    start_keeper(box)
+    assert stop_keeper("box")
+    assert find_record("box.tunnel") == other

@@ -1,0 +1,73 @@
+"""The peak of a program: what there is at its fullest moment, by kind."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from djinn.costs import work_of
+from djinn.hooks import CostEstimate, DataResidency, DeviceCapabilities, NetworkTopology
+from djinn.planning import Registry, Request, run_stages
+from djinn.testing import ProgramBuilder
+from djinn_commands.planning.peak import peak_of
+
+KIB = 1024
+
+
+class WorkSpace:
+    """A cost model that knows bytes alone."""
+
+    name = "work_space"
+    operations: frozenset[str] = frozenset()
+
+    def estimate(self, graph, node, device):
+        del device
+        return CostEstimate(0.0, 0, 0, 0.0, self.name, workspace=work_of(graph, node).workspace)
+
+
+def planned(graph, residency=None, devices=1):
+    topology = NetworkTopology(tuple(DeviceCapabilities(f"{n}/cpu:0", "cpu") for n in range(devices)))
+    result = run_stages(
+        graph, Registry(cost_models=(WorkSpace(),)), Request(topology, resident=dict.fromkeys(graph.inputs, "0/cpu:0"))
+    )
+    return attrs.evolve(result, profile=attrs.evolve(result.profile, residency=residency or {}))
+
+
+def chain():
+    """An input of 1 KiB, a weight of 64 KiB, and two results of 1 KiB of which the first is forgotten."""
+    builder = ProgramBuilder()
+    x, weight = builder.input(2, 128), builder.input(128, 128)
+    first = builder.op("aten::mm", x, weight, shape=(2, 128))
+    builder.op("aten::relu", first, shape=(2, 128))
+    builder.dead.add(first)
+    return builder.graph(), x, weight
+
+
+def test_a_peak_counts_each_storage_once_and_by_kind():
+    graph, _, weight = chain()
+    found = peak_of(planned(graph, {weight: DataResidency.PERSISTENT_WEIGHT}))
+    assert found.kinds == {"weights": 64 * KIB, "activations": 3 * KIB}
+    assert found.bytes == 67 * KIB
+    assert found.most["weights"] == 64 * KIB
+    assert found.left == {"weights": 64 * KIB, "activations": 2 * KIB}
+    assert found.largest_step == 66 * KIB  # the product: both operands and the result
+
+
+def test_caches_are_activations_where_no_later_step_reads_them():
+    graph, x, _ = chain()
+    result = planned(graph, {x: DataResidency.STATEFUL_KV_CACHE})
+    assert peak_of(result).kinds["cache"] == KIB
+    assert "cache" not in peak_of(result, caches=False).kinds
+
+
+def test_convolutions_copy_their_operands():
+    builder = ProgramBuilder()
+    x, weight = builder.input(1, 4, 16, 16), builder.input(4, 4, 1, 1)
+    builder.op("aten::conv2d", x, weight, shape=(1, 4, 16, 16))
+    assert peak_of(planned(builder.graph())).bytes == (4 + 4 + 4) * KIB + 2 * 64
+
+
+def test_a_program_that_was_not_scheduled_has_none():
+    graph, *_ = chain()
+    with pytest.raises(ValueError, match="schedule"):
+        peak_of(attrs.evolve(planned(graph), schedule=None))
