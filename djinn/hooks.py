@@ -36,10 +36,17 @@ if TYPE_CHECKING:
     from djinn_core.hookspecs.compilers import Compiler, CompilerContext, PreparedCompiler, Replay
     from djinn_core.hookspecs.cost_models import BackgroundCalibrated, CalibratedCostModel, CostModel, Probe
     from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
+    from djinn_core.hookspecs.executors import (
+        Badge,
+        ExecutorEngine,
+        ExecutorOptions,
+        Launched,
+        LaunchWish,
+        NoticedLaunched,
+    )
     from djinn_core.hookspecs.growth import GrowthTolerant
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interceptors import Interceptor
-    from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish, NoticedLaunched
     from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
     from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
     from djinn_core.hookspecs.operations_pages import (
@@ -169,6 +176,7 @@ __all__ = [
     "EvictionContext",
     "ExecutionPhase",
     "ExecutionSchedule",
+    "ExecutorEngine",
     "ExecutorLoad",
     "ExecutorOptions",
     "Fetch",
@@ -188,7 +196,6 @@ __all__ = [
     "Judge",
     "LaunchWish",
     "Launched",
-    "Launcher",
     "Limits",
     "Lineage",
     "Link",
@@ -293,7 +300,7 @@ _PLACES = {
     "djinn_core.hookspecs.growth": "GrowthTolerant",
     "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.interceptors": "Interceptor",
-    "djinn_core.hookspecs.launchers": "Badge ExecutorOptions Launched Launcher LaunchWish NoticedLaunched",
+    "djinn_core.hookspecs.executors": "Badge ExecutorOptions Launched ExecutorEngine LaunchWish NoticedLaunched",
     "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
     "djinn_core.hookspecs.observers": "Event Observer TracingObserver",
     "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",

@@ -314,7 +314,7 @@ class Settings:
             the beginning where no other answers.
         standby_seconds: how long a server may not answer before one of them does.
         standby_gib: how much of a session this machine keeps for that, in GiB.
-        engine: name of the launcher that starts executors; `local`: as processes on this machine.
+        engine: name of the engine that starts executors; `local`: as processes on this machine.
         engine_address: address of what it starts them with, such as a cluster; empty: it finds that itself.
         resources: pairs of a resource and how much of it each executor takes, as the engine counts them.
         runtime_env: environment of executors in the form of the engine: packages, variables.

@@ -28,7 +28,7 @@ import torch
 from djinn_core import logs
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
 from djinn_core.hookspecs.authenticators import Denial
-from djinn_core.hookspecs.launchers import Badge
+from djinn_core.hookspecs.executors import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.ir.operators import operators_digest
 from djinn_core.protocol.addresses import SOCKET_NAME, transport_for

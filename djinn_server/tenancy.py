@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from djinn_core.hookspecs.launchers import Badge
+from djinn_core.hookspecs.executors import Badge
 from djinn_core.logs import get_logger
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.usage_metrics import UsageMetrics

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from djinn.testing.contexts import optimization_context, placement_context, scheduling_context, topology
     from djinn.testing.cost_models import CostModelConformance
     from djinn.testing.devices import DeviceConformance
+    from djinn.testing.executors import ExecutorConformance
     from djinn.testing.integrations import IntegrationConformance
     from djinn.testing.interceptors import InterceptorConformance
-    from djinn.testing.launchers import LauncherConformance
     from djinn.testing.memory_policies import MemoryPolicyConformance, sample_evictions
     from djinn.testing.observers import ObserverConformance
     from djinn.testing.operations_pages import OperationsPagesConformance
@@ -60,9 +60,9 @@ __all__ = [
     "CompilerConformance",
     "CostModelConformance",
     "DeviceConformance",
+    "ExecutorConformance",
     "IntegrationConformance",
     "InterceptorConformance",
-    "LauncherConformance",
     "MemoryPolicyConformance",
     "ObserverConformance",
     "OperationsPagesConformance",
@@ -119,7 +119,7 @@ _PLACES = {
     "djinn.testing.devices": "DeviceConformance",
     "djinn.testing.integrations": "IntegrationConformance",
     "djinn.testing.interceptors": "InterceptorConformance",
-    "djinn.testing.launchers": "LauncherConformance",
+    "djinn.testing.executors": "ExecutorConformance",
     "djinn.testing.memory_policies": "MemoryPolicyConformance sample_evictions",
     "djinn.testing.observers": "ObserverConformance",
     "djinn.testing.operations_pages": "OperationsPagesConformance",

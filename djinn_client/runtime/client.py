@@ -382,7 +382,7 @@ def start_early() -> None:
 
 
 def _own_executors() -> tuple[EmbeddedExecutor, ...]:
-    """This program's own executors on this machine, which are started now unless `import djinn` did; none where a server or a launcher of a plugin has them."""
+    """This program's own executors on this machine, which are started now unless `import djinn` did; none where a server or an engine of a plugin has them."""
     now = _resolved()
     taken: tuple[EmbeddedExecutor, ...] = port.early.take(now) if port.early is not None else ()
     if taken:

@@ -45,14 +45,14 @@ def _look() -> None:
 
 
 def _notice(one: OpenSession, told: list[OpenSession]) -> str:
-    """Return the launcher's reason to drain an executor's node, or an empty text. Ignore a launcher after it has raised."""
+    """Return the engine's reason to drain an executor's node, or an empty text. Ignore an engine after it has raised."""
     if one.executor is None:
         return ""
     try:
         return one.executor.notice()
     except Exception as error:
         told.append(one)
-        _log.warning("a launcher failed to report drained nodes", server=one.server, error=repr(error))
+        _log.warning("an engine failed to report drained nodes", server=one.server, error=repr(error))
         return ""
 
 

@@ -18,7 +18,7 @@ def load_plugins(settings: Settings) -> Registry:
 
 
 def load_opening_plugins(settings: Settings) -> Registry:
-    """The plugins that are asked when a session begins, or all where the settings say something about plugins, or name a launcher.
+    """The plugins that are asked when a session begins, or all where the settings say something about plugins, or name an engine.
 
     Raises:
         PluginError: one that they name cannot be used.

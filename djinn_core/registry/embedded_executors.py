@@ -13,7 +13,7 @@ from djinn_core.registry.entry_points import DiscoveredEntryPoint, installed_poi
 from djinn_core.system.processes import CLIENT_ONLY
 
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.launchers import Launcher
+    from djinn_core.hookspecs.executors import ExecutorEngine
     from djinn_core.hookspecs.transports import Connection, Transport
     from djinn_core.settings import Settings
     from djinn_core.wire.executor_reports import Ready
@@ -86,7 +86,7 @@ class ExecutorStarter(Protocol):
     def start(
         self,
         settings: Settings,
-        launchers: Sequence[Launcher],
+        engines: Sequence[ExecutorEngine],
         joining: tuple[int, int] | None = None,
         unused_seconds: float = 0.0,
     ) -> tuple[EmbeddedExecutor, ...]:
@@ -94,12 +94,12 @@ class ExecutorStarter(Protocol):
 
         Args:
             settings: number of executors, engine, device, memory and so on; `plugins` are names that executors can import.
-            launchers: launchers of plugins, of which `settings.engine` may name one.
+            engines: engines of plugins, of which `settings.engine` may name one.
             joining: number of the first and how many, for executors that join a session.
             unused_seconds: an executor ends if no session has begun after so long; 0: it waits for one.
 
         Raises:
-            PluginError: no launcher has the name that the settings give.
+            PluginError: no engine has the name that the settings give.
             StartupError: a process cannot be started. Those that had started are closed.
         """
 

@@ -65,7 +65,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("placement_policies", "PlacementPolicy", optional="PreferredPolicy"),
     Kind("schedulers", "ScheduleMaker", optional="PreferredScheduler"),
     Kind("transports", "Transport", ("client", "gateway", "executor")),
-    Kind("launchers", "Launcher", ("client", "gateway")),
+    Kind("executors", "ExecutorEngine", ("client", "gateway")),
     Kind("devices", "Device", ("gateway", "executor")),
     Kind("compilers", "Compiler", ("executor",)),
     Kind("memory_policies", "MemoryPolicy", ("executor",)),

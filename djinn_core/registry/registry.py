@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.compilers import Compiler
     from djinn_core.hookspecs.cost_models import CostModel
     from djinn_core.hookspecs.devices import Device
+    from djinn_core.hookspecs.executors import ExecutorEngine
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interceptors import Interceptor
-    from djinn_core.hookspecs.launchers import Launcher
     from djinn_core.hookspecs.memory_policies import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
     from djinn_core.hookspecs.operations_pages import OperationsPages
@@ -92,7 +92,7 @@ class Registry:
     placement_policies: tuple[PlacementPolicy, ...] = ()
     schedulers: tuple[ScheduleMaker, ...] = ()
     transports: tuple[Transport, ...] = ()
-    launchers: tuple[Launcher, ...] = ()
+    executors: tuple[ExecutorEngine, ...] = ()
     devices: tuple[Device, ...] = ()
     compilers: tuple[Compiler, ...] = ()
     memory_policies: tuple[MemoryPolicy, ...] = ()

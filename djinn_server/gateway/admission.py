@@ -11,7 +11,7 @@ import attrs
 from djinn_core.errors import DjinnError, ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.assignment_policies import AssignmentRequest
 from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
-from djinn_core.hookspecs.launchers import TICKET_SECONDS, Badge, Launched
+from djinn_core.hookspecs.executors import TICKET_SECONDS, Badge, Launched
 from djinn_core.hookspecs.transports import Connection, Limits, PeerCertified, PeerNamed, Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import transport_for

@@ -7,9 +7,9 @@ from pathlib import Path
 import attrs
 
 from djinn_core.settings import Settings
+from djinn_server.launch.engines import EngineConfig
 from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig
 from djinn_server.launch.flags import flagged
-from djinn_server.launch.launchers import EngineConfig
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ import attrs
 
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
-from djinn_core.hookspecs.launchers import Launched, Launcher, LaunchWish
+from djinn_core.hookspecs.executors import ExecutorEngine, Launched, LaunchWish
 from djinn_core.logs import get_logger
 from djinn_core.protocol.backoff import Backoff
 from djinn_core.wire.executor_reports import Sessions
@@ -20,8 +20,8 @@ from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.assignment import Assigner, LoadMeter
 from djinn_server.handshake import Refusal
+from djinn_server.launch.engines import LocalEngine
 from djinn_server.launch.executor_config import ExecutorConfig
-from djinn_server.launch.launchers import LocalLauncher
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -40,7 +40,12 @@ class SupervisedExecutor:
     """An executor of a pool: its process is watched, and replaced when it dies."""
 
     def __init__(
-        self, config: ExecutorConfig, start_timeout: float, events: ServerEvents, launcher: Launcher, wish: LaunchWish
+        self,
+        config: ExecutorConfig,
+        start_timeout: float,
+        events: ServerEvents,
+        engine: ExecutorEngine,
+        wish: LaunchWish,
     ) -> None:
         """Start the first process, without waiting for it."""
         self._config = config
@@ -52,7 +57,7 @@ class SupervisedExecutor:
         self._restarts = 0
         self._restarted_at = -math.inf
         self._meter = LoadMeter()
-        self._process = launcher.launch(config, wish)
+        self._process = engine.launch(config, wish)
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
     def wait_ready(self) -> None:
@@ -221,12 +226,12 @@ class Pool:
         configs: Sequence[ExecutorConfig],
         start_timeout: float,
         events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
-        launcher: Launcher = LocalLauncher(),  # noqa: B008 - has no state
+        engine: ExecutorEngine = LocalEngine(),  # noqa: B008 - has no state
         wishes: Sequence[LaunchWish] = (),
     ) -> None:
         """Start all executors at the same time, without waiting for them.
 
-        `launcher`: starts their processes. `wishes`: where, one for each; none: the launcher does not look at them.
+        `engine`: starts their processes. `wishes`: where, one for each; none: the engine does not look at them.
 
         Raises:
             StartupError: a process cannot be started.
@@ -236,7 +241,7 @@ class Pool:
         try:
             for number, one in enumerate(configs):
                 wish = wishes[number] if wishes else LaunchWish(number, len(configs))
-                self._executors.append(SupervisedExecutor(one, start_timeout, events, launcher, wish))
+                self._executors.append(SupervisedExecutor(one, start_timeout, events, engine, wish))
         except StartupError:
             self.close(0.0)
             raise

@@ -11,14 +11,14 @@ import attrs
 import msgspec
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.launchers import TICKET_SECONDS, Launched, Launcher, LaunchWish
+from djinn_core.hookspecs.executors import TICKET_SECONDS, ExecutorEngine, Launched, LaunchWish
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import ExecutorStatus
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.pool import Pool
 from djinn_server.handshake import Refusal
+from djinn_server.launch.engines import LocalEngine
 from djinn_server.launch.executor_config import ExecutorConfig
-from djinn_server.launch.launchers import LocalLauncher
 
 MOST: Final = 16  # tenants that have executors at a time
 STARTS: Final = 2  # tenants whose executors start at the same time: more would make all of them slow
@@ -40,12 +40,12 @@ class Tenants:
         expected: Callable[[], int] = lambda: 1,
         most: int = MOST,
         events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
-        launcher: Launcher = LocalLauncher(),  # noqa: B008 - has no state
+        engine: ExecutorEngine = LocalEngine(),  # noqa: B008 - has no state
         wishes: Callable[[], Sequence[LaunchWish]] = tuple,
     ) -> None:
         """Start the first pool, without waiting for it.
 
-        `expected`: gives the number of tenants that may connect. `launcher`: as for a `Pool`. `wishes`: makes those of a new pool.
+        `expected`: gives the number of tenants that may connect. `engine`: as for a `Pool`. `wishes`: makes those of a new pool.
 
         Raises:
             StartupError: a process cannot be started.
@@ -64,8 +64,8 @@ class Tenants:
         self._reserve: Pool | None = None
         self._closed = False
         self._events = events
-        self._launcher, self._wishes = launcher, wishes
-        self._first = Pool(self._configs, start_timeout, events, launcher, wishes())
+        self._engine, self._wishes = engine, wishes
+        self._first = Pool(self._configs, start_timeout, events, engine, wishes())
 
     def wait_ready(self) -> tuple[Launched, ...]:
         """Wait until the first pool is ready.
@@ -244,7 +244,7 @@ class Tenants:
         limited = tuple(_limited(config, memory) for config in self._configs) if memory else self._configs
         try:
             with self._starts:
-                pool = Pool(limited, self._start_timeout, self._events, self._launcher, self._wishes())
+                pool = Pool(limited, self._start_timeout, self._events, self._engine, self._wishes())
                 pool.wait_ready()
         except StartupError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))

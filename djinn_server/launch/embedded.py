@@ -19,14 +19,14 @@ from djinn_core.settings import Settings
 from djinn_core.system.directories import cache_directory
 from djinn_core.system.files import user_id
 from djinn_core.system.private_directories import private_directory
+from djinn_server.launch.engines import EngineConfig, LocalEngine, engine_named
 from djinn_server.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
 from djinn_server.launch.fork_server_client import ForkServerClient
-from djinn_server.launch.launchers import EngineConfig, LocalLauncher, launcher_named
 from djinn_server.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_server.launch.own_journals import own_journals
 
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.launchers import Launcher, LaunchWish
+    from djinn_core.hookspecs.executors import ExecutorEngine, LaunchWish
     from djinn_core.hookspecs.transports import Connection
 
 _log = get_logger("djinn.launch")
@@ -34,20 +34,20 @@ _log = get_logger("djinn.launch")
 
 def start(
     settings: Settings,
-    launchers: Sequence[Launcher],
+    engines: Sequence[ExecutorEngine],
     joining: tuple[int, int] | None = None,
     unused_seconds: float = 0.0,
 ) -> tuple[OwnExecutor, ...]:
     """As `ExecutorStarter.start`."""
-    launcher = launcher_named(settings.engine, launchers)
-    if launcher.name == LOCAL and settings.prepared_seconds:
-        launcher = LocalLauncher(partial(_fork_server, settings.prepared_seconds))
+    engine = engine_named(settings.engine, engines)
+    if engine.name == LOCAL and settings.prepared_seconds:
+        engine = LocalEngine(partial(_fork_server, settings.prepared_seconds))
     started: list[OwnExecutor] = []
     first, count = joining or (0, settings.executors)
     wishes = EngineConfig().with_settings(settings).wishes(count, partial(_tell, settings.progress), first)
     try:
         for wish in wishes:
-            started.append(_start_executor(settings, launcher, wish, unused_seconds))  # noqa: PERF401 - those that have started are closed
+            started.append(_start_executor(settings, engine, wish, unused_seconds))  # noqa: PERF401 - those that have started are closed
     except BaseException:
         for executor in started:
             executor.close(0.0)
@@ -70,13 +70,13 @@ def _tell(progress: bool, line: str) -> None:
         _log.info("executors are being started", waiting=line)
 
 
-def _start_executor(settings: Settings, launcher: Launcher, wish: LaunchWish, unused_seconds: float) -> OwnExecutor:
-    models = attrs.evolve(EVERYTHING, published=_published()) if launcher.name == LOCAL else EVERYTHING
+def _start_executor(settings: Settings, engine: ExecutorEngine, wish: LaunchWish, unused_seconds: float) -> OwnExecutor:
+    models = attrs.evolve(EVERYTHING, published=_published()) if engine.name == LOCAL else EVERYTHING
     config = ExecutorConfig(settings.device, models=models, unused_seconds=unused_seconds).with_settings(settings)
-    if settings.recover and launcher.name != LOCAL:  # the launcher knows a folder on the other machine
+    if settings.recover and engine.name != LOCAL:  # the engine knows a folder on the other machine
         recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
-        return OwnExecutor(attrs.evolve(config, recovery=recovery), launcher, wish)
-    return OwnExecutor(config, launcher, wish, own_journals() if settings.recover else None)
+        return OwnExecutor(attrs.evolve(config, recovery=recovery), engine, wish)
+    return OwnExecutor(config, engine, wish, own_journals() if settings.recover else None)
 
 
 def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:

@@ -315,7 +315,7 @@ class ExecutorConfig:
         return attrs.evolve(self, plugins=self.plugins.sendable())
 
     def encode(self) -> bytes:
-        """The configuration as JSON, for a launcher on another machine; `decode_config` reads it."""
+        """The configuration as JSON, for an engine on another machine; `decode_config` reads it."""
         return msgspec.json.encode(self.sendable(), enc_hook=str)
 
 

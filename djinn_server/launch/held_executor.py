@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
+from djinn_core.hookspecs.executors import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Ready, Sessions
 

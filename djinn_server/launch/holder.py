@@ -1,4 +1,4 @@
-"""Holder of an executor on a machine where a launcher has put it: the parent of an ordinary executor process.
+"""Holder of an executor on a machine where an engine has put it: the parent of an ordinary executor process.
 
 An engine runs it in a process of its own (an actor, a task, a container) and carries calls of its methods from the process that
 launched the executor. Arguments and results are text, bytes and numbers, so that no engine has to unpickle anything. It imports
@@ -21,7 +21,7 @@ import attrs
 import msgspec
 
 from djinn_core.errors import DjinnError, StartupError
-from djinn_core.hookspecs.launchers import Badge
+from djinn_core.hookspecs.executors import Badge
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import address_towards

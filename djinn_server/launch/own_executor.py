@@ -7,7 +7,7 @@ import threading
 import attrs
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.launchers import Launcher, LaunchWish, NoticedLaunched
+from djinn_core.hookspecs.executors import ExecutorEngine, LaunchWish, NoticedLaunched
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.tls_transports import trusting
@@ -29,7 +29,7 @@ class OwnExecutor:
     def __init__(
         self,
         config: ExecutorConfig,
-        launcher: Launcher,
+        engine: ExecutorEngine,
         wish: LaunchWish,
         journals: OwnJournals | None = None,
     ) -> None:
@@ -37,10 +37,10 @@ class OwnExecutor:
 
         Args:
             config: its configuration.
-            launcher: starts the processes.
-            wish: where the launcher starts them.
+            engine: starts the processes.
+            wish: where the engine starts them.
             journals: the directory for the journals of sessions on this machine, from which the next process recovers them;
-                None: there are none, or the launcher has a place for them. It is closed with this object.
+                None: there are none, or the engine has a place for them. It is closed with this object.
 
         Raises:
             StartupError: it cannot be started.
@@ -56,7 +56,7 @@ class OwnExecutor:
         self._config = config
         self._closed = False
         self._lock = threading.RLock()
-        self._process = launcher.launch(config, wish)
+        self._process = engine.launch(config, wish)
 
     @property
     def lease_seconds(self) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Self
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
+from djinn_core.hookspecs.executors import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.logs import get_logger
 from djinn_core.registry.embedded_executors import check_platform
 from djinn_core.system.private_directories import make_run_directory

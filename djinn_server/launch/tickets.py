@@ -17,7 +17,7 @@ import time
 import attrs
 import msgspec
 
-from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
+from djinn_core.hookspecs.executors import NO_TENANT, TICKET_SECONDS, Badge
 
 KEY_BYTES = 32
 CLIENT_LENGTH = 128  # characters

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import ProtocolError, SessionLost
-from djinn_core.hookspecs.launchers import NO_TENANT, Badge
+from djinn_core.hookspecs.executors import NO_TENANT, Badge
 from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.record_log import (
     Buffers,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
-from djinn_core.hookspecs.launchers import Badge
+from djinn_core.hookspecs.executors import Badge
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.reconnect_limit import STARTING_SECONDS

@@ -73,8 +73,8 @@ def memory() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class Launcher:
-    """The launcher `stand-ins`: the first executor is a process of this machine, all others are stand-ins."""
+class MixedEngine:
+    """The engine `stand-ins`: the first executor is a process of this machine, all others are stand-ins."""
 
     name = "stand-ins"
 
@@ -82,13 +82,13 @@ class Launcher:
         self._url, self._journals = url, journals
 
     def launch(self, options: Any, wish: Any) -> Any:
-        """As `Launcher.launch`."""
-        from djinn.launchers import LocalLauncher
+        """As `ExecutorEngine.launch`."""
+        from djinn.executors import LocalEngine
 
         if wish.number:
             return stand_in(self._url, wish.number)
         recovery = attrs.evolve(options.recovery, journals=self._journals, journal_limit=1 << 30)
-        return LocalLauncher().launch(attrs.evolve(options, recovery=recovery), wish)
+        return LocalEngine().launch(attrs.evolve(options, recovery=recovery), wish)
 
 
 def measured(count: int) -> dict[str, float]:
@@ -97,21 +97,21 @@ def measured(count: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, stand_ins(Path(folder)) as url:
         journals = Path(folder) / "journals"
         journals.mkdir(mode=0o700)
-        return {**_of_a_pool(count, Launcher(url, journals)), "plan_s": planning(count)}
+        return {**_of_a_pool(count, MixedEngine(url, journals)), "plan_s": planning(count)}
 
 
-def _of_a_pool(count: int, launcher: Launcher) -> dict[str, float]:
+def _of_a_pool(count: int, engine: MixedEngine) -> dict[str, float]:
     import torch
 
     import djinn
     from djinn.hooks import hookimpl
     from djinn.testing import open_connections
 
-    def djinn_register_launchers(settings: object) -> list[Launcher]:
+    def djinn_register_executors(settings: object) -> list[MixedEngine]:
         del settings
-        return [launcher]
+        return [engine]
 
-    plugin = SimpleNamespace(djinn_api_version=1, djinn_register_launchers=hookimpl(djinn_register_launchers))
+    plugin = SimpleNamespace(djinn_api_version=1, djinn_register_executors=hookimpl(djinn_register_executors))
     plugin.__name__ = "stand_ins"
     settings = {"engine": "stand-ins", "threads": 1, "placement_policy": "single", "calibrate": False}
     djinn.configure(plugins=[plugin], executors=count, **settings)

@@ -17,7 +17,7 @@ from torch import fx
 
 from djinn_core.errors import QuotaExceeded, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.compilers import CompilerContext
-from djinn_core.hookspecs.launchers import Badge
+from djinn_core.hookspecs.executors import Badge
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.costs import DeviceCapabilities

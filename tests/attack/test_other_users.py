@@ -12,7 +12,7 @@ import pytest
 
 from djinn_core import logs
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.launchers import NO_TENANT
+from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file, write_connection_file
 from djinn_core.settings import resolve
 from djinn_core.system.printable import one_line

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
-from djinn_core.hookspecs.launchers import NO_TENANT
+from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.registry.builtin_plugins import builtin_plugins

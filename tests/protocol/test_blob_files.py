@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from djinn_core.errors import SessionLost
-from djinn_core.hookspecs.launchers import NO_TENANT
+from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.digests import digest_of_content

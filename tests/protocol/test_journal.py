@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from djinn_core.errors import QuotaExceeded, SessionLost
-from djinn_core.hookspecs.launchers import NO_TENANT
+from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.protocol.delivery.record_log import LazyBuffers
 from djinn_core.wire.resume_messages import Resume

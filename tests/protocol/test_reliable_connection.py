@@ -11,7 +11,7 @@ import pytest
 
 from djinn_client.runtime.connecting.resuming import ResumingConnection
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.launchers import NO_TENANT
+from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.wire.frame_order import KEPT_LIMIT, AckFlags, FrameOrder, Inbox, Outbox, Prefix, split
 from djinn_core.wire.messages import Refused, decode, encode

@@ -50,7 +50,7 @@ def needs_server(package):
 
 def test_names_of_the_server_are_found():
     wanted = {
-        ("djinn.launchers", "LocalLauncher"),
+        ("djinn.executors", "LocalEngine"),
         ("djinn.weights", "open_folder"),
         ("djinn.operations", "PageServer"),
     }

@@ -15,7 +15,7 @@ from djinn_client.runtime import client
 from djinn_client.runtime.connecting import starting
 from djinn_client.runtime.early_start import begin
 from djinn_core.settings import resolve
-from djinn_server.launch import launchers
+from djinn_server.launch import engines
 
 DEVICE = "remote_accelerator:0"
 
@@ -161,7 +161,7 @@ def test_what_a_program_configures_and_what_is_no_script_of_the_users_is_not_exp
 
 def test_they_are_forked_from_a_process_that_stays_where_a_setting_says_so(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(launchers, "ExecutorProcess", lambda _, fork_server: given.append(fork_server))
+    monkeypatch.setattr(engines, "ExecutorProcess", lambda _, fork_server: given.append(fork_server))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for seconds in (5, 0):
         starting.start_executors(resolve({"prepared_seconds": seconds, "recover": False}).settings)

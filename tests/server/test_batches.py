@@ -13,7 +13,7 @@ import torch
 from djinn_client.interception.device.numeric_settings import require_exact
 from djinn_client.interception.runtime_interface import port
 from djinn_core.errors import StartupError, TransportError
-from djinn_core.hookspecs.launchers import NO_TENANT
+from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, ListArg, Operand, SlotArg
 from djinn_core.wire.binding_delta import pack_handles

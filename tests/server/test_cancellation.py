@@ -12,7 +12,7 @@ import djinn
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.deadlines import due
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
-from djinn_core.hookspecs.launchers import NO_TENANT
+from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
 from djinn_core.wire import limits

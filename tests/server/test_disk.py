@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from djinn_core.hookspecs.launchers import NO_TENANT, Badge
+from djinn_core.hookspecs.executors import NO_TENANT, Badge
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.protocol.delivery import record_log

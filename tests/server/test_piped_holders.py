@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from djinn.launchers import PipedCalls, StartupError, djinn_version, holder_command
+from djinn.executors import PipedCalls, StartupError, djinn_version, holder_command
 from djinn.testing.processes import executor_process
 from djinn_core.errors import DjinnError
 from djinn_server.launch import pipe_lines, piped_calls

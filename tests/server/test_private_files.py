@@ -10,7 +10,7 @@ import torch
 
 from djinn_client.runtime.connecting.logins import Login, save_login
 from djinn_commands.connect.records import Record, save_record
-from djinn_core.hookspecs.launchers import NO_TENANT
+from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.protocol.connection_file import ConnectionFile, write_connection_file
 from djinn_core.system.shared_files import locked

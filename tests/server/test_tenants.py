@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from djinn_core.hookspecs.assignment_policies import AssignmentRequest
-from djinn_core.hookspecs.launchers import Badge
+from djinn_core.hookspecs.executors import Badge
 from djinn_core.wire.messages import Attach, Attached
 from djinn_server.gateway import tenants as gateway_tenants
 from djinn_server.gateway.pool import Pool

@@ -178,7 +178,7 @@ def _stood_by_others(
 def _stood_by_engine(
     settings: Settings, registry: Registry, opened: tuple[OpenSession, ...]
 ) -> tuple[OpenSession, ...]:
-    """The sessions with executors of this program's own, which others of their launcher or servers may take over."""
+    """The sessions with executors of this program's own, which others of their engine or servers may take over."""
     servers = {one.urls: one for one in standby_servers(settings, server_tls(settings))}
     in_order = [*servers.values()]
 

@@ -1,4 +1,4 @@
-"""Embedded executors: processes that a launcher starts, on this machine by default, or a thread of this process.
+"""Embedded executors: processes that an engine starts, on this machine by default, or a thread of this process.
 
 Where one dies, a process that is started in its place recovers the session from its journal.
 """

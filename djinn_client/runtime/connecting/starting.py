@@ -28,7 +28,7 @@ def start_executors(
 
     Args:
         settings: say what and how many.
-        registry: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
+        registry: has the engines of plugins, of which the settings may name one; None before plugins are loaded.
         joining: as in `ExecutorStarter.start`.
         unused_seconds: as in `ExecutorStarter.start`.
 
@@ -43,4 +43,4 @@ def start_executors(
     if registry is not None:  # other machines need not have what only clients use
         names = registry.used_in(EXECUTOR_KINDS, names)
     there = attrs.evolve(settings, plugins=names)
-    return starter.start(there, registry.launchers if registry is not None else (), joining, unused_seconds)
+    return starter.start(there, registry.executors if registry is not None else (), joining, unused_seconds)

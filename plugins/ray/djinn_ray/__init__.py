@@ -1,19 +1,19 @@
-"""The launcher `ray`: executors on the nodes of a Ray cluster."""
+"""The engine `ray`: executors on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from djinn.hooks import Launcher, hookimpl
-from djinn_ray.launcher import RayLauncher, Settings
+from djinn.hooks import ExecutorEngine, hookimpl
+from djinn_ray.engine import RayEngine, Settings
 
-__all__ = ["RayLauncher", "Settings", "djinn_api_version", "djinn_register_launchers", "djinn_settings"]
+__all__ = ["RayEngine", "Settings", "djinn_api_version", "djinn_register_executors", "djinn_settings"]
 
 djinn_api_version = 1
 djinn_settings = Settings
 
 
 @hookimpl
-def djinn_register_launchers(settings: Settings) -> Iterable[Launcher]:
-    """The launcher `ray`. Ray itself is imported when executors are launched."""
-    return [RayLauncher(settings)]
+def djinn_register_executors(settings: Settings) -> Iterable[ExecutorEngine]:
+    """The engine `ray`. Ray itself is imported when executors are launched."""
+    return [RayEngine(settings)]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from djinn.launchers import ExecutorHolder, StartupError, djinn_version, get_logger
+from djinn.executors import ExecutorHolder, StartupError, djinn_version, get_logger
 from djinn_ray import resources
 from djinn_ray.draining import draining_nodes
 from djinn_ray.groups import Group
@@ -20,7 +20,7 @@ _log = get_logger("djinn.launch.ray")
 
 
 class ActorCalls:
-    """As `djinn.launchers.HolderCalls`, over a Ray actor in a bundle of a placement group."""
+    """As `djinn.executors.HolderCalls`, over a Ray actor in a bundle of a placement group."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from djinn.launchers import LaunchWish, StartupError
+from djinn.executors import LaunchWish, StartupError
 from djinn_ray import resources
 
 # Ray sets the first to the processors of an actor where it is unset, mostly 1; the others are secrets.

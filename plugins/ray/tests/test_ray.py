@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import djinn
-from djinn.launchers import LaunchWish, StartupError
-from djinn.testing import LauncherConformance, open_connections
-from djinn_ray import RayLauncher, Settings
+from djinn.executors import LaunchWish, StartupError
+from djinn.testing import ExecutorConformance, open_connections
+from djinn_ray import RayEngine, Settings
 
 pytest.importorskip("ray", reason="python -m evaluation ray installs Ray and runs these tests")
 # Ray warns of its own future and leaves sockets to the garbage collector.
@@ -136,10 +136,10 @@ def wait_for(condition, what):
 
 
 @pytest.mark.usefixtures("cluster")
-class TestRayLauncher(LauncherConformance):
+class TestRayEngine(ExecutorConformance):
     @pytest.fixture
-    def launcher(self):
-        return RayLauncher(Settings())
+    def engine(self):
+        return RayEngine(Settings())
 
     @pytest.fixture
     def wish(self):

@@ -11,7 +11,7 @@ import pytest
 
 import djinn
 import djinn_ray
-from djinn.launchers import LaunchWish, StartupError
+from djinn.executors import LaunchWish, StartupError
 from djinn.testing import PluginConformance
 from djinn_ray import resources
 
@@ -70,9 +70,9 @@ def test_executors_look_towards_the_head():
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    launcher = djinn_ray.RayLauncher(djinn_ray.Settings())
+    engine = djinn_ray.RayEngine(djinn_ray.Settings())
     with pytest.raises(StartupError, match=re.escape(f"pip install '{REQUIREMENT}'")):
-        launcher.launch(None, LaunchWish())
+        engine.launch(None, LaunchWish())
 
 
 def test_a_program_is_told_too(monkeypatch):

@@ -1,4 +1,4 @@
-"""The launcher: connects to the cluster, and has an actor made for each executor."""
+"""The engine: connects to the cluster, and has an actor made for each executor."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import ModuleType
 from weakref import WeakValueDictionary
 
 import djinn
-from djinn.launchers import ExecutorOptions, HeldExecutor, Launched, LaunchWish, StartupError
+from djinn.executors import ExecutorOptions, HeldExecutor, Launched, LaunchWish, StartupError
 from djinn_ray import resources
 from djinn_ray.actor import ActorCalls
 from djinn_ray.groups import Group, Settings
 
-__all__ = ["RayLauncher", "Settings"]
+__all__ = ["RayEngine", "Settings"]
 
 
-class RayLauncher:
+class RayEngine:
     """Starts executors on the nodes of a Ray cluster: `djinn.configure(engine="ray", engine_address="ray://head:10001")`."""
 
     name = "ray"
@@ -28,7 +28,7 @@ class RayLauncher:
         self._groups: WeakValueDictionary[str, Group] = WeakValueDictionary()  # as long as executors use them
 
     def launch(self, options: ExecutorOptions, wish: LaunchWish) -> Launched:
-        """As `Launcher.launch`."""
+        """As `ExecutorEngine.launch`."""
         with self._lock:
             ray = _connected(wish.address)
             group = self._groups.get(wish.group)

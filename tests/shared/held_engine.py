@@ -1,4 +1,4 @@
-"""A launcher whose engine is a thread of this process: it holds executors as engines do on other machines."""
+"""An engine that holds executors in a thread of this process, as engines do on other machines."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 import attrs
 
+from djinn.executors import ExecutorHolder, HeldExecutor, StartupError
 from djinn.hooks import hookimpl
-from djinn.launchers import ExecutorHolder, HeldExecutor, StartupError
 from djinn.testing.suite import start
 
 
@@ -48,7 +48,7 @@ class Calls:
         return Calls(self.arguments)
 
 
-class HeldLauncher:
+class HeldEngine:
     name = "held"
 
     def __init__(self):
@@ -61,9 +61,9 @@ class HeldLauncher:
 
 @attrs.define
 class HeldPlugin:
-    launcher: HeldLauncher
+    engine: HeldEngine
     djinn_api_version: int = 1
 
     @hookimpl
-    def djinn_register_launchers(self):
-        return [self.launcher]
+    def djinn_register_executors(self):
+        return [self.engine]

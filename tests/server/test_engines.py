@@ -1,4 +1,4 @@
-"""Launchers: processes on this machine, and executors that an engine holds elsewhere, for clients and for gateways."""
+"""Engines: processes on this machine, and executors that an engine holds elsewhere, for clients and for gateways."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import signal
 
 import pytest
 import torch
-from held_launcher import HeldLauncher, HeldPlugin
+from held_engine import HeldEngine, HeldPlugin
 
 import djinn
-from djinn.launchers import ExecutorHolder, LocalLauncher, StartupError
-from djinn.testing import LauncherConformance, open_connections
+from djinn.executors import ExecutorHolder, LocalEngine, StartupError
+from djinn.testing import ExecutorConformance, open_connections
 
 
-class TestLocalLauncher(LauncherConformance):
+class TestLocalEngine(ExecutorConformance):
     @pytest.fixture
-    def launcher(self):
-        return LocalLauncher()
+    def engine(self):
+        return LocalEngine()
 
 
 @pytest.fixture
 def held():
     """Settings for executors that an engine holds, and the wishes that it has heard."""
     djinn.shut_down()
-    launcher = HeldLauncher()
-    djinn.configure(plugins=["tcp", "round_robin", HeldPlugin(launcher)], engine="held", threads=1)
-    yield launcher
+    engine = HeldEngine()
+    djinn.configure(plugins=["tcp", "round_robin", HeldPlugin(engine)], engine="held", threads=1)
+    yield engine
     djinn.shut_down()
     djinn.configure()
 

@@ -1,4 +1,4 @@
-"""`djinn_register_launchers`: where and how the processes of executors are started."""
+"""`djinn_register_executors`: where and how the processes of executors are started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_TENANT: Final = Badge()  # in particular: the process that started the execut
 
 
 class ExecutorOptions(Protocol):
-    """Configuration of an executor, which a launcher passes on."""
+    """Configuration of an executor, which an engine passes on."""
 
     @property
     def device(self) -> str:
@@ -53,7 +53,7 @@ class LaunchWish:
         number: number of the executor among those of its client or gateway, from 0; numbers of those that join a running session
             go on. count: how many are started together.
         group: name of these executors, unique among all that are started anywhere.
-        address: address of the engine that starts them (setting `engine_address`); empty: the launcher finds it.
+        address: address of the engine that starts them (setting `engine_address`); empty: the engine finds it.
         resources: resources of each executor by name, as the engine counts them, such as `{"GPU": 1.0}`.
         runtime_env: environment of their processes in the form of the engine: packages, variables.
         placement_group: reservation of the engine that they go into: an object of the engine or its name; None: none.
@@ -100,7 +100,7 @@ class Launched(Protocol):
     def wait_ready(self, timeout: float) -> Ready:
         """Wait until the executor listens; its addresses and its device. It is ended if it does not.
 
-        `timeout`: seconds from when there is a place for it. A launcher waits for the place itself as long as it is configured.
+        `timeout`: seconds from when there is a place for it. An engine waits for the place itself as long as it is configured.
 
         Raises:
             StartupError: it did not start, or there was no place; the message says why, and what to do.
@@ -150,7 +150,7 @@ class Launched(Protocol):
         """End it: let its sessions end for at most `drain_seconds`, then end the process, and give back its place."""
 
     def again(self) -> Launched:
-        """Another executor in the place of this one, which has ended; returns at once, as `Launcher.launch` does.
+        """Another executor in the place of this one, which has ended; returns at once, as `ExecutorEngine.launch` does.
 
         It finds the journals of this one wherever the place has them. May be called again where it raised.
 
@@ -168,7 +168,7 @@ class NoticedLaunched(Protocol):
 
 
 @runtime_checkable
-class Launcher(Protocol):
+class ExecutorEngine(Protocol):
     """Starts executors. `name` is what the setting `engine` names it by; `local` is taken."""
 
     name: str
@@ -184,8 +184,8 @@ class Launcher(Protocol):
 
 
 @hookspec
-def djinn_register_launchers(settings: Any) -> Iterable[Launcher]:
-    """Return the launchers that this plugin offers.
+def djinn_register_executors(settings: Any) -> Iterable[ExecutorEngine]:
+    """Return the engines that this plugin offers.
 
     Called once in each client and gateway process. The setting `engine` names the one that is used; `local`, processes on this
     machine, is built in and used before plugins are loaded. An exception disables the plugin. Since API version 1.

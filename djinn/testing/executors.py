@@ -1,4 +1,4 @@
-"""The suite for launchers."""
+"""The suite for engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn.testing.processes import executor_process
 from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
 from djinn_client.runtime.connecting.dialling import ask, attach
 from djinn_core.errors import AccessRefused, StartupError
-from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish
+from djinn_core.hookspecs.executors import Badge, ExecutorEngine, ExecutorOptions, Launched, LaunchWish
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.protocol.tls_transports import trusting
@@ -26,13 +26,13 @@ from djinn_server.launch.executor_config import ExecutorConfig
 _ENDED = "an executor that has ended must be noticed by `wait` and `alive`"
 
 
-class LauncherConformance(Ending):
-    """Subclass it and give the fixture `launcher`; `wish` where executors need an address or resources."""
+class ExecutorConformance(Ending):
+    """Subclass it and give the fixture `engine`; `wish` where executors need an address or resources."""
 
     @pytest.fixture
-    def launcher(self) -> Launcher:
-        """The launcher."""
-        return missing(self, "launcher", "your launcher")  # type: ignore[return-value]
+    def engine(self) -> ExecutorEngine:
+        """The engine."""
+        return missing(self, "engine", "your engine")  # type: ignore[return-value]
 
     @pytest.fixture
     def wish(self) -> LaunchWish:
@@ -51,23 +51,23 @@ class LauncherConformance(Ending):
 
     @pytest.fixture
     def launch(
-        self, launcher: Launcher, options: ExecutorOptions, wish: LaunchWish
+        self, engine: ExecutorEngine, options: ExecutorOptions, wish: LaunchWish
     ) -> Iterator[Callable[..., Launched]]:
         """A function that launches an executor, with changes of the wish, and closes it after the test."""
         launched: list[Launched] = []
 
         def launch(number: int = 0, count: int = 1) -> Launched:
-            launched.append(launcher.launch(options, attrs.evolve(wish, number=number, count=count)))
+            launched.append(engine.launch(options, attrs.evolve(wish, number=number, count=count)))
             return launched[-1]
 
         yield launch
         for one in launched:
             one.close(0.0)
 
-    def test_it_is_a_launcher(self, launcher: Launcher) -> None:
+    def test_it_is_an_engine(self, engine: ExecutorEngine) -> None:
         """It has every member, and a name that a setting can hold."""
-        require_protocol(launcher, "launchers")
-        assert re.fullmatch(r"[A-Za-z0-9_-]+", launcher.name), f"{launcher.name!r}: letters, digits, - and _"
+        require_protocol(engine, "executors")
+        assert re.fullmatch(r"[A-Za-z0-9_-]+", engine.name), f"{engine.name!r}: letters, digits, - and _"
 
     def test_clients_come_in_by_tickets(self, launch: Callable[..., Launched]) -> None:
         """Each ticket admits one connection, to an executor that reports its sessions and ends them on request."""
@@ -146,9 +146,9 @@ class LauncherConformance(Ending):
         executor.close(0.0)
         executor.close(0.0)
 
-    def test_what_cannot_start_says_why(self, launcher: Launcher, wish: LaunchWish) -> None:
+    def test_what_cannot_start_says_why(self, engine: ExecutorEngine, wish: LaunchWish) -> None:
         """It is `StartupError`, with the executor's own reason."""
-        executor = launcher.launch(ExecutorConfig("no-such-device", threads=1), wish)
+        executor = engine.launch(ExecutorConfig("no-such-device", threads=1), wish)
         try:
             with pytest.raises(StartupError, match="no-such-device"):
                 executor.wait_ready(SECONDS)

@@ -1,14 +1,14 @@
-"""A launcher for Djinn: executors behind a command, here one that gives them a low priority."""
+"""An engine for Djinn: executors behind a command, here one that gives them a low priority."""
 
 from __future__ import annotations
 
-from djinn.hooks import ExecutorOptions, Launched, Launcher, LaunchWish, hookimpl
-from djinn.launchers import HeldExecutor, PipedCalls, holder_command
+from djinn.executors import HeldExecutor, PipedCalls, holder_command
+from djinn.hooks import ExecutorEngine, ExecutorOptions, Launched, LaunchWish, hookimpl
 
 djinn_api_version = 1
 
 
-class ExampleLauncher:
+class ExampleEngine:
     """Used where `djinn.configure(engine="example")` or `djinn serve --engine example` names it."""
 
     name = "example"
@@ -24,6 +24,6 @@ class ExampleLauncher:
 
 
 @hookimpl
-def djinn_register_launchers() -> list[Launcher]:
-    """The launchers that this plugin offers."""
-    return [ExampleLauncher()]
+def djinn_register_executors() -> list[ExecutorEngine]:
+    """The engines that this plugin offers."""
+    return [ExampleEngine()]

@@ -1,4 +1,4 @@
-"""For authors of launchers: processes on this machine, and executors that are held behind a command or by an engine."""
+"""For authors of engines: processes on this machine, and executors that are held behind a command or by an engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from djinn._lazy_names import importing
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.launchers import (
+from djinn_core.hookspecs.executors import (
+    ExecutorEngine,
     ExecutorOptions,
     Launched,
-    Launcher,
     LaunchWish,
     NoticedLaunched,
 )
@@ -18,21 +18,21 @@ from djinn_core.registry.version import djinn_version
 
 # Of the server, which a machine of a client need not have.
 if TYPE_CHECKING:
+    from djinn_server.launch.engines import LocalEngine
     from djinn_server.launch.held_executor import HeldExecutor, HolderCalls
     from djinn_server.launch.holder import ExecutorHolder
-    from djinn_server.launch.launchers import LocalLauncher
     from djinn_server.launch.piped_calls import PipedCalls
     from djinn_server.launch.piped_holder import holder_command
 
 __all__ = [
+    "ExecutorEngine",
     "ExecutorHolder",
     "ExecutorOptions",
     "HeldExecutor",
     "HolderCalls",
     "LaunchWish",
     "Launched",
-    "Launcher",
-    "LocalLauncher",
+    "LocalEngine",
     "NoticedLaunched",
     "PipedCalls",
     "StartupError",
@@ -44,7 +44,7 @@ __all__ = [
 _PLACES = {
     "djinn_server.launch.held_executor": "HeldExecutor HolderCalls",
     "djinn_server.launch.holder": "ExecutorHolder",
-    "djinn_server.launch.launchers": "LocalLauncher",
+    "djinn_server.launch.engines": "LocalEngine",
     "djinn_server.launch.piped_calls": "PipedCalls",
     "djinn_server.launch.piped_holder": "holder_command",
 }

@@ -1,4 +1,4 @@
-"""The launchers that can be chosen: the built-in one, processes on this machine, and those of plugins."""
+"""The engines that can be chosen: the built-in one, processes on this machine, and those of plugins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import attrs
 
 from djinn_core.errors import PluginError
-from djinn_core.hookspecs.launchers import ExecutorOptions, Launched, Launcher, LaunchWish
+from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorOptions, Launched, LaunchWish
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.settings import Settings
 from djinn_server.launch.executor_config import ExecutorConfig
@@ -18,7 +18,7 @@ from djinn_server.launch.fork_server_client import ForkServerClient
 from djinn_server.launch.process import ExecutorProcess
 
 
-class LocalLauncher:
+class LocalEngine:
     """Starts executors as processes on this machine, at once and whatever resources are wished for."""
 
     name = LOCAL
@@ -28,20 +28,20 @@ class LocalLauncher:
         self._prepared = prepared
 
     def launch(self, options: ExecutorOptions, wish: LaunchWish) -> Launched:  # noqa: ARG002 - there is one place
-        """As `Launcher.launch`."""
+        """As `ExecutorEngine.launch`."""
         config = cast("ExecutorConfig", options)
         return ExecutorProcess(config, fork_server=self._prepared(config))
 
 
-def launcher_named(engine: str, launchers: Iterable[Launcher]) -> Launcher:
-    """The launcher that the setting `engine` names.
+def engine_named(engine: str, engines: Iterable[ExecutorEngine]) -> ExecutorEngine:
+    """The engine that the setting `engine` names.
 
     Raises:
-        PluginError: no launcher has this name. The message names the folder of Djinn's launchers.
+        PluginError: no engine has this name. The message names the folder of Djinn's engines.
     """
     if engine == LOCAL:
-        return LocalLauncher()
-    known = {launcher.name: launcher for launcher in launchers}
+        return LocalEngine()
+    known = {engine.name: engine for engine in engines}
     if engine not in known:
         raise PluginError(
             f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *known}))}). Install one from "
@@ -56,7 +56,7 @@ class EngineConfig:
     """The engine that starts executors.
 
     Attributes:
-        name: of its launcher. address: where it is; empty: the launcher finds it.
+        name: of its engine. address: where it is; empty: the engine finds it.
         executors: how many executors it starts for each device; 0: as many as the settings say.
         resources, runtime_env, placement_group: as in `LaunchWish`.
     """
