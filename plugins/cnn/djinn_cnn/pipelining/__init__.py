@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import Optimization, hookimpl
-from djinn_pipelining.optimization import Pipelining
-from djinn_pipelining.splitting import SplitBatches
+from djinn_cnn.pipelining.optimization import Pipelining
+from djinn_cnn.pipelining.splitting import SplitBatches
 
 __all__ = ["Pipelining", "SplitBatches", "djinn_api_version", "djinn_register_optimizations"]
 

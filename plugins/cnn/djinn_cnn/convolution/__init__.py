@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import Pattern, hookimpl
-from djinn_convolution.pattern import Convolution
+from djinn_cnn.convolution.pattern import Convolution
 
 djinn_api_version = 1
 

@@ -6,8 +6,8 @@ import math
 from typing import Final
 
 from djinn.hooks import DataResidency, OptimizationContext, OptimizationResult, Rewrite
-from djinn_pipelining.batches import BatchRegion, region_of
-from djinn_pipelining.state import what_is_carried
+from djinn_cnn.pipelining.batches import BatchRegion, region_of
+from djinn_cnn.pipelining.state import what_is_carried
 
 PAYS: Final = 0.7  # of the time without, at most: a policy that leaves the parts in one place makes it slower
 RUNS: Final = 8  # a weight that comes to a device stays there, so its transfer counts as shared by this number of runs

@@ -10,18 +10,12 @@ import torch
 
 import djinn
 from djinn.hooks import CostEstimate, Costs, Stream
-from djinn.testing import OptimizationConformance, optimization_context
-from djinn_pipelining import SplitBatches
-from djinn_pipelining.batches import region_of
+from djinn.testing import optimization_context
+from djinn_cnn.pipelining import SplitBatches
+from djinn_cnn.pipelining.batches import region_of
 
 REMOTE = "remote_accelerator:0"
 SIZE = 6
-
-
-class TestConforms(OptimizationConformance):
-    @pytest.fixture
-    def optimization(self):
-        return SplitBatches()
 
 
 class Block(torch.nn.Module):

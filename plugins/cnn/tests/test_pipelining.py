@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import attrs
-import pytest
 
-import djinn_pipelining
 from djinn.hooks import CostEstimate, Costs, DataResidency, Stream
-from djinn.testing import OptimizationConformance, PluginConformance, ProgramBuilder, optimization_context
-from djinn_pipelining import Pipelining
-
-
-class TestPlugin(PluginConformance):
-    @pytest.fixture
-    def plugin(self):
-        return djinn_pipelining
-
-
-class TestConforms(OptimizationConformance):
-    @pytest.fixture
-    def optimization(self):
-        return Pipelining()
+from djinn.testing import ProgramBuilder, optimization_context
+from djinn_cnn.pipelining import Pipelining
 
 
 def judged(builder, seconds=5e-3, devices=4, stream=None, **residency):

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
-from djinn_pipelining.state import what_is_carried
+from djinn_cnn.pipelining.state import what_is_carried
 
 # What a program takes of the client, which records it and sends it: measured offline, not at run time.
 CLIENT_EACH: Final = 12e-6  # seconds an op

@@ -7,8 +7,8 @@ from typing import Any
 
 from djinn.hooks import Graph, Node, Nodes, PatternMatch
 from djinn.patterns import CONVOLUTION, is_given
-from djinn_convolution.block import Block, block_at, is_foldable
-from djinn_convolution.facts import Geometries, Geometry
+from djinn_cnn.convolution.block import Block, block_at, is_foldable
+from djinn_cnn.convolution.facts import Geometries, Geometry
 
 
 class Convolution:

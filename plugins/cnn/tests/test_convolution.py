@@ -7,24 +7,10 @@ import torch
 from torch import nn
 
 import djinn
-import djinn_convolution
 from djinn.fx import fx_graph
-from djinn.testing import PatternConformance, PluginConformance
-from djinn_convolution import Convolution
+from djinn_cnn.convolution import Convolution
 
 DEVICE = "remote_accelerator:0"
-
-
-class TestPlugin(PluginConformance):
-    @pytest.fixture
-    def plugin(self):
-        return djinn_convolution
-
-
-class TestPattern(PatternConformance):
-    @pytest.fixture
-    def pattern(self):
-        return Convolution()
 
 
 def found_in(graph):

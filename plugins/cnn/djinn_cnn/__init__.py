@@ -1,0 +1,1 @@
+"""For convolutional networks: the pattern `convolution`, and pipelines over several devices."""
