@@ -1,0 +1,1 @@
+"""Patterns: parts of models that are recognised by data flow."""

@@ -1,0 +1,18 @@
+"""Recognises what recommenders are made of: bags of embeddings, tables of ids, and where features meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Pattern, hookimpl
+from djinn_patterns.recommender.bags import EmbeddingBag
+from djinn_patterns.recommender.interaction import Interaction
+from djinn_patterns.recommender.tables import IdTables
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_patterns() -> Iterable[Pattern]:
+    """The patterns `embedding_bag`, `interaction` and `id_tables`."""
+    return [EmbeddingBag(), Interaction(), IdTables()]

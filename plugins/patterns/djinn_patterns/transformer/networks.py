@@ -1,0 +1,237 @@
+"""Feed-forward networks: linear layers with nothing but element-wise ops between, one of them an activation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import attrs
+
+from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
+from djinn.hooks import Graph, Node
+from djinn.patterns import ACTIVATION, CONVOLUTION, NORMALISATION, Flow, Layer, is_given
+from djinn_patterns.transformer.layers import MIXING, Layers, layers_of
+from djinn_patterns.transformer.norms import WrittenNorm, written_norms
+from djinn_patterns.transformer.positions import scores_places
+
+_BENDS = frozenset({
+    *ACTIVATION, "_prelu_kernel", "celu", "clamp", "elu_", "erf", "exp", "expm1", "gelu", "glu", "hardsigmoid", "hardswish_",
+    "leaky_relu_", "log_sigmoid_forward", "maximum", "pow", "prelu", "selu", "sigmoid_", "sin", "square", "tanh_", "where",
+})  # fmt: skip
+_GATES = frozenset({"glu"})
+_PRODUCTS_OF_TWO = frozenset({"mul", "mul_"})
+_JOINS = frozenset({"cat", "concat"})
+_BETWEEN = frozenset({
+    *_BENDS, *NORMALISATION, *CONVOLUTION, *_JOINS, "abs", "add", "add_", "addcmul", "alpha_dropout", "div", "div_", "dropout",
+    "ge", "gt", "le", "log1p", "lt", "minimum", "mul", "mul_", "native_dropout", "neg", "reciprocal", "rsub", "sub",
+})  # fmt: skip
+_PARTS = frozenset({
+    "chunk", "narrow", "select", "slice", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split",
+})  # fmt: skip
+_LIMIT = 24  # ops between two layers, one after the other: a written-out activation takes some ten
+_MOST = 8  # layers that one result comes from
+
+
+@attrs.frozen
+class Network:
+    """A feed-forward network.
+
+    Attributes:
+        data: source of what goes in. first: the layers that it goes into, two where one gates the other.
+        layers: all of them, in order. between: the ops between them.
+        gated: whether what two layers (or two halves of one) give is multiplied.
+        beside: ids of attentions whose results the last layer takes as well.
+    """
+
+    data: int
+    first: tuple[Layer, ...]
+    layers: tuple[Layer, ...]
+    between: tuple[Node, ...]
+    gated: bool
+    beside: tuple[int, ...] = ()
+
+    @property
+    def last(self) -> Layer:
+        """The layer that gives the result."""
+        return self.layers[-1]
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Ids of its ops, in order."""
+        products = {n.id for layer in self.layers for n in (layer.product, layer.node)}
+        return tuple(sorted(products | {n.id for n in self.between}))
+
+
+def networks_of(graph: Graph) -> tuple[Network, ...]:
+    """All feed-forward networks of a graph, in order; one that goes on where another ends is one with it."""
+    found = _known.get(graph.flow)
+    if found is None:
+        found = _known[graph.flow] = tuple(_Search(graph).networks())
+    return found
+
+
+_known: WeakKeyDictionary[Flow, tuple[Network, ...]] = WeakKeyDictionary()
+
+
+class _Way(NamedTuple):
+    """Path from linear layers to a result through element-wise ops only: the layers, the number and kinds of ops."""
+
+    layers: frozenset[int]
+    length: int = 0
+    bends: bool = False
+    multiplies: bool = False
+    beside: tuple[int, ...] = ()
+
+
+class _Search:
+    """Goes over a graph once, in order, and knows of each result by which way it comes from linear layers, if by any."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._layers: Layers = layers_of(graph)
+        self._ways: dict[int, _Way] = {}
+        written = graph.flow.shared(written_norms).values()
+        self._normed = {norm.nodes[-1]: norm for norm in written if not norm.frozen}
+
+    def networks(self) -> list[Network]:
+        """All of them."""
+        whole, ways, by_op = self._layers.whole, self._ways, self._graph.by_op
+        found: list[Network] = []
+        if len(whole) < 2:
+            return found
+        normed = self._normed
+        within = {i for w in normed.values() for i in w.nodes} - normed.keys()
+        between = {i for operation in _BETWEEN for i in by_op.get(operation, ())}.union(normed) - within
+        for index in sorted(between.union(whole)):
+            layer = whole.get(index)
+            if layer is None:
+                norm = normed.get(index)
+                way = self._past(norm) if norm is not None else self._through(self._graph.nodes[index])
+                if way is not None:
+                    ways[index] = way
+                continue
+            network = self._ending_in(layer)
+            if network is not None:
+                found.append(network)
+            ways[index] = _Way(frozenset((index,)))
+        return [n for n in _joined(found) if not scores_places(self._graph, n.data, n.last.node.id)]
+
+    def _through(self, node: Node) -> _Way | None:
+        """The way past one more op; None if something else than layers and given values leads to it."""
+        operation = node.operation
+        if operation in CONVOLUTION and not self._is_by_channel(node):
+            return None
+        flow, ways = self._graph.flow, self._ways
+        before: list[_Way] = []
+        beside: tuple[int, ...] = ()
+        for source in flow.operands(node):
+            way = ways.get(source)
+            if way is not None:
+                before.append(way)
+            elif operation in _JOINS and (attention := self._attention(source)) is not None:
+                beside = (*beside, attention)
+            elif source >= 0 and not is_given(flow, source):
+                return None
+        if not before or (operation in _JOINS and not beside):
+            return None
+        return self._longer(node, before, beside)
+
+    def _past(self, norm: WrittenNorm) -> _Way | None:
+        """The way past a norm that is written out, which bends nothing."""
+        way = self._ways.get(norm.data)
+        return None if way is None or way.length >= _LIMIT else way._replace(length=way.length + 1)
+
+    def _longer(self, node: Node, before: list[_Way], beside: tuple[int, ...]) -> _Way | None:
+        operation = node.operation
+        way = before[0]
+        if len(before) == 1 or all(other.layers == way.layers for other in before):
+            layers = way.layers
+        else:
+            layers = frozenset().union(*(other.layers for other in before))
+        length = 1 + max(other.length for other in before)
+        if length > _LIMIT or len(layers) > _MOST:
+            return None
+        bends = operation in _BENDS or any(other.bends for other in before)
+        gates = operation in _GATES or (operation in _PRODUCTS_OF_TWO and len(node.inputs) > 1)
+        multiplies = gates or any(other.multiplies for other in before)
+        return _Way(layers, length, bends, multiplies, (*beside, *(i for other in before for i in other.beside)))
+
+    def _is_by_channel(self, node: Node) -> bool:
+        """True if a node is a depthwise convolution of images."""
+        weight = self._graph.meta(node.inputs[1]).shape
+        return len(weight) == 4 and weight[1] == 1 < weight[0]
+
+    def _attention(self, source: int) -> int | None:
+        """The attention whose result `source` is: a fused one, or the softmax of one that is written out."""
+        return None if source < 0 else attention_in(self._graph, self._graph.nodes[source])
+
+    def _ending_in(self, last: Layer) -> Network | None:
+        way = self._ways.get(self._graph.flow.beyond(last.data))
+        if way is None or not way.bends:
+            return None
+        first = tuple(self._layers.whole[i] for i in sorted(way.layers))
+        data = {self._graph.flow.beyond(layer.data) for layer in first}
+        if len(data) != 1:
+            return None
+        gated = way.multiplies and (len(first) > 1 or self._is_halved(first[0]))
+        between = tuple(self._between(last, way.layers))
+        return Network(data.pop(), first, (*first, last), between, gated, way.beside)
+
+    def _is_halved(self, layer: Layer) -> bool:
+        """True if the layer's result is split, as for a gated activation."""
+        return any(self._graph.nodes[i].operation in _PARTS | _GATES for i in self._graph.flow.readers(layer.node.id))
+
+    def _between(self, last: Layer, first: frozenset[int]) -> Iterator[Node]:
+        """The ops on the ways from the first layers to the last."""
+        flow, ways = self._graph.flow, self._ways
+        todo, seen = [flow.beyond(last.data)], set(first)
+        while todo:
+            source = todo.pop()
+            if source not in seen and source in ways:
+                seen.add(source)
+                norm = self._normed.get(source)
+                nodes = [self._graph.nodes[i] for i in (norm.nodes if norm is not None else (source,))]
+                yield from nodes
+                todo += flow.operands(nodes[0]) if norm is None else (norm.data,)
+
+
+def attention_in(graph: Graph, node: Node) -> int | None:
+    """The id of the attention that `node` gives the result of: itself, or the softmax whose weights it takes values by."""
+    if node.operation in FUSED_ATTENTION:
+        return node.id
+    if node.operation in MIXING:
+        weights = graph.flow.node(graph.flow.operands(node)[0])
+        if weights is not None and weights.operation in SOFTMAX:
+            return weights.id
+    return None
+
+
+def _joined(found: list[Network]) -> list[Network]:
+    """Networks that go on where one ends are one with it; where several go on there, it feeds them and they are none."""
+    going_on = Counter(n.first[0].node.id for n in found if len(n.first) == 1)
+    joined: dict[int, Network] = {}  # by the id of the last op
+    for network in found:
+        start = network.first[0].node.id
+        if len(network.first) > 1 or start not in joined:
+            joined[network.last.node.id] = network
+        elif going_on[start] == 1:
+            joined[network.last.node.id] = _one(joined.pop(start), network)
+    return list(joined.values())
+
+
+def _one(before: Network, after: Network) -> Network:
+    return Network(
+        before.data,
+        before.first,
+        (*before.layers, *after.layers[1:]),
+        (*before.between, *after.between),
+        before.gated or after.gated,
+        (*before.beside, *after.beside),
+    )
+
+
+def activations(network: Network) -> Iterator[str]:
+    """Names of the ops that bend, in order."""
+    return (n.operation for n in sorted(network.between, key=lambda n: n.id) if n.operation in _BENDS)

@@ -1,0 +1,55 @@
+"""Networks that say how far apart places are: attention adds what they give to its scores (Swin v2), and no data goes in."""
+
+from __future__ import annotations
+
+from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
+from djinn.hooks import Graph, Node
+from djinn.patterns import is_backward, is_given
+from djinn_patterns.transformer.layers import MIXING
+
+_SUMS = frozenset({"add", "add_"})
+_SHAPING = frozenset({
+    *_SUMS, "constant_pad_nd", "div", "exp", "gather", "index", "index_select", "masked_fill", "mul", "mul_", "neg", "roll", "sigmoid",
+    "tanh", "where",
+})  # fmt: skip
+_OPERANDS = 3  # queries, keys and values; what follows them is added to the scores
+_REACH = 24  # ops between the network and the softmax
+_NEAR = 8  # sources between scores and the product that they come from
+
+
+def scores_places(graph: Graph, data: int, end: int) -> bool:
+    """True if the only use of the network from `data` to the node `end` is as a bias of attention scores."""
+    if not is_given(graph.flow, data):
+        return False
+    todo, seen, added = [end], {end}, False
+    while todo and len(seen) < _REACH:
+        source = todo.pop()
+        for index in graph.flow.users(source):
+            node = graph.nodes[index]
+            if index in seen or is_backward(node):
+                continue
+            seen.add(index)
+            if _adds_to_scores(graph, node, source):
+                added = True
+            elif node.operation in _SHAPING:
+                todo.append(index)
+            else:
+                return False
+    return added and not todo
+
+
+def _adds_to_scores(graph: Graph, node: Node, source: int) -> bool:
+    """True if attention, fused or not, adds `source` to its scores."""
+    flow = graph.flow
+    operands = flow.operands(node)
+    if node.operation in FUSED_ATTENTION:
+        return source not in operands[:_OPERANDS]
+    if node.operation not in _SUMS:
+        return False
+    others = [s for s in operands if s != source]
+    products = any(
+        s >= 0 and graph.nodes[s].operation in MIXING for o in others for s in flow.ancestors(o, limit=_NEAR)
+    )
+    return products and any(
+        graph.nodes[i].operation in SOFTMAX for i in flow.descendants(node.id, SOFTMAX | MIXING, limit=_NEAR)
+    )

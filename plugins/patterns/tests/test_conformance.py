@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import djinn
+from djinn.testing import PatternConformance, PluginConformance, ProgramBuilder
+from djinn_patterns import multimodal, recommender, recurrent, transformer
+
+PLUGINS = {"multimodal": multimodal, "recommender": recommender, "recurrent": recurrent, "transformer": transformer}
+PATTERNS = {pattern.name: pattern for plugin in PLUGINS.values() for pattern in plugin.djinn_register_patterns()}
+BATCH, ROWS, WIDTH = 2, 20, 4
+
+
+def of_tables(put_together):
+    """Two look-ups, and what is made of them."""
+    builder = ProgramBuilder()
+    rows = []
+    for _ in range(2):
+        table, ids = builder.input(ROWS, WIDTH), builder.input(BATCH, dtype=torch.int64)
+        rows.append(builder.op("aten::embedding", table, ids, shape=(BATCH, WIDTH)))
+    put_together(builder, *rows)
+    return builder.graph()
+
+
+def one_step_of_a_state():
+    """A gate decides what a state keeps."""
+    builder = ProgramBuilder()
+    x, weight, state = builder.input(2, 4), builder.input(4, 4), builder.input(2, 4)
+    gate = builder.op("aten::sigmoid", builder.op("aten::mm", x, weight, shape=(2, 4)), shape=(2, 4))
+    kept = builder.op("aten::mul.Tensor", gate, state, shape=(2, 4))
+    builder.op("aten::add.Tensor", kept, x, shape=(2, 4))
+    return builder.graph()
+
+
+def replaced_tokens():
+    """Features of a picture take the places of tokens."""
+    with torch.no_grad(), torch.device("remote_accelerator:0"):
+        table, patches, layer = nn.Embedding(500, 16), nn.Conv2d(3, 16, 8, 8), nn.Linear(16, 16)
+        tokens, pixels = torch.zeros(2, 10, dtype=torch.int64), torch.zeros(2, 3, 32, 32)
+        with djinn.capture() as captured:
+            words, seen = table(tokens), layer(patches(pixels).flatten(2).transpose(1, 2))
+            result = words.masked_scatter((tokens < 4).unsqueeze(-1).expand_as(words), seen)
+    assert result is not None  # it lives until here
+    return captured.graph
+
+
+# Others are recognised in whole models, in the tests of their plugins.
+RECOGNISED = {
+    "fusion_point": replaced_tokens,
+    "id_tables": lambda: of_tables(lambda b, *rows: b.op("aten::cat", *rows, shape=(BATCH, 2 * WIDTH), slots=(1,))),
+    "interaction": lambda: of_tables(lambda b, *rows: b.op("aten::mul.Tensor", *rows, shape=(BATCH, WIDTH))),
+    "recurrent": one_step_of_a_state,
+}
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture(params=sorted(PLUGINS))
+    def plugin(self, request):
+        return PLUGINS[request.param]
+
+
+class TestPattern(PatternConformance):
+    @pytest.fixture(params=sorted(PATTERNS))
+    def pattern(self, request):
+        return PATTERNS[request.param]
+
+    @pytest.fixture
+    def recognised(self, pattern):
+        make = RECOGNISED.get(pattern.name)
+        return {pattern.name: make()} if make else {}

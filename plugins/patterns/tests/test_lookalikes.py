@@ -1,0 +1,86 @@
+"""Graphs that only look like a part of a transformer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import djinn
+import djinn_patterns.transformer
+
+DEVICE = "remote_accelerator:0"
+PATTERNS = {pattern.name: pattern for pattern in djinn_patterns.transformer.djinn_register_patterns()}
+
+
+def found_in(name, graph):
+    pattern = PATTERNS[name]
+    return list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
+
+
+def recorded(model, *inputs, train=False):
+    model = copy.deepcopy(model).train(train).to(DEVICE)
+    with djinn.capture() as captured, torch.set_grad_enabled(train):
+        result = model(*[i.to(DEVICE) for i in inputs])
+        if train:
+            result.sum().backward()
+    return captured.graph
+
+
+def data(*shape):
+    return torch.randn(*shape)
+
+
+class Places(nn.Module):
+    """Attention over windows, with a network that says how much two places matter to each other."""
+
+    def __init__(self, eager):
+        super().__init__()
+        self.eager = eager
+        self.network = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2, bias=False))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.register_buffer("places", torch.randn(9, 2))
+        self.register_buffer("pairs", torch.arange(16) % 9)
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (2, 4)).transpose(1, 2) for p in self.layers)
+        bias = 16 * torch.sigmoid(self.network(self.places)[self.pairs].view(4, 4, 2).permute(2, 0, 1))
+        if self.eager:
+            return torch.softmax(q @ k.mT * 0.5 + bias, -1) @ v
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None].expand(len(x), -1, -1, -1).contiguous())
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_network_that_scores_places_is_no_feed_forward_network(train, eager):
+    assert found_in("mlp", recorded(Places(eager), data(3, 4, 8), train=train)) == []
+
+
+def test_a_network_whose_result_is_softened_is_one():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Softmax(-1))
+    assert len(found_in("mlp", recorded(model, data(3, 8)))) == 1
+
+
+class Greedy(nn.Module):
+    """A recurrent decoder: the token with the best score goes into the next step, beside the state that was scored."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.cell, self.head = nn.Embedding(50, 8), nn.GRUCell(8, 8), nn.Linear(8, 50)
+
+    def forward(self, token, state):
+        scores = []
+        for _ in range(3):
+            state = self.cell(self.tokens(token), state)
+            scores.append(self.head(state))
+            token = scores[-1].argmax(-1)
+        return torch.stack(scores, 1)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_token_that_is_fed_back_is_no_expert(train):
+    graph = recorded(Greedy(), torch.arange(5), data(5, 8), train=train)
+    assert found_in("mixture_of_experts", graph) == []

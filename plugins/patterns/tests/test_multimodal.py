@@ -1,0 +1,180 @@
+"""Fusion of modalities in common models, and the branches that lead there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import djinn
+from djinn.hooks import ExecutionPhase, Modality, Nodes
+from djinn_patterns.multimodal import FusionPoint
+
+DEVICE = "remote_accelerator:0"
+WIDTH, WORDS = 16, 10
+
+
+class Towers(nn.Module):
+    """A look-up of tokens and a convolution over a picture, which `meet` in some way."""
+
+    def __init__(self, meet, questions=0):
+        super().__init__()
+        self.meet = meet
+        self.table, self.words = nn.Embedding(500, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.patches, self.picture = nn.Conv2d(3, WIDTH, 8, 8), nn.Linear(WIDTH, WIDTH)
+        self.questions = nn.Parameter(torch.randn(1, questions, WIDTH)) if questions else None
+
+    def forward(self, tokens, pixels):
+        words = self.words(self.table(tokens)).relu()
+        seen = self.patches(pixels).flatten(2).transpose(1, 2).relu()
+        if self.questions is not None:
+            seen = F.scaled_dot_product_attention(self.questions.expand(len(seen), -1, -1), seen, seen)
+        else:
+            seen = self.picture(seen)
+        return self.meet(tokens, words, seen)
+
+
+def replaced(tokens, words, seen):
+    return words.masked_scatter((tokens < 4).unsqueeze(-1).expand_as(words), seen)
+
+
+def written(tokens, words, seen):
+    words[:, :4] = seen[:, :4]
+    return words * 2
+
+
+def side_by_side(tokens, words, seen):
+    return torch.cat([seen, words], dim=1).softmax(-1)
+
+
+def looked_at(tokens, words, seen):
+    return F.scaled_dot_product_attention(words, seen, seen)
+
+
+def looked_at_eagerly(tokens, words, seen):
+    return torch.softmax(words @ seen.mT / 4, -1) @ seen
+
+
+def each_other(tokens, words, seen):
+    return looked_at(tokens, words, seen).mean() + looked_at(tokens, seen, words).mean()
+
+
+def compared(tokens, words, seen):
+    one, other = F.normalize(words.mean(1), dim=-1), F.normalize(seen.mean(1), dim=-1)
+    return one @ other.T
+
+
+def added(tokens, words, seen):
+    return words + seen.mean(1, keepdim=True)
+
+
+def given(device="cpu"):
+    return torch.arange(2 * WORDS).view(2, WORDS).to(device), torch.zeros(2, 3, 32, 32).to(device)
+
+
+def captured(meet, questions=0):
+    model, inputs = Towers(meet, questions).eval().to(DEVICE), given(DEVICE)
+    with torch.no_grad(), djinn.capture() as recorded:
+        result = model(*inputs)
+    assert result is not None  # it lives until here
+    return recorded
+
+
+def fusions(recorded):
+    graph, pattern = recorded.graph, FusionPoint()
+    return list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
+
+
+@pytest.mark.parametrize(
+    ("meet", "how"),
+    [
+        (replaced, "scatter"),
+        (written, "scatter"),
+        (side_by_side, "concatenation"),
+        (looked_at, "cross_attention"),
+        (looked_at_eagerly, "cross_attention"),
+        (compared, "similarity"),
+        (added, "sum"),
+    ],
+)
+def test_the_way_in_which_they_meet(meet, how):
+    (match,) = fusions(captured(meet))
+    assert match.details["how"] == how
+    assert set(match.details["kinds"]) == {"text", "vision"}
+    assert match.modality is Modality.MULTIMODAL_FUSION
+
+
+def test_who_looks_at_whom():
+    (match,) = fusions(captured(looked_at))
+    assert match.details["kinds"] == ("text", "vision")
+    found = fusions(captured(each_other))
+    assert [m.details["how"] for m in found] == ["co_attention"] * 2
+    assert [m.details["kinds"] for m in found] == [("text", "vision"), ("vision", "text")]
+
+
+@pytest.mark.parametrize(("questions", "adapter"), [(0, "projection"), (6, "resampler"), (1, "pooling")])
+def test_what_fits_a_picture_to_words(questions, adapter):
+    (match,) = fusions(captured(side_by_side, questions))
+    assert match.details["adapters"]["vision"] == adapter
+
+
+def test_branches_need_nothing_of_each_other():
+    recorded = captured(replaced)
+    graph = recorded.graph
+    (match,) = fusions(recorded)
+    (hint,) = match.hints["branches"]
+    text, vision = (set(hint["nodes"][kind]) for kind in ("text", "vision"))
+    assert hint["fusion"] == match.nodes
+    assert not text & vision
+    operations = {kind: {graph.nodes[n].operation for n in nodes} for kind, nodes in hint["nodes"].items()}
+    assert "embedding" in operations["text"]
+    assert "convolution" in operations["vision"]
+    assert not any({e.source, e.target} & text and {e.source, e.target} & vision for e in graph.edges)
+    for kind, nodes in (("text", text), ("vision", vision)):
+        made = {v for n in nodes for v in graph.nodes[n].outputs}
+        assert set(hint["results"][kind]) == {
+            v for n in graph.nodes if n.id not in nodes for v in n.inputs if v in made
+        }
+    after = [n.id for n in graph.nodes if n.id > match.nodes[0]]
+    assert not (text | vision) & set(after)
+
+
+def test_nodes_of_branches_are_renumbered_in_pieces():
+    (match,) = fusions(captured(replaced))
+    (hint,) = match.hints["branches"]
+    assert all(isinstance(nodes, Nodes) for nodes in (hint["fusion"], *hint["nodes"].values()))
+
+
+def test_what_meets_is_fusion_and_what_only_sees_is_not():
+    profile = captured(compared).profile
+    (match,) = [m for m in profile.patterns if m.pattern == "fusion_point"]
+    assert {profile.phases[n] for n in match.nodes} == {ExecutionPhase.MULTIMODAL_FUSION}
+    assert match.confidence >= 0.9
+
+
+def test_one_kind_of_data_meets_nothing():
+    layers, (_, pixels) = [nn.Conv2d(3, 8, 3).to(DEVICE) for _ in range(2)], given(DEVICE)
+    with torch.no_grad(), djinn.capture() as recorded:
+        first, second = (layer(pixels) for layer in layers)
+        torch.cat([first, second], 1).relu()
+    assert fusions(recorded) == []
+
+
+def test_masks_of_both_kinds_alone_are_no_fusion():
+    def masked(tokens, words, seen):
+        both = torch.cat([tokens > 0, seen.mean(-1) > 0], dim=1)
+        return words.sum(), seen.sum(), both
+
+    assert fusions(captured(masked)) == []
+
+
+def test_a_step_of_training_meets_once():
+    model, inputs = Towers(side_by_side).to(DEVICE), given(DEVICE)
+    with djinn.capture() as recorded:
+        model(*inputs).square().mean().backward()
+    (match,) = fusions(recorded)
+    (hint,) = match.hints["branches"]
+    backward = [n.id for n in recorded.graph.nodes if "_backward" in n.operation]
+    assert backward
+    assert not any(set(nodes) & set(backward) for nodes in hint["nodes"].values())
