@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
+from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_server.batching.session_batches import SessionBatches
 from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.memory.limited import ledger_of
@@ -26,7 +26,7 @@ class SharedDevice:
         self.compiling: CompilationQueue | None = None
         self.batches: SessionBatches | None = None
         self.ledger = ledger_of(runtime)
-        self.timekeeper = runtime if isinstance(runtime, Timekeeper) else None
+        self.timekeeper = runtime if runtime.keeps_time else None
 
     def begin_batching(self) -> None:
         """Run the same template of several sessions together from now on, where their clients allow it."""

@@ -40,7 +40,7 @@ class DeviceConformance(Ending):
 
     def test_bytes_come_back_as_they_went(self, runtime: DeviceRuntime) -> None:
         """No bytes, few and many; what is received is on the device, what is delivered in host memory."""
-        assert isinstance(runtime, DeviceRuntime)
+        assert isinstance(runtime, DeviceRuntime), "`open` must return a `djinn.hooks.DeviceRuntime`"
         for size in (0, 1, 4097, 3 << 20):
             sent = torch.arange(size).to(torch.uint8)
             there = runtime.receive(sent.clone())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 import torch
@@ -46,26 +47,34 @@ class CompilerContext:
         )
 
 
-@runtime_checkable
-class Compiler(Protocol):
-    """Compiles templates. `name` is unique among compilers."""
+class Compiler(ABC):
+    """Compile hot templates in an executor process.
+
+    The setting `compilers` names the compilers in use, in the order in which they are asked. The executor compares each
+    compiled result with the template's own and times both before it uses the replay. If a method raises, the executor goes
+    on without this compiler for that template.
+
+    Attributes:
+        name: unique among compilers.
+    """
 
     name: str
 
+    @abstractmethod
     def compile(self, context: CompilerContext) -> Replay | None:
-        """A faster replay with the same results, or None if there is none.
+        """Return a faster replay with the same results, or None if there is none.
 
-        Called on a thread in the background, one template at a time, while sessions run: what takes long belongs into a
-        process of its own (`djinn.compiling.pack`). The replay is called on the threads of the sessions, one at a time.
+        Called on a background thread, one template at a time, while sessions run. Slow work belongs in a process of its own
+        (`djinn.compiling.CompileProcess`). Threads of sessions call the replay, one at a time. Its results share no memory
+        with each other, its inputs or earlier results.
         """
 
+    def prepare(self) -> None:  # noqa: B027 - most compilers need no preparation
+        """Load what the first template would wait for, such as a toolchain.
 
-@runtime_checkable
-class PreparedCompiler(Compiler, Protocol):
-    """A compiler that takes seconds before it can begin with its first template."""
-
-    def prepare(self) -> None:
-        """Get ready. Called on the thread in the background when the executor starts, and again when it is given its first template."""
+        Called on the background thread when the executor starts, and again when it receives its first template. If it
+        raises, the compiler is still asked to compile.
+        """
 
 
 @hookspec

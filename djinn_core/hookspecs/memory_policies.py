@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 
@@ -77,20 +78,34 @@ class EvictionContext:
     budget: int
 
 
-@runtime_checkable
-class MemoryPolicy(Protocol):
-    """Orders evictions. `name` is unique among memory policies. It is pure: it evicts nothing itself."""
+class MemoryPolicy(ABC):
+    """Order evictions on an executor with a memory limit.
+
+    The executor calls the policy that the setting `memory_policy` names each time that it must free memory. The call is on
+    the thread that runs the program, and holds the device's turn: return quickly. A policy is pure: the executor evicts,
+    spills, reloads and recomputes. If a method raises, or returns a wrong order, `next_use` decides in its place and a
+    warning names the plugin.
+
+    Attributes:
+        name: unique among memory policies.
+    """
 
     name: str
 
+    @abstractmethod
     def order(self, context: EvictionContext) -> Sequence[int]:
-        """Positions of all candidates, each once: the first is evicted first, until `needed` bytes are free."""
+        """Return the positions of all candidates, each once.
+
+        The executor evicts in this order until `needed` bytes are free.
+        """
 
     def recompute(self, candidate: EvictionCandidate) -> bool:
-        """True if an evicted storage is to be recomputed when it is used again; False if it is spilled.
+        """Return True to recompute an evicted storage at its next use, False to spill it.
 
-        Asked only about storages with `recompute_seconds`. Those whose operands are gone by then are spilled in any case.
+        Called only for storages with `recompute_seconds`. The executor spills a storage in any case if the operands of its
+        op are freed before its next use. By default the faster of both is chosen.
         """
+        return candidate.recompute_seconds is not None and candidate.recompute_seconds < candidate.restore_seconds
 
 
 @hookspec

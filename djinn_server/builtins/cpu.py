@@ -17,33 +17,18 @@ from djinn_server.system.memory import free_bytes, total_bytes
 djinn_api_version = API_VERSION
 
 
-class CpuRuntime:
+class CpuRuntime(DeviceRuntime):
     """The processors, opened for this process. Every op is complete when its call returns."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
-
-    def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """Return `data` itself: it is in the right memory, and has no other references."""
-        return data
-
-    def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` itself, since it is in host memory and complete."""
-        return tensor
-
-    def synchronize(self) -> None:
-        """Nothing: ops on the CPU have run, and raised, when they return."""
-
-    def generator(self) -> torch.Generator:
-        """A new random generator."""
-        return torch.Generator(device=self.device)
+        super().__init__(torch.device("cpu"))
 
     def memory(self) -> Mapping[str, int]:
         """Bytes: `total` and `free` of what this machine or container may use, `allocated` resident in this process."""
         return {"total": total_bytes(), "free": free_bytes(), "allocated": _allocated()}
 
 
-class CpuDevice:
+class CpuDevice(Device):
     """The one CPU device of a machine, `cpu:0`."""
 
     name = "cpu"

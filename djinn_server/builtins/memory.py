@@ -24,7 +24,7 @@ _IDLE_CACHE, _IDLE, _USUAL, _PINNED = 3, 2, 1, 0
 _NEVER: Final = 1 << 62  # steps
 
 
-class NextUsePolicy:
+class NextUsePolicy(MemoryPolicy):
     """Evicts first the value whose next use is furthest away.
 
     Values of idle sessions go before all others, and KV caches in use last. Values whose next use cannot be foreseen go by
@@ -37,10 +37,6 @@ class NextUsePolicy:
         """Positions of the candidates by level, next use, share, kind, number of sessions and age; the newest first."""
         keys = [_key(candidate) for candidate in context.candidates]
         return sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
-
-    def recompute(self, candidate: EvictionCandidate) -> bool:
-        """True if its op takes less time than spilling and reloading."""
-        return candidate.recompute_seconds is not None and candidate.recompute_seconds < candidate.restore_seconds
 
 
 def _key(candidate: EvictionCandidate) -> tuple[int, int, bool, bool, int, int, int]:

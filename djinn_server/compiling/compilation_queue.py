@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.compilers import Compiler, CompilerContext, PreparedCompiler, Replay
+from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.form import (
     Argument,
@@ -270,11 +270,10 @@ class CompilationQueue:
 
     def _prepare(self) -> None:
         for compiler in self._compilers:
-            if isinstance(compiler, PreparedCompiler):
-                try:
-                    compiler.prepare()
-                except Exception as error:  # it says so again where it is asked to compile
-                    _log.debug("a compiler is not prepared", compiler=compiler.name, error=repr(error))
+            try:
+                compiler.prepare()
+            except Exception as error:  # it says so again where it is asked to compile
+                _log.debug("a compiler is not prepared", compiler=compiler.name, error=repr(error))
 
     def _compile(self, job: CompilationJob) -> None:
         compiler = self._compilers[job.compiler]

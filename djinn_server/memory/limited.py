@@ -16,11 +16,11 @@ from djinn_server.memory.ledger import Ledger
 from djinn_server.memory.spill import spill_space
 
 
-class LimitedRuntime:
+class LimitedRuntime(DeviceRuntime):
     """A wrapper of a device runtime that uses at most `limit` bytes; `decider`: what is evicted first."""
 
     def __init__(self, runtime: DeviceRuntime, limit: int, disk: DiskQuota, decider: Decider | None = None) -> None:
-        self.device = runtime.device
+        super().__init__(runtime.device)
         self.ledger = Ledger(limit, runtime.device, spill_space(runtime.device, disk), decider)
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"

@@ -25,6 +25,8 @@ djinn_api_version = 1
 class CountedRuntime(CpuRuntime):
     """The processors; `memory` has the peak of the allocator."""
 
+    keeps_time = True
+
     def __init__(self) -> None:
         super().__init__()
         self._peak = 0
@@ -54,7 +56,7 @@ class CountedRuntime(CpuRuntime):
         return seconds
 
 
-class CountedDevice:
+class CountedDevice(Device):
     """`counted:0`."""
 
     name = "counted"

@@ -75,19 +75,16 @@ def djinn_register_cost_models():
 """
 
 AT_EXECUTORS = """
-from djinn.hooks import hookimpl
+from djinn.hooks import MemoryPolicy, hookimpl
 
 djinn_api_version = 1
 
 
-class Latest:
+class Latest(MemoryPolicy):
     name = "latest"
 
     def order(self, context):
         return range(len(context.candidates))
-
-    def recompute(self, candidate):
-        return False
 
 
 @hookimpl

@@ -18,6 +18,7 @@ from djinn.hooks import (
     CostEstimate,
     Credentials,
     Denial,
+    DeviceRuntime,
     Event,
     EventFeed,
     HttpResponse,
@@ -352,15 +353,18 @@ class Lossy(CpuDevice):
     """Loses the last byte, shares one generator, and opens anything."""
 
     def open(self, index: int) -> Any:
-        sound = CpuDevice().open(0)
-        return made(
-            device=sound.device,
-            receive=lambda self, data: data[:-1] if len(data) > 1 else data,
-            deliver=lambda self, tensor: tensor,
-            synchronize=lambda self: None,
-            generator=lambda self: torch.default_generator,
-            memory=lambda self: {"total": 1, "free": 2, "allocated": 0},
-        )
+        return LossyRuntime(torch.device("cpu"))
+
+
+class LossyRuntime(DeviceRuntime):
+    def receive(self, data: torch.Tensor) -> torch.Tensor:
+        return data[:-1] if len(data) > 1 else data
+
+    def generator(self) -> torch.Generator:
+        return torch.default_generator
+
+    def memory(self) -> dict[str, int]:
+        return {"total": 1, "free": 2, "allocated": 0}
 
 
 def test_devices_that_lose_something() -> None:

@@ -11,7 +11,7 @@ import torch
 
 import djinn
 from djinn.compiling import pack, unpack
-from djinn.hooks import hookimpl
+from djinn.hooks import Compiler, hookimpl
 from djinn_server import inline
 from djinn_server.compiling import compilation_queue, hot_template
 from djinn_server.compiling.hot_template import (
@@ -28,7 +28,7 @@ QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, timed=2, gain=floa
 RUNS = 16  # from cold to adopted, with some to spare
 
 
-class Compiler:
+class CountingCompiler(Compiler):
     """Stands for a compiler: runs the graph as it is, on this thread, and counts; `spoil` changes results."""
 
     name = "counting"
@@ -125,7 +125,7 @@ def operands():
 
 
 def test_what_runs_often_is_compiled_and_gives_the_same(compiling_with, operands):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
     remote = [tensor.to(DEVICE) for tensor in operands]
     (found,) = repeat(gated, *remote)
     torch.testing.assert_close(found, gated(*operands))
@@ -141,7 +141,7 @@ def test_what_runs_often_is_compiled_and_gives_the_same(compiling_with, operands
 
 
 def test_compilers_are_prepared_before_a_program_comes():
-    class Waiting(Compiler):
+    class Waiting(CountingCompiler):
         def prepare(self):
             called.set()
 
@@ -153,7 +153,7 @@ def test_compilers_are_prepared_before_a_program_comes():
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "stride", "number"])
 def test_what_was_not_compiled_for_runs_as_it_is(compiling_with, operands, change):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
     x, w = (tensor.to(DEVICE) for tensor in operands)
 
     def scaled(x, w, by=2.0):
@@ -174,7 +174,7 @@ def test_what_was_not_compiled_for_runs_as_it_is(compiling_with, operands, chang
 
 
 def test_growing_caches_are_compiled_once(compiling_with):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
     torch.manual_seed(0)
     rows = torch.randn(40, 8)
     remote, cache = rows.to(DEVICE), rows[:2].to(DEVICE)
@@ -194,7 +194,7 @@ def _scores(cache):
 
 
 def test_numbers_without_a_law_leave_out_their_ops_alone(compiling_with, operands):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
     rows = torch.randn(7, 8, 16)
     remote, w = rows.to(DEVICE), operands[1].to(DEVICE)
     for step in range(2 * RUNS):
@@ -207,7 +207,7 @@ def test_numbers_without_a_law_leave_out_their_ops_alone(compiling_with, operand
 
 
 def test_numbers_of_ops_outside_of_the_region_may_be_any(compiling_with, operands):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
     x, w = (tensor.to(DEVICE) for tensor in operands)
 
     def step(chance):
@@ -223,7 +223,7 @@ def test_numbers_of_ops_outside_of_the_region_may_be_any(compiling_with, operand
 
 
 def test_a_cache_that_begins_empty_is_laid_out_as_it_is_uncompiled(compiling_with):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
     rows, nothing = torch.randn(1, 4, 3, 8).transpose(1, 2), torch.empty(0)
     remote, empty = rows.to(DEVICE), nothing.to(DEVICE)
     found = repeat(lambda x, start: torch.cat([start, (x * 2 + 1).abs().neg()], 2), remote, empty)
@@ -239,7 +239,7 @@ def test_memory_that_a_kernel_leaves_beyond_its_result_is_not_asked_for(compilin
         return torch.nn.functional.mse_loss(gated(x, w), x)
 
     assert loss(*operands).untyped_storage().nbytes() > 4, "else this tests nothing"
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
     (found,) = repeat(loss, *[tensor.to(DEVICE) for tensor in operands])
     torch.testing.assert_close(found, loss(*operands))
     assert any(isinstance(phase, AdoptedPhase) for phase in phases())
@@ -247,7 +247,7 @@ def test_memory_that_a_kernel_leaves_beyond_its_result_is_not_asked_for(compilin
 
 
 def test_writes_and_views_are_as_they_were(compiling_with, operands):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
 
     def step(total, x):
         fresh = x * 2.0 + 1.0
@@ -273,7 +273,7 @@ def test_writes_and_views_are_as_they_were(compiling_with, operands):
 
 
 def test_inputs_that_share_what_is_written_run_as_they_are(compiling_with, operands):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
 
     def step(target, source):
         target.add_(source * 2.0 + 1.0).mul_(0.5)
@@ -290,7 +290,7 @@ def test_inputs_that_share_what_is_written_run_as_they_are(compiling_with, opera
 
 
 def test_views_of_what_is_written_are_compiled(compiling_with):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
 
     def step(weight, turned):
         before = (turned * 2.0 + 1.0).tanh()
@@ -313,7 +313,7 @@ def test_views_of_what_is_written_are_compiled(compiling_with):
 
 
 def test_a_compiler_that_computes_something_else_is_not_used(compiling_with, operands):
-    compiler = compiling_with(Compiler(spoil=lambda result: result + 1e-4))
+    compiler = compiling_with(CountingCompiler(spoil=lambda result: result + 1e-4))
     remote = [tensor.to(DEVICE) for tensor in operands]
     for _ in range(RUNS):
         torch.testing.assert_close(repeat(gated, *remote, times=1)[0], gated(*operands))
@@ -326,7 +326,7 @@ def test_a_sum_may_differ_by_as_much_as_rounding_its_terms_moves_it(compiling_wi
     def total(x):
         return (x.tanh() * 3 - x.sin() + 0.02).sum()
 
-    compiling_with(Compiler(spoil=lambda result: result * factor))
+    compiling_with(CountingCompiler(spoil=lambda result: result * factor))
     x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1))
     terms = x.tanh() * 3 - x.sin() + 0.02
     assert terms.abs().sum() > 10 * terms.sum().abs()  # they cancel out
@@ -336,7 +336,7 @@ def test_a_sum_may_differ_by_as_much_as_rounding_its_terms_moves_it(compiling_wi
 
 @pytest.mark.parametrize("spoil", [lambda result: result.t().contiguous().t(), lambda result: result[None][0:1][0]])
 def test_other_layouts_are_not_used(compiling_with, operands, spoil):
-    compiling_with(Compiler(spoil=spoil))
+    compiling_with(CountingCompiler(spoil=spoil))
     remote = [tensor.to(DEVICE) for tensor in operands]
     (found,) = repeat(gated, *remote)
     torch.testing.assert_close(found, gated(*operands))
@@ -345,7 +345,7 @@ def test_other_layouts_are_not_used(compiling_with, operands, spoil):
 
 
 def test_a_compiler_that_raises_is_asked_once(compiling_with, operands):
-    compiler = compiling_with(Compiler(error=RuntimeError("no")))
+    compiler = compiling_with(CountingCompiler(error=RuntimeError("no")))
     remote = [tensor.to(DEVICE) for tensor in operands]
     (found,) = repeat(gated, *remote)
     torch.testing.assert_close(found, gated(*operands))
@@ -354,7 +354,7 @@ def test_a_compiler_that_raises_is_asked_once(compiling_with, operands):
 
 
 def test_what_is_not_faster_is_not_used(compiling_with, operands):
-    compiler = compiling_with(Compiler(), thresholds=Thresholds(runs=2, seconds=0.0, timed=2, gain=0.0))
+    compiler = compiling_with(CountingCompiler(), thresholds=Thresholds(runs=2, seconds=0.0, timed=2, gain=0.0))
     remote = [tensor.to(DEVICE) for tensor in operands]
     repeat(gated, *remote)
     runs = compiler.runs
@@ -371,7 +371,7 @@ def test_the_quickest_runs_decide():
 
 
 def test_shapes_that_move_on_end_it_after_some_tries(compiling_with, operands):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
     w = operands[1].to(DEVICE)
     for size in (8, 3, 5):
         x = torch.randn(size, 16)
@@ -381,7 +381,7 @@ def test_shapes_that_move_on_end_it_after_some_tries(compiling_with, operands):
 
 
 def test_a_failing_op_fails_as_it_did(compiling_with):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
 
     def look_up(table, index):
         return (table * 2.0 + 1.0).index_select(0, index).tanh().mul(3.0)
@@ -398,7 +398,7 @@ def test_a_failing_op_fails_as_it_did(compiling_with):
 
 
 def test_random_ops_are_not_compiled(compiling_with, operands):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
     x = operands[0].to(DEVICE)
     for _ in range(RUNS):
         torch.manual_seed(3)
@@ -424,7 +424,7 @@ def test_an_unknown_compiler_is_named():
 
 
 def test_ops_that_fail_while_results_are_compared_end_nothing(compiling_with):
-    compiling_with(Compiler())
+    compiling_with(CountingCompiler())
 
     def look_up(table, index):
         return (table * 2.0 + 1.0).index_select(0, index).tanh().mul(3.0)
@@ -443,7 +443,7 @@ def test_ops_that_fail_while_results_are_compared_end_nothing(compiling_with):
 
 @pytest.mark.parametrize("adopted", [False, True])
 def test_template_runs_uncompiled_after_failed_comparisons(compiling_with, operands, monkeypatch, adopted):
-    compiling_with(Compiler())
+    compiling_with(CountingCompiler())
     remote = [tensor.to(DEVICE) for tensor in operands]
     raised = 0
     compare = hot_template.difference
@@ -464,7 +464,7 @@ def test_template_runs_uncompiled_after_failed_comparisons(compiling_with, opera
 
 @pytest.mark.parametrize("foreach", [False, True])
 def test_a_training_step_is_compiled_whole(compiling_with, foreach):
-    compiler = compiling_with(Compiler())
+    compiler = compiling_with(CountingCompiler())
 
     def losses(device, steps=2 * RUNS):
         torch.manual_seed(0)

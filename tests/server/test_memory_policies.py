@@ -10,7 +10,7 @@ from servers import start_server
 import djinn
 from djinn.testing import executor_figures
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, SessionHints
+from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.ir.profile import DataResidency
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.builtins.memory import NextUsePolicy
@@ -28,7 +28,7 @@ WEIGHT, CACHE, STATE, ACTIVATION = (
 BUSY, IDLE = SessionHints(0), SessionHints(1, idle=True)
 
 
-class Policy:
+class Policy(MemoryPolicy):
     """The newest goes first, and never anything else than it was told to answer."""
 
     name = "newest"

@@ -86,12 +86,12 @@ UNMOVED = {
 PLUGIN = """
 import torch
 import djinn
-from djinn.hooks import AssignmentRefusal
+from djinn.hooks import AssignmentRefusal, Compiler
 
 djinn_api_version = 1
 
 
-class Chains:
+class Chains(Compiler):
     "Compiles programs that add one again and again, those that subtract wrongly; raises for others."
 
     name = "chains"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from servers import wait_for
 
+from djinn_core.hookspecs.compilers import Compiler
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand, SlotArg
 from djinn_core.protocol.net.sockets import SocketConnection
@@ -325,7 +326,7 @@ def test_what_is_too_large_runs_ahead_once(dialogue):
     assert found.counts[0] <= 1
 
 
-class RunAsItIs:
+class RunAsItIs(Compiler):
     """Stands for a compiler; counts the runs of what it has compiled."""
 
     name, runs = "as it is", 0

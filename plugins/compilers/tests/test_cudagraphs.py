@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import djinn_compilers.cudagraphs
-from djinn.hooks import CompilerContext
+from djinn.hooks import Compiler, CompilerContext
 from djinn.testing import CompilerConformance, PluginConformance
 from djinn_compilers.cudagraphs.compiler import RECORDINGS, WARM_RUNS, CudaGraphs, RecordedRuns
 
@@ -39,7 +39,7 @@ class FakeRecorder:
         return launch, results
 
 
-class OnTheCpu:
+class OnTheCpu(Compiler):
     """The compiler with the recorder above, so that its buffers can be tried without a GPU."""
 
     name = "recorded"

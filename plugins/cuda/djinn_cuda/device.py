@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from djinn.hooks import DeviceCapabilities, DeviceRuntime, StartupError
+from djinn.hooks import Device, DeviceCapabilities, DeviceRuntime, StartupError
 from djinn_cuda.memory import device_memory
 from djinn_cuda.runtime import CudaRuntime
 
@@ -36,7 +36,7 @@ class TorchDriver:
         return properties.name, total, free
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """The GPUs of this machine, `cuda:0` and so on."""
 
     name = "cuda"

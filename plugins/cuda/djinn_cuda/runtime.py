@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from djinn.hooks import DeviceRuntime
+
 # Copying into pinned memory and from there to the GPU overlap from the second piece on.
 PIECE = 8 << 20  # bytes
 
@@ -16,11 +18,11 @@ def pieces(size: int, step: int = PIECE) -> Iterator[slice]:
         yield slice(start, min(start + step, size))
 
 
-class CudaRuntime:
+class CudaRuntime(DeviceRuntime):
     """A GPU, opened for this process. Ops run on torch's current stream, copies on a stream of this object's."""
 
     def __init__(self, index: int) -> None:
-        self.device = torch.device("cuda", index)
+        super().__init__(torch.device("cuda", index))
         torch.cuda.init()
         torch.cuda.set_device(self.device)
         self._copies = torch.cuda.Stream(self.device)
@@ -52,22 +54,7 @@ class CudaRuntime:
         done.synchronize()
         return here
 
-    def synchronize(self) -> None:
-        """Wait for every stream of the GPU; raises what an op failed with."""
-        torch.cuda.synchronize(self.device)
-
-    def generator(self) -> torch.Generator:
-        """A new random generator on the GPU."""
-        return torch.Generator(device=self.device)
-
     def memory(self) -> Mapping[str, int]:
         """Bytes: `total` and `free` of the GPU, `allocated` to tensors of this process, `reserved` by its allocator."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        allocated = torch.cuda.memory_allocated(self.device)
-        return {
-            "total": total,
-            "free": free,
-            "allocated": allocated,
-            "reserved": torch.cuda.memory_reserved(self.device),
-            "peak": torch.cuda.max_memory_allocated(self.device),
-        }
+        reserved, peak = torch.cuda.memory_reserved(self.device), torch.cuda.max_memory_allocated(self.device)
+        return {**super().memory(), "reserved": reserved, "peak": peak}

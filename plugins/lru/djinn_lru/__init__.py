@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.hooks import EvictionCandidate, EvictionContext, MemoryPolicy, hookimpl
+from djinn.hooks import EvictionContext, MemoryPolicy, hookimpl
 
 __all__ = ["LeastRecentlyUsed", "djinn_api_version", "djinn_register_memory_policies"]
 
 djinn_api_version = 1
 
 
-class LeastRecentlyUsed:
+class LeastRecentlyUsed(MemoryPolicy):
     """Evicts in order of last use, whatever the values are and whatever will use them."""
 
     name = "lru"
@@ -20,10 +20,6 @@ class LeastRecentlyUsed:
         """The longest unused first; of those that were used at the same step the oldest first."""
         candidates = context.candidates
         return sorted(range(len(candidates)), key=lambda i: (-candidates[i].last_use, candidates[i].serial))
-
-    def recompute(self, candidate: EvictionCandidate) -> bool:
-        """True if that takes less time than spilling and reloading."""
-        return candidate.recompute_seconds is not None and candidate.recompute_seconds < candidate.restore_seconds
 
 
 @hookimpl

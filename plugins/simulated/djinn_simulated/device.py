@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from djinn.hooks import StartupError
+from djinn.hooks import Device, StartupError
 
 # Clients ask for no device: what simulates one is imported where one is opened.
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SETTING: Final = "plugins.simulated.cluster"
 
 
-class SimulatedDevice:
+class SimulatedDevice(Device):
     """Devices that are described in a file, the setting `plugins.simulated.cluster`."""
 
     name = "simulated"

@@ -15,18 +15,20 @@ from typing import Final
 import numpy as np
 import torch
 
-from djinn.hooks import DeviceCapabilities
+from djinn.hooks import DeviceCapabilities, DeviceRuntime
 from djinn_simulated.pretending import SimulationMode
 
 # Uploads up to this size stay what they are: masks and indices, whose content decides about shapes.
 REAL_BYTES: Final = 1 << 20
 
 
-class SimulatedRuntime:
+class SimulatedRuntime(DeviceRuntime):
     """One described device, opened for this process."""
 
+    keeps_time = True
+
     def __init__(self, described: DeviceCapabilities) -> None:
-        self.device = torch.device("cpu")
+        super().__init__(torch.device("cpu"))
         self._described = described
         self._lock = threading.Lock()
         self._allocated = 0
@@ -37,17 +39,6 @@ class SimulatedRuntime:
         if data.numel() <= REAL_BYTES:
             return data
         return self.zeros(data.numel())
-
-    def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` itself."""
-        return tensor
-
-    def synchronize(self) -> None:
-        """Nothing: nothing is under way."""
-
-    def generator(self) -> torch.Generator:
-        """A new random generator."""
-        return torch.Generator()
 
     def memory(self) -> Mapping[str, int]:
         """Bytes, as the described device would count them."""

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import attrs
 import torch
 
-from djinn.hooks import CompilerContext, Replay
+from djinn.hooks import Compiler, CompilerContext, Replay
 
 WARM_RUNS: Final = 1  # the executor checks the results of two runs, so the second run must use a recording
 RECORDINGS: Final = 4  # of one template
@@ -23,7 +23,7 @@ class Recorder(Protocol):
         """Return a function that replays the kernel launches of `run`, and the tensors that receive its results."""
 
 
-class CudaGraphs:
+class CudaGraphs(Compiler):
     """PyTorch's ops as they are, launched as one graph. What costs is launching many small kernels, not running them."""
 
     name = "cudagraphs"

@@ -20,7 +20,7 @@ from djinn.compiling import (
     prepare_to_compile,
     unpack,
 )
-from djinn.hooks import CompilerContext, Replay, UnsupportedOperation
+from djinn.hooks import Compiler, CompilerContext, Replay, UnsupportedOperation
 from djinn_compilers.inductor.toolchain import missing_toolchain, quick_linker
 
 PACKAGE: Final = f"{__name__}:package"
@@ -28,7 +28,7 @@ PREPARE: Final = f"{__name__}:prepare"
 LONGEST_SECONDS: Final = 900.0  # that one template may take, at a low priority
 
 
-class Inductor:
+class Inductor(Compiler):
     """PyTorch's inductor, ahead of time."""
 
     name = "inductor"

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from djinn.hooks import CompilerContext, Replay, UnsupportedOperation
+from djinn.hooks import Compiler, CompilerContext, Replay, UnsupportedOperation
 
 PACKAGE = "torch_tensorrt"
 
 
-class TensorRT:
+class TensorRT(Compiler):
     """NVIDIA's inference compiler. It has no in-place ops, so templates that write into their inputs are not for it."""
 
     name = "tensorrt"

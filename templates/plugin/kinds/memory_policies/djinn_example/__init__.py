@@ -1,30 +1,26 @@
-"""A memory policy for Djinn: the largest values are evicted first, so that few have to go."""
+"""A memory policy for Djinn: evict the largest values first, so that few values are evicted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from djinn.hooks import EvictionCandidate, EvictionContext, MemoryPolicy, hookimpl
+from djinn.hooks import EvictionContext, MemoryPolicy, hookimpl
 
 djinn_api_version = 1
 
 
-class ExamplePolicy:
-    """Used where `djinn serve --memory-policy example` names it."""
+class ExamplePolicy(MemoryPolicy):
+    """Used if `djinn serve --memory-policy example` names it."""
 
     name = "example"
 
     def order(self, context: EvictionContext) -> Sequence[int]:
-        """Positions of all candidates: the first is evicted first."""
-        candidates = context.candidates
-        return sorted(range(len(candidates)), key=lambda position: -candidates[position].nbytes)
-
-    def recompute(self, candidate: EvictionCandidate) -> bool:
-        """True if it is recomputed at its next use instead of spilled."""
-        return candidate.recompute_seconds is not None and candidate.recompute_seconds < candidate.restore_seconds
+        """Return the positions of all candidates. The executor evicts the first one first."""
+        sizes = [candidate.nbytes for candidate in context.candidates]
+        return sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
 
 
 @hookimpl
 def djinn_register_memory_policies() -> list[MemoryPolicy]:
-    """The memory policies that this plugin offers."""
+    """Return the memory policies of this plugin."""
     return [ExamplePolicy()]
