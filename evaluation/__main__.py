@@ -114,7 +114,7 @@ PROGRAMS: Mapping[str, Program] = {
     "buckets": _tests("plugins/weights/tests/test_buckets.py", "plugins/weights/tests/test_https.py", summary="weights in buckets of an S3 server on this machine; installs s3fs and moto", variables={"OMP_NUM_THREADS": "1"}, layer=BUCKETS),
     "connect": _tests("plugins/commands/tests/test_sshd.py", summary="djinn connect and djinn submit against OpenSSH's server; root", variables={"TEST_CONNECT": "1"}),
     "dashboard": _tests(
-        "plugins/dashboard/tests/test_browser.py", summary="the dashboard in a browser; needs playwright and Chromium",
+        "plugins/observability/tests/test_browser.py", summary="the dashboard in a browser; needs playwright and Chromium",
         variables=QUIET | {"DASHBOARD_PICTURES": str(ROOT / "build" / "dashboard")},
     ),
     "documents": _tests("tests/repository/test_commands.py", "tests/repository/test_documents.py", summary="the commands of all documents", variables={"ALL_DOCUMENTS": "1"}),

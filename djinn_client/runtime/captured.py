@@ -70,7 +70,7 @@ class Captured:
     def picture(self, file: str | os.PathLike[str]) -> None:
         """Draw the program into a file, by the plugin whose renderer has the ending of its name.
 
-        The package `djinn-html` brings `.svg`, and `.html`: a page in which modules open by a click.
+        The package `djinn-observability` brings `.svg`, and `.html`: a page in which modules open by a click.
 
         Raises:
             ConfigurationError: no renderer writes files with that ending, or there is no such folder.

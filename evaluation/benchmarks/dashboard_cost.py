@@ -30,9 +30,9 @@ import torch
 import djinn
 from djinn_client.runtime import client
 from djinn_core.system.processes import ThreadTimes
-from djinn_dashboard.history import POINTS, TENANTS, History
-from djinn_dashboard.view import Sample, make_view, shorten
-from djinn_dashboard.watcher import SESSIONS
+from djinn_observability.dashboard.history import POINTS, TENANTS, History
+from djinn_observability.dashboard.view import Sample, make_view, shorten
+from djinn_observability.dashboard.watcher import SESSIONS
 from evaluation.benchmarks.paired import ratio_of, take_turns
 from evaluation.benchmarks.serving import server, url_of
 

@@ -60,10 +60,10 @@ def test_a_renderer_is_found_by_format_and_by_ending(result: PipelineResult, tmp
 
 
 def test_what_is_missing_can_be_installed(tmp_path: Path) -> None:
-    with pytest.raises(djinn.ConfigurationError, match=r"end in \.svg \(there are: none\)\. .*plugins/html"):
+    with pytest.raises(djinn.ConfigurationError, match=r"end in \.svg \(there are: none\)\. .*plugins/observability"):
         renderer_for(tmp_path / "a.svg", registry_of())
     with pytest.raises(
-        djinn.ConfigurationError, match=r"no format 'svg' \(there are: text, json, dots\)\. .*plugins/html"
+        djinn.ConfigurationError, match=r"no format 'svg' \(there are: text, json, dots\)\. .*plugins/observability"
     ):
         renderer_of("svg", registry_of(Dots()))
 

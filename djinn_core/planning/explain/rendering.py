@@ -11,7 +11,7 @@ from djinn_core.logs import get_logger
 from djinn_core.registry.registry import Registry
 
 _INSTALL = (
-    "Packages with renderers bring others: `pip install ./plugins/html` in a checkout of Djinn those for .svg and "
+    "Packages with renderers bring others: `pip install ./plugins/observability` in a checkout of Djinn those for .svg and "
     ".html. `djinn plugins` shows what is installed and what is broken or disabled"
 )
 log = get_logger("djinn.plugins")

@@ -1,0 +1,42 @@
+"""The dashboard: what servers are doing, in a browser and in a terminal.
+
+This module is imported for `djinn --help`, so the rest is imported where it is needed.
+
+- `view`: what is shown of a status and the one before, as plain values. `history`: the past hour and day, in bounded memory.
+- `watcher`: asks a server again and again. `pages`: the page of the operations listener.
+- `dashboard_command`, `top_command`: `djinn dashboard` and `djinn top`; `server_options`: options of both; `terminal`: the view as
+  tables of rich.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    import click
+
+    from djinn.hooks import OperationsPages
+
+djinn_api_version = 1
+
+hookimpl = pluggy.HookimplMarker("djinn")
+
+
+@hookimpl
+def djinn_register_operations_pages() -> Iterable[OperationsPages]:
+    """The page `/dashboard`."""
+    from djinn_observability.dashboard.pages import DashboardPages
+
+    return [DashboardPages()]
+
+
+@hookimpl
+def djinn_register_commands() -> Iterable[click.Command]:
+    """The commands `dashboard` and `top`."""
+    from djinn_observability.dashboard.dashboard_command import dashboard
+    from djinn_observability.dashboard.top_command import top
+
+    return [dashboard, top]

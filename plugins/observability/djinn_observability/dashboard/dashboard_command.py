@@ -1,0 +1,42 @@
+"""`djinn dashboard`: the dashboard of any servers, on this machine."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from djinn_observability.dashboard.server_options import server_options
+
+
+@click.command()
+@server_options
+@click.option("--port", default=0, show_default="a free one", help="Port on loopback.")
+def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int) -> None:
+    """Show what servers are doing, in a browser.
+
+    The page is served on loopback until Ctrl-C, and asks for a code that this command prints: others on this machine do not know it. A
+    server with --operations-port has the same page at /dashboard, for a token.
+    """
+    from djinn.hooks import WatchedServer
+    from djinn.operations import PageServer, read_status
+    from djinn_observability.dashboard.pages import DashboardPages
+    from djinn_observability.dashboard.view import merge
+
+    def status(_: str | None) -> Mapping[str, Any]:
+        return merge(read_status(servers, connection_file))
+
+    status(None)  # what is wrong with the configuration is said now
+    code = secrets.token_urlsafe(9)
+    server = PageServer(DashboardPages(), WatchedServer(status), code, port)
+    click.echo(f"The dashboard is at {server.url}\nThe code for it is {code}\nCtrl-C ends it")
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        click.echo()
+    finally:
+        server.close()

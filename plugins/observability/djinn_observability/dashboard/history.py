@@ -1,0 +1,120 @@
+"""The past hour and the past day of a server: points by tenant, and warnings, in bounded memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+from djinn_observability.dashboard.view import KINDS, STAGES, Sample, alarms, make_view
+
+SECONDS: Final = 5.0  # between two points
+POINTS: Final = 720  # an hour, and a day
+TOGETHER: Final = 24  # points of the hour that become one of the day: two minutes
+NOTES: Final = 50
+TENANTS: Final = 64  # of which those that were seen last are kept
+ALL: Final = None  # the key of all tenants together
+# Names of the numbers of a point, in order; stages in seconds a second, which is devices.
+FIELDS: Final = ("seconds", *KINDS, *STAGES, "sessions", "waiting", "submissions", "steps")
+
+_T = TypeVar("_T")
+# As doubles, because a tuple of numbers takes four times the memory; first the number of the status that it came with.
+Point: TypeAlias = "array[float]"
+
+
+class Past:
+    """Points of one tenant, the newest last: `hour` as they come, `day` as means of some that follow each other."""
+
+    def __init__(self) -> None:
+        self.hour: deque[Point] = deque(maxlen=POINTS)
+        self.day: deque[Point] = deque(maxlen=POINTS)
+        self._recent: list[Point] = []
+
+    def add(self, point: Point) -> None:
+        """A point has come."""
+        self.hour.append(point)
+        self._recent.append(point)
+
+    def close(self, number: int) -> None:
+        """A point of the day is complete."""
+        if self._recent:
+            _, seconds, *columns = zip(*self._recent, strict=True)
+            means = [round(sum(column) / len(column), 4) for column in columns]
+            self.day.append(array("d", (number, seconds[-1], *means)))
+            self._recent.clear()
+
+
+class History:
+    """Points and warnings of a server, for any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._points: dict[str | None, Past] = {}
+        self._notes: dict[str | None, deque[dict[str, Any]]] = {}
+        self._last: Sample | None = None
+        self._number = 0
+
+    def add(self, now: Sample, seconds: float | None = None) -> None:
+        """Take in a status of all tenants, `seconds` after 1970 (None: now)."""
+        before, self._last = self._last or now, now
+        at = time.time() if seconds is None else seconds
+        view = make_view(before, now)
+        tenants = {executor["tenant"] for executor in view["executors"]} - {""}
+        with self._lock:
+            self._number += 1
+            for tenant in (ALL, *sorted(tenants)):
+                chosen = [one for one in view["executors"] if tenant is ALL or one["tenant"] == tenant]
+                _kept(self._points, tenant, Past).add(_point(self._number, at, chosen))
+            for tenant, text in alarms(before.facts, now.facts):
+                note = {"seconds": at, "tenant": tenant, "text": text}
+                for key in {ALL, tenant} - {""}:
+                    _kept(self._notes, key, partial(deque, maxlen=NOTES)).append(note)
+            if self._number % TOGETHER == 0:
+                for past in self._points.values():
+                    past.close(self._number)
+
+    def points(self, tenant: str | None, after: int = 0) -> tuple[int, list[Point], list[Point]]:
+        """The number of the newest point; points of a tenant's hour that came after the one of number `after`, and those of its day."""
+        with self._lock:
+            past = self._points.get(tenant, Past())
+            return self._number, _newer(past.hour, after), _newer(past.day, after)
+
+    def notes(self, tenant: str | None) -> list[dict[str, Any]]:
+        """Warnings that concern a tenant, the newest last."""
+        with self._lock:
+            return list(self._notes.get(tenant, ()))
+
+
+def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) -> _T:
+    """The entry of a key, which is the one that was used last from now on; the one that was not used for longest goes."""
+    found = table.pop(key, None)
+    table[key] = found = make() if found is None else found
+    if len(table) > TENANTS:
+        del table[next(iter(table))]
+    return found
+
+
+def _newer(points: deque[Point], after: int) -> list[Point]:
+    """Those after a number, without their numbers. A tenant without executors has none meanwhile."""
+    return [point[1:] for point in points if point[0] > after]
+
+
+def _point(number: int, at: float, executors: list[dict[str, Any]]) -> Point:
+    sessions = [session for one in executors for session in one["sessions"]]
+    return array(
+        "d",
+        (
+            number,
+            round(at, 1),
+            *(sum(one["kinds"].get(kind, 0) for one in executors) for kind in KINDS),
+            *(round(sum(one["stages"][stage] for one in executors), 4) for stage in STAGES),
+            len(sessions),
+            sum(one["waiting"] for one in executors),
+            round(sum(one["submissions"] for one in executors), 2),
+            round(sum(session["steps"] for session in sessions), 2),
+        ),
+    )

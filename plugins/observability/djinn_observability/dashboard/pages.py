@@ -1,0 +1,78 @@
+"""The page `/dashboard` of the operations listener, and its feed."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+from djinn.hooks import EventFeed, HttpResponse, PageRequest, WatchedServer
+from djinn_observability.dashboard.history import FIELDS, Point
+from djinn_observability.dashboard.watcher import Watcher
+
+_STATIC: Final = Path(__file__).parent / "static"
+# Paths that need no token, with the file and its type: what a browser loads before a token can be typed.
+_FILES: Final = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/chart.js": ("chart.js", "text/javascript; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_FEED: Final = "/feed"
+
+
+class DashboardPages:
+    """As `OperationsPages`."""
+
+    name = "dashboard"
+    open_paths = frozenset(_FILES)
+
+    def __init__(self) -> None:
+        self._watcher: Watcher | None = None
+
+    def begin(self, server: WatchedServer) -> None:
+        """As `OperationsPages.begin`."""
+        self._watcher = Watcher(server)
+
+    def end(self) -> None:
+        """As `OperationsPages.end`."""
+        if self._watcher is not None:
+            self._watcher.end()
+
+    def answer(self, request: PageRequest) -> HttpResponse | EventFeed:
+        """As `OperationsPages.answer`."""
+        if request.path in _FILES:
+            name, kind = _FILES[request.path]
+            return HttpResponse(HTTPStatus.OK, (_STATIC / name).read_bytes(), kind)
+        if request.path != _FEED or request.identity is None or self._watcher is None:
+            return HttpResponse(HTTPStatus.NOT_FOUND, b"there are /dashboard and /dashboard/feed\n")
+        identity = request.identity
+        return EventFeed(_Feed(self._watcher, None if identity.sees_all else identity.tenant).next)
+
+
+class _Feed:
+    """The events of one viewer: first the past hour and day, then what is new of them, each with the view as of now."""
+
+    def __init__(self, watcher: Watcher, tenant: str | None) -> None:
+        self._watcher = watcher
+        self._tenant = tenant
+        self._seen = 0
+
+    def next(self) -> bytes:
+        """The next event, as JSON."""
+        first = not self._seen
+        self._seen, *points = self._watcher.history.points(self._tenant, self._seen)
+        hour, day = [[_numbers(point) for point in some] for some in points]
+        said: dict[str, object] = {"tenant": self._tenant, "live": self._watcher.view(self._tenant)}
+        said |= {"points": hour, "day": day}
+        if first:
+            said["fields"] = FIELDS
+        return json.dumps(said, separators=(",", ":")).encode()
+
+
+def _numbers(point: Point) -> list[float]:
+    """A point for JSON, whole numbers as such."""
+    return [int(number) if number.is_integer() else number for number in point]

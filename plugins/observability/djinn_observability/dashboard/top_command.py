@@ -1,0 +1,50 @@
+"""`djinn top`: the dashboard in a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import click
+
+from djinn_observability.dashboard.server_options import server_options
+
+
+@click.command()
+@server_options
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.5), help="Between two looks.")
+@click.option("--times", type=click.IntRange(1), help="End after so many looks; without it, Ctrl-C ends it.")
+def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, times: int | None) -> None:
+    """Show what servers are doing, in a terminal.
+
+    Where the output is no terminal, each look is printed below the one before.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from djinn.operations import read_status
+    from djinn_observability.dashboard.history import ALL, FIELDS, History
+    from djinn_observability.dashboard.terminal import make_screen
+    from djinn_observability.dashboard.view import Sample, make_view, merge, shorten
+
+    console, history = Console(highlight=False), History()
+    before: Sample | None = None
+    looks = 0
+    shown = Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
+    with shown as live, contextlib.suppress(KeyboardInterrupt):
+        while True:
+            now = Sample(time.monotonic(), merge(read_status(servers, connection_file)))
+            history.add(now)
+            view = shorten(make_view(before or now, now), console.height if console.is_terminal else 200)
+            screen = make_screen(
+                {**view, "events": view["events"] + history.notes(ALL)}, history.points(ALL)[1], FIELDS, console.width
+            )
+            if live is not None:
+                live.update(screen, refresh=True)
+            else:
+                console.print(screen)
+            before, looks = now, looks + 1
+            if looks == times:
+                break
+            time.sleep(seconds)

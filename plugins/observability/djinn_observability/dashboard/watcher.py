@@ -1,0 +1,70 @@
+"""Watcher: asks a server for its status, in the background for the history, and for each viewer, at most once a second."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import Any, Final
+
+from djinn.hooks import WatchedServer
+from djinn_observability.dashboard.history import SECONDS, History
+from djinn_observability.dashboard.view import Sample, make_view, shorten
+
+FRESH_SECONDS: Final = 0.8  # for which a status is used again: several viewers ask once
+SESSIONS: Final = 200  # that are sent to a viewer
+_SAMPLES: Final = 4  # rates are taken over as many seconds, less one
+_log = logging.getLogger("djinn.dashboard")
+
+
+class Watcher:
+    """State of a server, asked again and again; `end` stops its thread."""
+
+    def __init__(self, server: WatchedServer, seconds: float = SECONDS) -> None:
+        self.history = History()
+        self._server = server
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._scopes: dict[str | None, _Scope] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="djinn-dashboard", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop asking."""
+        self._ended.set()
+        self._thread.join(10.0)
+
+    def view(self, tenant: str | None) -> dict[str, Any]:
+        """The view of a tenant now; None: the operator, who is shown all."""
+        with self._lock:
+            scope = self._scopes.setdefault(tenant, _Scope())
+        seen = scope.view(self._server, tenant)
+        notes = [*seen["events"], *self.history.notes(tenant)]
+        return {**shorten(seen, SESSIONS), "events": sorted(notes, key=lambda one: float(one["seconds"]))[-50:]}
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self.history.add(Sample(time.monotonic(), self._server.status(None)))
+            except Exception:
+                _log.exception("the history of the dashboard misses a point")
+            self._ended.wait(self._seconds)
+
+
+class _Scope:
+    """The latest statuses that one tenant may see."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._samples: deque[Sample] = deque(maxlen=_SAMPLES)
+
+    def view(self, server: WatchedServer, tenant: str | None) -> dict[str, Any]:
+        with self._lock:
+            now = time.monotonic()
+            if not self._samples or now - self._samples[-1].at > FRESH_SECONDS:
+                if self._samples and now - self._samples[-1].at > 10 * FRESH_SECONDS:
+                    self._samples.clear()  # rates since a viewer left long ago say nothing of now
+                self._samples.append(Sample(now, server.status(tenant)))
+            return make_view(self._samples[0], self._samples[-1])

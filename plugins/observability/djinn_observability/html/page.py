@@ -1,0 +1,83 @@
+"""A picture as a page: boxes open and close by a click. The page is one file and asks for nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+from djinn.hooks import PipelineResult
+from djinn_observability.html.colours import colours
+from djinn_observability.html.markup import allowed, text
+from djinn_observability.html.scene import Box, scene, shown_open
+from djinn_observability.html.svg import bars, drawn, heading, legend
+
+_STYLE = """
+body { font: 13px Helvetica, Arial, sans-serif; color: #222; background: white; margin: 16px }
+h1 { font-size: 16px; margin: 0 0 8px } .buttons { margin: 8px 0 } .buttons button { font: inherit; margin-right: 6px }
+.folds { cursor: pointer } .folds:focus { outline: 2px solid #444; outline-offset: 2px }
+"""
+
+
+def page(result: PipelineResult) -> str:
+    """The picture of a program as an HTML document."""
+    whole = scene(result)
+    opened, title = shown_open(whole), heading(result)
+    data = json.dumps(
+        {"whole": _plain(whole, opened, _Numbers()), "colours": {b.phase: colours(b.phase) for b in whole}}
+    )
+    script = resources.files(__package__).joinpath("page.js").read_text(encoding="utf-8")
+    key, width = legend(whole, bars(result))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>{text(title)}</title><style>{_STYLE}</style></head>
+<body>
+<h1>{text(title)}</h1>
+<svg width="{width:.0f}" height="18" font-size="12">{key}</svg>
+<div class="buttons"><button class="first">as at first</button><button class="open">open all</button>\
+<button class="close">close all</button> click a box to open or close it; point at it for more</div>
+<div class="picture"></div>
+<noscript>{drawn(whole, opened, title, bars(result))}</noscript>
+<script>
+{script}
+show({_in_script(data)}, document.body);
+</script>
+</body>
+</html>
+"""
+
+
+class _Numbers:
+    """Counts boxes."""
+
+    def __init__(self) -> None:
+        self.last = -1
+
+    def next(self) -> int:
+        self.last += 1
+        return self.last
+
+
+def _plain(box: Box, opened: frozenset[int], numbers: _Numbers) -> dict[str, Any]:
+    """A box as `page.js` wants it."""
+    return {
+        "id": numbers.next(),
+        "title": allowed(box.title),
+        "detail": box.detail,
+        "chips": [allowed(chip) for chip in box.chips],
+        "ownChips": [allowed(chip) for chip in box.own_chips],
+        "tip": allowed(box.tip),
+        "phase": box.phase,
+        "share": box.share,
+        "count": box.count,
+        "own": box.is_own,
+        "open": id(box) in opened,
+        "inner": [_plain(inner, opened, numbers) for inner in box.inner],
+        "rows": box.layout.rows if box.layout is not None else [],
+        "wires": box.layout.wires if box.layout is not None else [],
+    }
+
+
+def _in_script(data: str) -> str:
+    """JSON that cannot end the script that it stands in."""
+    return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,0 +1,226 @@
+"""Contents of a picture: a box for each part of a program, with the arrows between those in it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cached_property
+
+import attrs
+import networkx as nx
+
+from djinn.hooks import ExecutionPhase, PipelineResult
+from djinn.rendering import Facts, Part, Survey, by_call, duration, outline, share, size, some, work
+from djinn_observability.html.colours import MIXED
+from djinn_observability.html.layering import LayeredRows, layered
+
+BOXES = 40  # that are shown at first
+_LITTLE = 0.03  # of the time: boxes that take less stay closed
+_MOST = 0.9  # of a box's ops, that its phase is the phase of
+_CHIPS = 3  # patterns that a closed box names
+
+
+@attrs.frozen
+class Box:
+    """One part of a program.
+
+    Attributes:
+        title, detail: its name and class, and what it costs. kind: its class, or its name where that is not known.
+        chips: names of the patterns in it, and `own_chips` of those that are in none of the boxes in it.
+        tip: everything that is known of it, a line each.
+        phase: what nearly all of its ops are part of, or `MIXED`. share: its part of the whole program's predicted time, or else of its ops.
+        count: how many equal parts it stands for. is_own: whether it is ops that belong to no inner module.
+        inner: the boxes in it. layout: their rows and arrows; None if there are none.
+    """
+
+    title: str
+    kind: str
+    detail: str
+    chips: tuple[str, ...]
+    own_chips: tuple[str, ...]
+    tip: str
+    phase: str
+    share: float
+    count: int
+    is_own: bool
+    inner: tuple[Box, ...] = ()
+    layout: LayeredRows | None = None
+
+    def __iter__(self) -> Iterator[Box]:
+        """This box and all in it."""
+        yield self
+        for box in self.inner:
+            yield from box
+
+
+def scene(result: PipelineResult) -> Box:
+    """The box of the whole program."""
+    whole = outline(result.graph, result.profile, by_call)
+    return _Maker(result, Survey(result, whole)).box(whole)
+
+
+def shown_open(whole: Box, most: int = BOXES) -> frozenset[int]:
+    """Boxes that are open at first, by `id`.
+
+    Those that take most of the time, as long as `most` boxes are seen; of those that are made alike, the first.
+    """
+    chosen = _Chosen(most)
+    chosen.take(whole)
+    return frozenset(chosen.opened)
+
+
+@attrs.define
+class _Chosen:
+    most: int
+    opened: set[int] = attrs.field(factory=set)
+    _seen: int = 1
+    _structures: set[Hashable] = attrs.field(factory=set)
+
+    def take(self, whole: Box) -> None:
+        waiting = [whole]
+        while waiting:
+            box = max(waiting, key=lambda b: b.share)  # the first of equals
+            waiting.remove(box)
+            structure = _structure(box)
+            if self._seen - 1 + len(box.inner) > self.most or structure in self._structures or box.share < _LITTLE:
+                continue
+            self._structures.add(structure)
+            self.opened.add(id(box))
+            self._seen += len(box.inner) - 1
+            waiting += [inner for inner in box.inner if inner.inner]
+
+
+def _structure(box: Box) -> Hashable:
+    """Equal for boxes that are made alike, whatever their sizes."""
+    return box.kind, box.phase, tuple(map(_structure, box.inner)) or box.is_own
+
+
+@attrs.define(slots=False)
+class _Maker:
+    result: PipelineResult
+    survey: Survey
+
+    def box(self, part: Part) -> Box:
+        """The box of a part, with everything in it."""
+        facts = self.survey.facts(part)
+        inner, edges, entering, leaving = self._inside(part)
+        boxes = tuple(map(self.box, inner))
+        return Box(
+            title=_title(part, facts),
+            kind=part.kind or re.sub(r"\d+", "#", part.name),
+            detail=self._detail(facts),
+            chips=_chips(facts, boxes),
+            own_chips=_chips(facts, ()),
+            tip=self._tip(part, facts),
+            phase=_phase(facts),
+            share=self._share(facts),
+            count=part.count,
+            is_own=part.is_own,
+            inner=boxes,
+            layout=layered(len(inner), edges, entering, leaving) if inner else None,
+        )
+
+    @cached_property
+    def _all(self) -> Facts:
+        return self.survey.facts(self.survey.whole)
+
+    def _share(self, facts: Facts) -> float:
+        if self._all.seconds:
+            return facts.seconds / self._all.seconds
+        return facts.ops / max(self._all.ops, 1)
+
+    def _detail(self, facts: Facts) -> str:
+        if not self.survey.has_costs:
+            return f"{facts.ops:,} ops"
+        worked = [work(facts.flops)] if facts.flops else []
+        where = [f"on {some(list(facts.devices), 1)}"] if self.survey.is_spread and facts.devices else []
+        return " · ".join([share(facts.seconds, self._all.seconds), duration(facts.seconds), *worked, *where])
+
+    def _tip(self, part: Part, facts: Facts) -> str:
+        lines = [" ".join(filter(None, [part.path or part.name, part.kind and f"({part.kind})"]))]
+        if part.count > 1:
+            lines.append(f"{part.count} equal ones, counted together")
+        lines.append(f"{facts.ops:,} ops: " + ", ".join(f"{n} {c:,}" for n, c in list(facts.operations.items())[:8]))
+        lines += [f"phase {phase}: {count:,} ops" for phase, count in facts.phases.items()]
+        if self.survey.has_costs:
+            lines.append(f"{work(facts.flops)}, {size(facts.moved)} moved, {duration(facts.seconds)}")
+        lines += [f"{kind}: {size(nbytes)}" for kind, nbytes in facts.held.items()]
+        lines += [f"on {device}: {count:,} ops" for device, count in facts.devices.items()]
+        lines += [f"{f.pattern} ({f.confidence:.2f}): {f.reason}" for f in facts.patterns]
+        return "\n".join(filter(None, lines))
+
+    @cached_property
+    def _sources(self) -> dict[int, list[int]]:
+        """For each node those whose data it uses."""
+        return {
+            node: [source for source in dict.fromkeys(sources) if source >= 0]
+            for node, sources in enumerate(self.result.graph.flow.sources)
+        }
+
+    @cached_property
+    def _users(self) -> dict[int, list[int]]:
+        users: dict[int, list[int]] = defaultdict(list)
+        for target, sources in self._sources.items():
+            for source in sources:
+                users[source].append(target)
+        return users
+
+    def _inside(self, part: Part) -> tuple[list[Part], list[tuple[int, int]], list[int], list[int]]:
+        """Contents of a box: parts, arrows between them, and which have arrows from and to outside."""
+        place = {n: i for i, inner in enumerate(part.parts) for n in inner.nodes}
+        sample = frozenset(part.sample)
+        entry, leave = len(part.parts), len(part.parts) + 1
+        flow: nx.DiGraph[int] = nx.DiGraph()
+        flow.add_nodes_from(range(len(part.parts)))
+        for node in part.sample if part.parts else ():
+            for source in self._sources[node]:
+                if source in sample or self._stays(source, node):
+                    flow.add_edge(place[source] if source in sample else entry, place[node])
+            if any(user not in sample and self._stays(node, user) for user in self._users[node]):
+                flow.add_edge(place[node], leave)
+        flow.remove_edges_from(list(nx.selfloop_edges(flow)))
+        shown = self._shown(part, flow)
+        number = {old: new for new, old in enumerate(shown)}
+        edges = [(number[a], number[b]) for a, b in flow.edges if a in number and b in number]
+        entering = [number[b] for a, b in flow.edges if a == entry and b in number]
+        leaving = [number[a] for a, b in flow.edges if b == leave and a in number]
+        return [part.parts[i] for i in shown], sorted(edges), entering, leaving
+
+    def _stays(self, source: int, user: int) -> bool:
+        """True if data stays in one part of a training step. Arrows of data kept for the backward pass would hide all others."""
+        phases = self.result.profile.phases if self.result.profile is not None else ()
+        return not phases or phases[source] is phases[user] or not phases[user].is_training
+
+    def _shown(self, part: Part, flow: nx.DiGraph[int]) -> Sequence[int]:
+        """The parts to show. Ops between modules that only look at data are not; arrows go through them."""
+        looks = self.result.graph.flow.looks
+        hidden = [i for i, p in enumerate(part.parts) if p.is_own and all(looks[n] for n in p.nodes)]
+        if len(hidden) == len(part.parts):
+            return range(len(part.parts))
+        for index in hidden:
+            flow.add_edges_from((a, b) for a in flow.predecessors(index) for b in list(flow.successors(index)))
+            flow.remove_node(index)
+        return [i for i in range(len(part.parts)) if i in flow]
+
+
+def _title(part: Part, facts: Facts) -> str:
+    if part.is_own:
+        return some(facts.dearest)
+    times = f" x{part.count}" if part.count > 1 else ""
+    kind = f" · {part.kind}" if part.kind and part.kind != part.name else ""
+    return f"{part.name}{times}{kind}"
+
+
+def _phase(facts: Facts) -> str:
+    known = {phase: count for phase, count in facts.phases.items() if phase != ExecutionPhase.UNKNOWN.value}
+    if not known or max(known.values()) >= _MOST * sum(known.values()):
+        return facts.phase
+    return MIXED
+
+
+def _chips(facts: Facts, inner: Sequence[Box]) -> tuple[str, ...]:
+    """The patterns of a box, those of boxes in it after its own."""
+    names = [found.pattern for found in facts.patterns]
+    names += [chip for box in inner for chip in box.chips]
+    return tuple(dict.fromkeys(names))[:_CHIPS]

@@ -1,0 +1,128 @@
+"""Events of a gateway or an executor as spans and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from djinn.hooks import ServerEvent
+from djinn_observability.opentelemetry.telemetry import SUBMIT, Telemetry
+
+_NAMES = {"tenant": "djinn.tenant", "device": "djinn.device", "session": "djinn.session.id", "client": "djinn.client"}
+_MEASURED = ("djinn.tenant", "djinn.device")  # attributes of metrics: there are few of each
+
+
+class OpenTelemetryServerObserver:
+    """Implements `ServerObserver`."""
+
+    name = "opentelemetry"
+
+    def __init__(self, make: Callable[[str], Telemetry]) -> None:
+        """`make` gives the telemetry of a service by its name; called at the first event, which says whose it is."""
+        self._make = make
+        self._says: _Says | None = None
+
+    def observe(self, event: ServerEvent) -> None:
+        """As `ServerObserver.observe`, on the observer's own thread."""
+        if self._says is None:
+            self._says = _Says(self._make(f"djinn-{event.process}"))
+        says, fields = self._says, event.fields
+        if event.name == "completed":
+            says.completed(event)
+        elif event.name == "transferred":
+            says.transferred(event)
+        elif event.name in {"admitted", "refused"}:
+            says.answered(event.name, fields)
+        elif event.name in {"executor_died", "executor_restarted"}:
+            says.restarted(event)
+        elif event.name == "session_began" and fields.get("recovered"):
+            says.recovered.add(1, _about(fields, _MEASURED))
+        elif event.name in {"session_ended", "stopped"}:
+            says.telemetry.flush()
+
+
+class _Says:
+    """Instruments of a process, and what becomes of events."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry, meter = telemetry, telemetry.meter
+        self._calls = telemetry.histogram("rpc.server.call.duration", "From reading a submission to its results")
+        self._queue = telemetry.histogram("djinn.executor.queue.duration", "Submissions waiting for the device")
+        self._clients = meter.create_counter("djinn.gateway.clients", unit="{client}", description="Clients answered")
+        self._moved = meter.create_counter("djinn.executor.transfer.io", unit="By", description="Bytes from others")
+        self._deaths = meter.create_counter("djinn.gateway.executor.deaths", unit="{process}")
+        self.recovered = meter.create_counter("djinn.executor.sessions.recovered", unit="{session}")
+        self._died: dict[str, float] = {}  # by device
+
+    def completed(self, event: ServerEvent) -> None:
+        """A submission was answered."""
+        fields = event.fields
+        queue = fields.get("queue", 0.0)
+        whole = queue + sum(fields.get(name, 0.0) for name in ("decode", "duration", "encode"))
+        error = "RemoteError" if fields.get("failures") else ""
+        parent = _parent(fields)
+        if parent is not None:
+            about = {**SUBMIT, **_about(fields), "djinn.submission": fields.get("submission", 0)}
+            for part in ("queue", "decode", "encode"):
+                about[f"djinn.{part}.duration"] = fields.get(part, 0.0)
+            about["djinn.execute.duration"] = fields.get("duration", 0.0)
+            self.telemetry.span(
+                "djinn.execute",
+                whole,
+                about,
+                parent=parent,
+                kind=SpanKind.SERVER,
+                error=error,
+                ended=event.seconds,
+            )
+        measured = _about(fields, _MEASURED)
+        self._queue.record(queue, measured)
+        self._calls.record(whole, {**SUBMIT, **measured, **({"error.type": error} if error else {})})
+
+    def transferred(self, event: ServerEvent) -> None:
+        """Values of another executor are here, or will not come."""
+        fields = event.fields
+        parent = _parent(fields)
+        if parent is not None:
+            about = {
+                **_about(fields),
+                "djinn.transfer.size": fields["bytes"],
+                "djinn.transfer.source": fields["source"],
+            }
+            error = "SessionLost" if fields.get("error") else ""
+            self.telemetry.span(
+                "djinn.transfer", fields["duration"], about, parent=parent, error=error, ended=event.seconds
+            )
+        self._moved.add(fields.get("bytes", 0), _about(fields, _MEASURED))
+
+    def answered(self, name: str, fields: Mapping[str, Any]) -> None:
+        """The gateway let a client in, or did not."""
+        about = {"error.type": str(fields.get("why", ""))} if name == "refused" else {}
+        self._clients.add(1, {"djinn.outcome": name, **about})
+
+    def restarted(self, event: ServerEvent) -> None:
+        """An executor has died, or another one has taken its place: the time between is a span."""
+        device = str(event.fields.get("device", ""))
+        if event.name == "executor_died":
+            self._died[device] = event.seconds
+            self._deaths.add(1, _about(event.fields, _MEASURED))
+        elif device in self._died:
+            seconds = event.seconds - self._died.pop(device)
+            self.telemetry.span(
+                "djinn.executor.restart", seconds, _about(event.fields), parent=Context(), ended=event.seconds
+            )
+
+
+def _parent(fields: Mapping[str, Any]) -> Context | None:
+    """The client's span; None where the client does not trace."""
+    trace = fields.get("trace")
+    return TraceContextTextMapPropagator().extract({"traceparent": trace}, Context()) if trace else None
+
+
+def _about(fields: Mapping[str, Any], wanted: tuple[str, ...] = tuple(_NAMES.values())) -> dict[str, Any]:
+    found = {name: fields[field] for field, name in _NAMES.items() if fields.get(field) is not None}
+    return {name: value for name, value in found.items() if name in wanted}

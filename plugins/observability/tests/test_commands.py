@@ -1,0 +1,72 @@
+"""`djinn top` against a server, and the server of pages that `djinn dashboard` starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from click.testing import CliRunner
+
+from djinn.hooks import WatchedServer
+from djinn.operations import PageServer, read_status
+from djinn_observability.dashboard.pages import DashboardPages
+from djinn_observability.dashboard.top_command import top
+
+CODE = "a-code-of-this-test"
+STATUS = {"version": "26", "uptime": 1.0, "executors": [], "events": []}
+
+
+def test_top_shows_a_server_as_often_as_it_is_told(serving, monkeypatch):
+    (url,) = [url for url in serving.urls if url.startswith("tcp:")]
+    monkeypatch.setenv("DJINN_TOKEN", serving.token)
+    shown = CliRunner().invoke(top, ["--server", url, "--times", "2", "--seconds", "0.5"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("executor  ") == 2
+    assert "cpu:0" in shown.output
+    (row,) = read_status([url])
+    assert row["executors"][0]["figures"]["resident_memory_bytes"] > 0
+
+
+def test_a_server_that_does_not_answer_is_told():
+    environment = {"DJINN_TOKEN": "a-token-of-sixteen-or-more"}
+    shown = CliRunner().invoke(top, ["--server", "tcp://127.0.0.1:9", "--times", "1"], env=environment)
+    assert "no answer: tcp://127.0.0.1:9" in shown.output
+
+
+@pytest.fixture(scope="module")
+def served():
+    with contextlib.closing(PageServer(DashboardPages(), WatchedServer(lambda _: STATUS), CODE)) as found:
+        yield found
+
+
+def get(url, code=None, **headers):
+    shown = {} if code is None else {"Authorization": f"Bearer {code}"}
+    return urllib.request.urlopen(urllib.request.Request(url, headers=shown | headers), timeout=60)
+
+
+def test_the_page_is_open_and_its_data_is_for_the_code(served):
+    with get(served.url) as page:
+        assert b"<title>Djinn</title>" in page.read()
+    with get(f"{served.url}/feed", CODE) as feed:
+        assert json.loads(feed.readline().removeprefix(b"data: "))["live"]["version"] == "26"
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "headers", "status"),
+    [
+        ("/feed", None, {}, 401),
+        ("/feed", "another", {}, 401),
+        ("/feed", CODE, {"Origin": "https://evil.example"}, 403),
+        ("/feed", CODE, {"Host": "evil.example"}, 421),
+        ("/none", CODE, {}, 404),
+    ],
+)
+def test_nothing_else_is_answered(served, path, code, headers, status):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(served.url + path, code, **headers)
+    with caught.value as answer:
+        assert answer.code == status
+        assert status != 401 or b"the page is at /dashboard" in answer.read()

@@ -1,0 +1,183 @@
+"""The view, the history and the screen of `djinn top`, from statuses made up here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+import djinn_observability.dashboard
+from djinn.hooks import Identity, PageRequest, WatchedServer
+from djinn.testing import CommandConformance, OperationsPagesConformance, PluginConformance
+from djinn_observability.dashboard.history import ALL, FIELDS, NOTES, POINTS, TENANTS, TOGETHER, History
+from djinn_observability.dashboard.pages import DashboardPages
+from djinn_observability.dashboard.terminal import make_screen
+from djinn_observability.dashboard.view import Sample, make_view, memory_by_kind, merge, shorten
+from djinn_observability.dashboard.watcher import Watcher
+
+
+def session(name="s1", **facts):
+    return {"session": name, "client": "alice", "memory": 30, "values": 3, "submissions": 0, "age": 1.0, **facts}
+
+
+def executor(tenant="alice", process=7, sessions=(), state="ready", **figures):
+    device = {"id": "cpu:0", "name": "a CPU", "memory": 1000, "memory_free": 900, "pressure": 0}
+    about = {"device": device, "process": process, "state": state, "tenant": tenant, "restarts": 0, "load": 0.0}
+    return {**about, "sessions": list(sessions), "figures": figures}
+
+
+def status(*executors, events=()):
+    return {"version": "26", "uptime": 5.0, "executors": list(executors), "events": list(events)}
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_observability.dashboard
+
+
+class TestPages(OperationsPagesConformance):
+    @pytest.fixture
+    def pages(self):
+        return DashboardPages()
+
+
+def commands():
+    return {one.name: one for one in djinn_observability.dashboard.djinn_register_commands()}
+
+
+class TestDashboard(CommandConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_observability.dashboard
+
+    @pytest.fixture
+    def command(self):
+        return commands()["dashboard"]
+
+
+class TestTop(TestDashboard):
+    @pytest.fixture
+    def command(self):
+        return commands()["top"]
+
+
+def test_rates_are_between_two_statuses():
+    before = status(executor(sessions=[session(steps=10, seconds=1.0)], submissions=100, execute_seconds=2.0))
+    now = status(executor(sessions=[session(steps=30, seconds=2.0)], submissions=140, execute_seconds=3.0))
+    (seen,) = make_view(Sample(1.0, before), Sample(3.0, now))["executors"]
+    assert seen["submissions"] == 20
+    assert seen["stages"]["execute"] == 0.5
+    assert seen["sessions"][0]["steps"] == 10
+    assert seen["sessions"][0]["busy"] == 0.5
+
+
+def test_a_process_that_is_new_has_no_rates():
+    before, now = status(executor(process=7, submissions=100)), status(executor(process=8, submissions=5))
+    assert make_view(Sample(1.0, before), Sample(2.0, now))["executors"][0]["submissions"] == 0
+
+
+def test_memory_by_kind_leaves_out_kinds_that_are_unknown():
+    one = executor(
+        sessions=[session(kinds={"weights": 20, "<b>": 5}), session("s2", kinds={"weights": 5, "caches": 1})]
+    )
+    assert memory_by_kind(one) == {"weights": 25, "caches": 1}
+
+
+def test_servers_that_do_not_answer_are_events():
+    merged = merge([{"url": "tcp://a", "error": "no"}, {"url": "tcp://b", "error": None, **status(executor())}])
+    assert merged["executors"][0]["server"] == "tcp://b"
+    assert merged["events"][0]["text"] == "tcp://a: no"
+
+
+def test_the_busiest_sessions_are_sent_and_the_others_counted():
+    before = status(executor(sessions=[session(f"s{n}", seconds=0.0) for n in range(1000)]))
+    now = status(executor(sessions=[session(f"s{n}", seconds=float(n)) for n in range(1000)]))
+    short = shorten(make_view(Sample(0.0, before), Sample(1.0, now)), 200)
+    assert short["left_out"] == 800
+    assert {one["session"] for one in short["executors"][0]["sessions"]} == {f"s{n}" for n in range(800, 1000)}
+
+
+def test_history_is_bounded_and_by_tenant():
+    history = History()
+    for number in range(POINTS + 10):
+        sessions = [session(kinds={"weights": number})]
+        history.add(Sample(float(number), status(executor("alice", sessions=sessions), executor("bob", 8))), number)
+    count, points, day = history.points(ALL)
+    assert (count, len(points)) == (POINTS + 10, POINTS)
+    assert len(day) == count // TOGETHER
+    assert day[-1][FIELDS.index("weights")] == count // TOGETHER * TOGETHER - (TOGETHER + 1) / 2
+    assert [len(new) for new in history.points(ALL, count - TOGETHER)[1:]] == [TOGETHER, 1]
+    assert points[-1][FIELDS.index("weights")] == POINTS + 9
+    assert len(history.points("alice", count - 3)[1]) == 3
+    assert history.points("bob")[1][-1][FIELDS.index("weights")] == 0
+    assert history.points("carol")[1] == []
+    for number in range(TOGETHER):
+        history.add(Sample(1.0, status(executor("bob"))), count + number)
+    (_, news, days), (_, later, _) = history.points("alice", count), history.points("bob", count)
+    assert (news, len(days), len(later)) == (
+        [],
+        1,
+        TOGETHER,
+    )  # alice's executors are gone, and an earlier day's point ends
+    for number in range(2 * TENANTS):
+        history.add(Sample(1.0, status(executor(f"tenant{number}"))), number)
+    assert len(history._points) <= TENANTS
+
+
+def test_what_goes_wrong_is_noted_for_its_tenant_alone():
+    history = History()
+    history.add(Sample(0.0, status(executor("alice"), executor("bob", 8))), 0.0)
+    history.add(Sample(1.0, status(executor("alice", quota_refusals=2), executor("bob", 8, state="restarting"))), 1.0)
+    assert [one["text"] for one in history.notes("alice")] == ["2 refused because a quota is used up on cpu:0"]
+    assert [one["text"] for one in history.notes("bob")] == ["the executor on cpu:0 is restarting"]
+    assert len(history.notes(ALL)) == 2
+    for number in range(2 * NOTES):
+        history.add(Sample(1.0, status(executor("alice", quota_refusals=number + 3))), number)
+    assert len(history.notes("alice")) == NOTES
+
+
+def test_the_feed_of_a_tenant_has_no_other():
+    asked = []
+
+    def answer(tenant):
+        asked.append(tenant)
+        both = [executor("alice", sessions=[session()]), executor("bob", 8, [session("s2", client="bob's")])]
+        return status(*(one for one in both if tenant in {None, one["tenant"]}))
+
+    pages = DashboardPages()
+    pages.begin(WatchedServer(answer))
+    try:
+        feed = pages.answer(PageRequest("/feed", Identity("alice")))
+        said = [feed.next(), feed.next()]
+        everything = json.loads(pages.answer(PageRequest("/feed", Identity("alice", monitor=True))).next())
+    finally:
+        pages.end()
+    assert b"bob" not in b"".join(said)
+    assert json.loads(said[0])["fields"] == list(FIELDS)
+    assert [one["tenant"] for one in everything["live"]["executors"]] == ["alice", "bob"]
+
+
+def test_many_viewers_ask_once():
+    asked = []
+    watcher = Watcher(WatchedServer(lambda tenant: asked.append(tenant) or status()), seconds=1000.0)
+    try:
+        for _ in range(10):
+            watcher.view("alice")
+        assert asked.count("alice") == 1
+    finally:
+        watcher.end()
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_screen_shows_texts_as_they_are(width):
+    hostile = session(client="[red]x[/red]", phase="llm_decode", kinds={"weights": 30})
+    event = {"seconds": 1.0, "name": "refused", "tenant": "alice", "text": "why: [b]token"}
+    view = make_view(*[Sample(1.0, status(executor(sessions=[hostile]), events=[event]))] * 2)
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(make_screen(view, [], FIELDS, width))
+    assert "[red]x[/red]" in captured.get()
+    assert "why: [b]token" in captured.get()
+    assert ("weights 30 B" in captured.get()) == (width == 160)
