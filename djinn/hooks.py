@@ -294,7 +294,7 @@ _PLACES = {
     "djinn_core.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
     "djinn_core.hookspecs.compilers": "Compiler CompilerContext Replay",
     "djinn_core.hookspecs.cost_models": "BackgroundCalibrated CalibratedCostModel CostModel Probe",
-    "djinn_core.hookspecs.devices": "Device DeviceRuntime\",
+    "djinn_core.hookspecs.devices": "Device DeviceRuntime",
     "djinn_core.hookspecs.growth": "GrowthTolerant",
     "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.interceptors": "Interceptor",
