@@ -17,7 +17,7 @@ import torch
 import djinn
 from djinn.hooks import Optimization, hookimpl
 from djinn_client.runtime import client
-from djinn_recomputation import Recomputation
+from djinn_optimizations.recomputation import Recomputation
 from evaluation.benchmarks.links import CLIENT, Conditions, change, hidden_from, namespace, permitted
 from evaluation.benchmarks.links import SERVER as FAR
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, median_of

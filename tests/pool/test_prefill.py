@@ -9,8 +9,8 @@ import torch
 
 from djinn.hooks import hookimpl
 from djinn_client.runtime import client
-from djinn_prefill import DivideSequences
-from djinn_prefill.choosing import ChunkChoice
+from djinn_optimizations.prefill import DivideSequences
+from djinn_optimizations.prefill.choosing import ChunkChoice
 
 REMOTE = "remote_accelerator:0"
 LENGTH = 24

@@ -11,7 +11,7 @@ import torch
 import djinn
 from djinn.hooks import hookimpl
 from djinn_client.runtime.pool.topology import SeenLink
-from djinn_recomputation import Recomputation
+from djinn_optimizations.recomputation import Recomputation
 
 REMOTE = "remote_accelerator:0"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import djinn
-import djinn_adaptive
+import djinn_optimizations.adaptive
 from djinn.hooks import OptimizationResult, Rewrite, Substitution, arguments, hookimpl
 from djinn_client.runtime.planning import ab_tests, planner
 
@@ -131,7 +131,7 @@ def test_a_result_of_weights_alone_is_computed_with_the_program_that_keeps_it(se
 
 
 def test_what_hurts_is_switched_off(session):
-    session(djinn_adaptive, Offered(Slower()))
+    session(djinn_optimizations.adaptive, Offered(Slower()))
     step, *_ = layer_and_data()
     for _ in range(ab_tests.MIN_RUNS + 4 * ab_tests.MAX_RUNS_PER_ARM):
         step()

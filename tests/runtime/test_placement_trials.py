@@ -7,7 +7,6 @@ import random
 import attrs
 import pytest
 
-from djinn_adaptive import Adaptive
 from djinn_client.runtime.planning.ab_tests import Verdicts
 from djinn_client.runtime.planning.placement_trials import (
     LOOKS,
@@ -19,6 +18,7 @@ from djinn_client.runtime.planning.placement_trials import (
 from djinn_client.runtime.planning.prediction_errors import ENOUGH, MOST, PRIOR, PredictionErrors, margin_of
 from djinn_client.runtime.stats import Stats
 from djinn_core.ir.program import Program
+from djinn_optimizations.adaptive import Adaptive
 
 EMPTY = Program((), (), ())
 

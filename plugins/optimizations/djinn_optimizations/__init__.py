@@ -1,0 +1,1 @@
+"""Optimizations: rewrites of programs before they run."""

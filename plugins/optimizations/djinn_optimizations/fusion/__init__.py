@@ -1,0 +1,17 @@
+"""Fuses products of one input, and folds batch norms into the convolutions before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Optimization, hookimpl
+from djinn_optimizations.fusion.folding import FoldBatchNorms
+from djinn_optimizations.fusion.projections import FuseProjections
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_optimizations() -> Iterable[Optimization]:
+    """The optimizations `fuse_projections` and `fold_batch_norms`."""
+    return [FuseProjections(), FoldBatchNorms()]

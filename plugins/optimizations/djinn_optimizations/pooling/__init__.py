@@ -1,0 +1,18 @@
+"""Pools before what can be done for the pooled elements alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Optimization, hookimpl
+from djinn_optimizations.pooling.optimization import PoolFirst
+
+__all__ = ["PoolFirst", "djinn_api_version", "djinn_register_optimizations"]
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_optimizations() -> Iterable[Optimization]:
+    """The optimization `pool_first`."""
+    return [PoolFirst()]

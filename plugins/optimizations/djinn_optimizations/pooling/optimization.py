@@ -1,0 +1,63 @@
+"""Poolings leave few elements: what is done with each element by itself had better be done with those."""
+
+from __future__ import annotations
+
+from djinn.hooks import Graph, Node, OptimizationContext, OptimizationResult, Rewrite, Substitution, storage_of
+from djinn_optimizations.pooling.pairs import Pair, pair_of
+from djinn_optimizations.pooling.pooling import pooling_of
+
+
+class PoolFirst:
+    """Swaps a pooling with the op before it, or does two poolings as one.
+
+    - The average of a pointwise convolution's results is the convolution of the average: a fraction of the products.
+    - The maximum of an increasing activation's results is the activation of the maximum: a fraction of the elements.
+    - Pooling adjacent windows of windows is pooling larger windows: one pass over the elements less.
+
+    It is always faster if the pooling leaves fewer elements, and is done only then. Sums are rounded in another order, and zeros may
+    have another sign.
+    """
+
+    name = "pool_first"
+    before = frozenset({"split_batches"})
+    after = frozenset({"fold_batch_norms"})
+    after_placement = False
+    exact = False
+    tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """Substitutions for all poolings that had better come first."""
+        graph, running, taken = context.graph, frozenset(context.plan.nodes), set(context.plan.substituted)
+        found: list[tuple[Substitution, str]] = []
+        for node in (graph.nodes[n] for n in context.plan.nodes):
+            pooling = pooling_of(graph, node)
+            pair = pair_of(graph, pooling) if pooling is not None else None
+            if pair is None or not pair.nodes <= running or taken & pair.nodes or not _is_alone(context, pair):
+                continue
+            taken |= pair.nodes
+            substitution = Substitution(pair.nodes, pair.inputs, pair.pooling.node.outputs[:1], pair.compute)
+            found.append((substitution, f"{pair.name} ({_saved(graph, pair)} of the elements)"))
+        if not found:
+            return OptimizationResult(self.name, applied=False, reason="no pooling would save what is done before it")
+        substitutions = tuple(substitution for substitution, _ in found)
+        reason = f"{len(found)} poolings come first: {', '.join(dict.fromkeys(told for _, told in found))}"
+        return OptimizationResult(self.name, True, reason, Rewrite(substitutions=substitutions))
+
+
+def _is_alone(context: OptimizationContext, pair: Pair) -> bool:
+    """True if neither intermediate values nor the positions of the maxima are used elsewhere, and neither is written meanwhile."""
+    graph = context.graph
+    nodes: list[Node] = [graph.nodes[n] for n in sorted(pair.nodes)]
+    gone = {v for node in nodes for v in node.outputs} - {pair.pooling.node.outputs[0]}
+    memory = {storage_of(v) for v in (*gone, *pair.inputs)}
+    others = [n for n in graph.nodes[nodes[0].id : nodes[-1].id] if n.id not in pair.nodes]
+    return (
+        context.kept.isdisjoint(gone)
+        and all(user.id in pair.nodes for value in gone for user in graph.consumers(value))
+        and not any(storage_of(v) in memory for node in others for v in node.writes)
+    )
+
+
+def _saved(graph: Graph, pair: Pair) -> str:
+    before, after = (graph.meta(v).numel for v in (pair.pooling.source, pair.pooling.node.outputs[0]))
+    return f"{after / before:.2g}"

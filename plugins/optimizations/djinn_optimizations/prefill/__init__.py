@@ -1,0 +1,18 @@
+"""Divides one long prompt among several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Optimization, hookimpl
+from djinn_optimizations.prefill.optimization import DivideSequences
+
+__all__ = ["DivideSequences", "djinn_api_version", "djinn_register_optimizations"]
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_optimizations() -> Iterable[Optimization]:
+    """The optimization `prefill`."""
+    return [DivideSequences()]

@@ -1,0 +1,152 @@
+"""Number and length of chunks, by predicted times."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Final
+
+import attrs
+
+from djinn.hooks import DataResidency, OptimizationContext, storage_of
+from djinn_optimizations.prefill.rows import NotDivisible, Rows
+
+PAYS: Final = 0.9  # of the time on one device: predictions are not exact
+PART: Final = 4e-4  # seconds for each transfer that is waited for
+PLANNING: Final = 1e-4  # seconds for an op and a chunk, when prompts of a length come for the first time
+RUNS: Final = 8  # prompts of that length that share the time for planning
+STEP: Final = 8  # chunks are so many rows, or several times as many
+FULL: Final = 0.9  # of a device's free memory that weights may fill
+
+
+@attrs.frozen
+class ChunkChoice:
+    """Ends of the chunks, and the reason."""
+
+    ends: tuple[int, ...]
+    reason: str
+
+
+@attrs.frozen
+class _Times:
+    """Seconds on the quickest device: of what each row takes by itself, of attention, and of what cannot be divided."""
+
+    linear: float
+    attention: float
+    whole: float
+
+    def between(self, start: float, end: float) -> float:
+        """Of a chunk of the rows (shares of all); with a mask, attention computes what it does not use as well."""
+        seen = end * end if not start else 2 * end * (end - start)
+        return self.linear * (end - start) + self.attention * seen
+
+    @property
+    def alone(self) -> float:
+        """Seconds on one device."""
+        return self.between(0.0, 1.0) + self.whole
+
+
+def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
+    """The number of chunks with the earliest predicted end.
+
+    Raises:
+        Refused: none is enough faster than one device.
+    """
+    times = _times(context, rows)
+    offered = [
+        found
+        for count in range(2, len(context.topology.devices) + 1)
+        if (found := _divided(context, rows, times, count))
+    ]
+    if not offered:
+        raise NotDivisible(f"{rows.rows} rows are too few to divide, or weights too large to copy")
+    seconds, ends = min(offered)
+    alone = times.alone
+    planning = PLANNING * len(context.graph.nodes) * len(ends) / RUNS
+    if seconds + planning > min(PAYS, 1 - context.margin) * alone:
+        raise NotDivisible(
+            f"divided, {rows.rows} rows would take {seconds * 1e3:.3g} ms; on one device {alone * 1e3:.3g} ms"
+        )
+    sizes = " and ".join(str(end - start) for start, end in zip((0, *ends), ends, strict=False))
+    return ChunkChoice(
+        ends, f"{rows.rows} rows in chunks of {sizes}: {seconds * 1e3:.3g} ms, on one device {alone * 1e3:.3g} ms"
+    )
+
+
+def _times(context: OptimizationContext, rows: Rows) -> _Times:
+    def taken(nodes: object, row: object) -> float:
+        return math.fsum(row[n].seconds for n in nodes)  # type: ignore[index, attr-defined]
+
+    found = [
+        _Times(taken(rows.splits, row), taken(rows.attention, row), taken(rows.whole, row))
+        for row in context.costs.by_device.values()
+    ]
+    return min(found, key=lambda times: times.alone)
+
+
+def _divided(
+    context: OptimizationContext, rows: Rows, times: _Times, count: int
+) -> tuple[float, tuple[int, ...]] | None:
+    """Seconds until `count` chunks are computed, and their ends; None if that is not possible."""
+    if rows.rows < 2 * STEP * count or not _weights_fit(context, count):
+        return None
+    ends = _ends(rows.rows, times, count)
+    shares = [0.0, *(end / rows.rows for end in ends)]
+    busiest = max(times.between(start, end) for start, end in itertools.pairwise(shares))
+    sent = _bytes_of_keys_and_values(rows) * ends[-2] / rows.rows
+    bandwidth, latency = _slowest(context)
+    layers = max(1, len(rows.attention))
+    sending = sent / bandwidth if bandwidth else 0.0
+    behind = (sending + latency) / layers + latency  # what the last chunk still waits for in the last layer
+    handing = PART * 2 * layers * (count - 1)
+    return max(busiest, sending) + behind + handing + times.whole, ends
+
+
+def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
+    """Ends of chunks that take about the same time, where each chunk attends to all rows before it."""
+    low, high = 0.0, times.between(0.0, 1.0)
+    for _ in range(30):  # bisection for the least time of each chunk in which all rows are covered
+        middle = (low + high) / 2
+        low, high = (low, middle) if _reached(times, count, middle)[-1] >= 1.0 else (middle, high)
+    ends = [round(share * rows / STEP) * STEP for share in _reached(times, count, high)[:-1]]
+    return (*(max(STEP * n, min(end, rows - STEP * (count - n))) for n, end in enumerate(ends, 1)), rows)
+
+
+def _reached(times: _Times, count: int, seconds: float) -> list[float]:
+    """Rows that chunks cover when each takes `seconds`."""
+    ends, start = [], 0.0
+    for _ in range(count):
+        low, high = start, 1.0
+        if times.between(start, 1.0) > seconds:
+            for _ in range(30):
+                middle = (low + high) / 2
+                low, high = (middle, high) if times.between(start, middle) <= seconds else (low, middle)
+        else:
+            low = 1.0
+        start = low
+        ends.append(start)
+    return ends
+
+
+def _bytes_of_keys_and_values(rows: Rows) -> int:
+    return sum(rows.graph.meta(v).nbytes for a in rows.attention.values() for v in (a.key, a.value))
+
+
+def _slowest(context: OptimizationContext) -> tuple[float, float]:
+    """Bandwidth and latency of the slowest link between two devices; 0 if none was measured."""
+    ids = {device.id for device in context.topology.devices}
+    links = [link for link in context.topology.links if {link.source, link.target} <= ids]
+    bandwidth = min((link.bandwidth for link in links if link.bandwidth), default=0.0)
+    return bandwidth, max((link.latency for link in links), default=0.0)
+
+
+def _weights_fit(context: OptimizationContext, count: int) -> bool:
+    """True if `count` devices can each hold all weights."""
+    weights: dict[int, int] = {}
+    for value in context.graph.inputs:
+        if context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT:
+            storage = storage_of(value)
+            weights[storage] = max(weights.get(storage, 0), context.graph.meta(value).nbytes)
+    needed = sum(weights.values())
+    roomy = [d for d in context.topology.devices if not d.memory or needed <= FULL * d.memory]
+    return len(roomy) >= count

@@ -1,0 +1,137 @@
+"""A long prompt is divided: each device takes a chunk of its rows through all layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from djinn.hooks import (
+    Node,
+    OptimizationContext,
+    OptimizationResult,
+    Rewrite,
+    Substitution,
+    arguments,
+    storage_of,
+)
+from djinn_optimizations.prefill.choosing import ChunkChoice, choose
+from djinn_optimizations.prefill.computing import ChunkedRun, Chunks
+from djinn_optimizations.prefill.rows import NotDivisible, Rows, first_row, rows_of
+
+NAME: Final = "prefill"
+Chooser = Callable[[OptimizationContext, Rows], ChunkChoice]
+
+
+class DivideSequences:
+    """Sends keys and values of each chunk to the devices of later chunks; caches, and ops after the layers, are on the last chunk's device.
+
+    It is faster for prompts so long that the time saved exceeds the time for sending keys and values and for submitting more parts.
+    """
+
+    name = NAME
+    tolerates_growth = True
+    # Other optimizations, which see the result of this one.
+    before: frozenset[str] = frozenset({"common_subexpressions", "dead_code", "fuse_projections", "split_batches"})
+    after: frozenset[str] = frozenset()
+    after_placement = False
+    exact = False
+
+    def __init__(self, chooser: Chooser = choose) -> None:
+        """`chooser`: says how many chunks, and how long."""
+        self._choose = chooser
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """One substitution for all layers, or the reason why there is none."""
+        if len(context.topology.devices) < 2:
+            return OptimizationResult(self.name, applied=False, reason="there is one device")
+        try:
+            rows = rows_of(context)
+            choice = self._choose(context, rows)
+            substitution = _substitution(context, rows, choice)
+        except NotDivisible as refused:
+            return OptimizationResult(self.name, applied=False, reason=str(refused))
+        return OptimizationResult(
+            self.name, applied=True, reason=choice.reason, rewrite=Rewrite(substitutions=(substitution,))
+        )
+
+
+def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice) -> Substitution:
+    graph, chunks = context.graph, Chunks(choice.ends)
+    cut = frozenset(n for n in rows.whole if _is_cut_from(context, rows, chunks, graph.nodes[n]))
+    run = _with_what_they_need(rows, cut)
+    gone = _not_wanted_elsewhere(context, run, _from_rows(rows, run))
+    if gone & context.plan.substituted or not gone <= frozenset(context.plan.nodes):
+        raise NotDivisible("other optimizations have changed it")
+    outputs = tuple(v for n in sorted(gone) for v in graph.nodes[n].outputs if _is_wanted(context, v, gone))
+    _check_memory(context, outputs)
+    made = frozenset(v for node in run for v in node.outputs)
+    inputs = tuple(dict.fromkeys(v for node in run for v in node.inputs if v not in made))
+
+    def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        computing = ChunkedRun(rows, chunks, cut, dict(zip(inputs, tensors, strict=True)))
+        computing.run(run)
+        return [computing.all_of(value) for value in outputs]
+
+    return Substitution(gone, inputs, outputs, compute, frozenset(node.id for node in run) - gone)
+
+
+def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node: Node) -> bool:
+    """True if a node selects rows of the last chunk only, such as the last token's, and neither it nor its input is kept."""
+    if node.operation != "slice" or any(v in context.kept for v in (*node.inputs, *node.outputs)):
+        return False
+    value, given = node.inputs[0], arguments(node)
+    along = given["dim"] % len(context.graph.meta(value).shape) == rows.dims[value]
+    return along and given["step"] == 1 and first_row(rows, node) >= chunks.start(len(chunks) - 1)
+
+
+def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
+    """Check kept values: if the program may write into one later, values that share its memory must show that."""
+    before = {storage_of(v) for v in context.graph.inputs}
+    several = Counter(map(storage_of, outputs))
+    for value in outputs:
+        if storage_of(value) in before:
+            raise NotDivisible("what it makes looks into what was there before")
+        if several[storage_of(value)] > 1 and value in context.kept:
+            raise NotDivisible("several tensors that are kept look into the same memory")
+
+
+def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
+    """The divided nodes, and nodes between them that they need: all inputs of a substitution must exist before its first node."""
+    graph, first = rows.graph, rows.nodes[0]
+    needed = {*rows.nodes, *cut}
+    for node in reversed(graph.nodes[first:]):
+        if node.id in needed:
+            makers = [graph.producer(value) for value in node.inputs]
+            needed.update(maker.id for maker in makers if maker is not None and maker.id > first)
+    run = [graph.nodes[n] for n in sorted(needed)]
+    for node in run:
+        if node.writes or node.random:
+            raise NotDivisible(f"{node.op} writes or draws random numbers meanwhile")
+    return run
+
+
+def _from_rows(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
+    """The nodes that depend on divided values."""
+    divided, values = frozenset(rows.nodes), set(rows.dims)
+    found = set()
+    for node in run:
+        if node.id in divided or any(v in values for v in node.inputs):
+            found.add(node.id)
+            values.update(node.outputs)
+    return frozenset(found)
+
+
+def _not_wanted_elsewhere(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
+    """The divided nodes, and nodes whose results only they need."""
+    gone = set(divided)
+    for node in reversed(run):
+        if node.id not in gone and not any(_is_wanted(context, v, gone) for v in node.outputs):
+            gone.add(node.id)
+    return frozenset(gone)
+
+
+def _is_wanted(context: OptimizationContext, value: int, gone: frozenset[int] | set[int]) -> bool:
+    return value in context.kept or any(user.id not in gone for user in context.graph.consumers(value))

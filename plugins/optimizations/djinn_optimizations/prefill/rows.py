@@ -1,0 +1,130 @@
+"""Part of a program that can be divided by rows of a sequence: what leads from token embeddings through causal attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Final
+
+import attrs
+
+from djinn.hooks import Graph, Node, OptimizationContext, arguments, storage_of
+from djinn_optimizations.prefill.rules import Case, Split, split_of
+
+_ATTENTION: Final = "scaled_dot_product_attention"
+
+
+class NotDivisible(Exception):  # noqa: N818 - a reason, not a failure
+    """Reason why a program is left as it is, in words."""
+
+
+@attrs.frozen
+class CausalAttention:
+    """A node in which each row looks at itself and those before it."""
+
+    query: int
+    key: int
+    value: int
+
+
+@attrs.define(eq=False)
+class Rows:
+    """The rows of a program: which values have them, and how nodes run for some of them.
+
+    Attributes:
+        rows: how many there are.
+        dims: by value the dimension of the rows.
+        splits: by node how it runs for some of the rows.
+        attention: by node, where rows attend to each other.
+        whole: nodes that need all rows at once.
+    """
+
+    graph: Graph
+    rows: int
+    dims: dict[int, int] = attrs.field(factory=dict)
+    splits: dict[int, Split] = attrs.field(factory=dict)
+    attention: dict[int, CausalAttention] = attrs.field(factory=dict)
+    whole: list[int] = attrs.field(factory=list)
+
+    def take(self, node: Node) -> None:
+        """Follow the rows through a node."""
+        if not any(v in self.dims for v in node.inputs):
+            return
+        given = arguments(node)
+        if node.operation == _ATTENTION:
+            self._attend(node, given)
+            return
+        split = split_of(Case(self.graph, node, given, self.dims, self.rows)) if not _has_effects(node) else None
+        if split is None:
+            self.whole.append(node.id)
+            return
+        self.splits[node.id] = split
+        self.dims.update(zip(node.outputs, split.dims, strict=True))
+
+    def _attend(self, node: Node, given: Mapping[str, object]) -> None:
+        query, key, value = node.inputs[:3]
+        where = {self.dims.get(v, -1) - len(self.graph.meta(v).shape) for v in (query, key, value)}
+        if where != {-2}:
+            raise NotDivisible(f"attention{inside(node)} looks at rows from before this program")
+        if given.get("attn_mask") is not None or not given.get("is_causal") or given.get("dropout_p"):
+            raise NotDivisible(f"attention{inside(node)} is not plainly causal: it has a mask of its own, or dropout")
+        self.attention[node.id] = CausalAttention(query, key, value)
+        self.dims[node.outputs[0]] = len(self.graph.meta(node.outputs[0]).shape) - 2
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """Divided nodes, in order."""
+        return tuple(sorted((*self.splits, *self.attention)))
+
+
+def rows_of(context: OptimizationContext) -> Rows:
+    """The rows of a program.
+
+    Raises:
+        Refused: it has none, or they cannot be divided.
+    """
+    graph = context.graph
+    nodes = [graph.nodes[n] for n in context.plan.nodes]
+    first = next((n for n in nodes if n.operation == _ATTENTION and arguments(n).get("is_causal")), None)
+    if first is None:
+        raise NotDivisible("no causal attention over a prompt")
+    found = Rows(graph, graph.meta(first.inputs[0]).shape[-2])
+    for node in nodes:
+        if node.operation == "embedding" and not any(v in found.dims for v in node.inputs):
+            indices = arguments(node)["indices"]
+            if graph.meta(indices).shape[-1:] == (found.rows,):
+                found.dims[indices] = len(graph.meta(indices).shape) - 1
+        found.take(node)
+    if first.id not in found.attention:
+        raise NotDivisible(f"the rows of attention{inside(first)} do not come from embeddings")
+    _check(context, found)
+    return found
+
+
+def _check(context: OptimizationContext, found: Rows) -> None:
+    """Check that omitted nodes are not used by others and do not change meanwhile."""
+    graph = found.graph
+    looked_at = {storage_of(v) for n in found.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
+    for node in graph.nodes[found.nodes[0] :]:
+        if any(storage_of(v) in looked_at for v in node.writes):
+            raise NotDivisible(f"{node.op}{inside(node)} writes into what would be divided")
+    for node in [graph.nodes[n] for n in found.nodes]:
+        if _has_effects(node):
+            raise NotDivisible(f"{node.op}{inside(node)} writes or draws random numbers")
+        if any(v in context.plan.replace for v in (*node.inputs, *node.outputs)):
+            raise NotDivisible("other optimizations have changed it")
+
+
+def _has_effects(node: Node) -> bool:
+    return bool(node.writes or node.random or not node.outputs)
+
+
+def inside(node: Node) -> str:
+    """Location of a node in the model, for reasons."""
+    return f" in {node.module}" if node.module else ""
+
+
+def first_row(rows: Rows, node: Node) -> int:
+    """The first row that a slice of rows takes."""
+    start = arguments(node).get("start") or 0
+    return int(start + rows.rows if start < 0 else start)

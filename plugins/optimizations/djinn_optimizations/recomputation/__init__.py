@@ -1,0 +1,18 @@
+"""Computes values again on the device that needs them, if that is quicker than sending them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Optimization, hookimpl
+from djinn_optimizations.recomputation.optimization import Recomputation
+
+__all__ = ["Recomputation", "djinn_api_version", "djinn_register_optimizations"]
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_optimizations() -> Iterable[Optimization]:
+    """The optimization `recomputation`."""
+    return [Recomputation()]

@@ -1,0 +1,119 @@
+"""Options for values that devices send to each other: recompute some, evaluated by predicted end times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from djinn.hooks import ExecutionSchedule, OptimizationContext, Placement, PlacementDecision, SchedulingContext
+from djinn.scheduling import duration, simulate, size, with_replicas, write_steps
+from djinn_optimizations.recomputation.cone import RUNS, Cone
+from djinn_optimizations.recomputation.cut import cheapest
+
+# Weights of a second of computing against a second of sending: the same, or none, for devices that would wait meanwhile.
+WEIGHTS = (1.0, 0.0)
+SPARE = 0.1  # of a device's memory, which copies of weights may not take
+
+
+@attrs.frozen(eq=False)
+class ReplicaChoice:
+    """A set of replicas, and the predicted time of the program with them.
+
+    Attributes:
+        replicas: empty if everything is sent.
+        seconds: predicted, from the start of the program to its end, with the time for copying inputs of replicas, spread over the
+            following runs.
+        interval: seconds between runs that follow each other without waiting.
+        computing: seconds of the replicas. sending: seconds of what is not sent because of them, and of how many bytes.
+    """
+
+    replicas: tuple[PlacementDecision, ...]
+    seconds: float
+    interval: float
+    computing: float = 0.0
+    sending: float = 0.0
+    nbytes: int = 0
+
+
+def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
+    """Choices, the one without replicas first."""
+    made, seen = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
+    for weight in WEIGHTS:
+        runs = [(cone, nodes) for cone in found if (nodes := cheapest(cone, weight))]
+        key = frozenset((n, cone.device) for cone, nodes in runs for n in nodes)
+        if not key or key in seen:
+            continue
+        seen.add(key)
+        replicas = tuple(r for cone, nodes in runs for r in _replicas(context, cone, nodes))
+        if not _fits(context, placement, replicas):
+            continue
+        computing = sum(cone.seconds[n] for cone, nodes in runs for n in nodes)
+        spared = [(cone, v) for cone, nodes in runs for v in _spared(cone, nodes)]
+        sending = sum(cone.sending[v] for cone, v in spared)
+        nbytes = sum(context.graph.meta(v).nbytes for _, v in spared)
+        choice = _simulated(context, placement, replicas)
+        made.append(attrs.evolve(choice, computing=computing, sending=sending, nbytes=nbytes))
+    return made
+
+
+def _spared(cone: Cone, nodes: frozenset[int]) -> list[int]:
+    """Values that need not be sent when the nodes run."""
+    made = {v for n in nodes for v in cone.makes[n]}
+    return [v for v in cone.wanted if v in made]
+
+
+def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -> Iterator[PlacementDecision]:
+    """The nodes of a cone with the reason, which is one for those that hang together."""
+    import networkx as nx
+
+    hanging = nx.Graph()
+    hanging.add_nodes_from(nodes)
+    maker = {v: n for n in nodes for v in cone.makes[n]}
+    hanging.add_edges_from((maker[v], n) for n in nodes for v in cone.needs[n] if v in maker)
+    for together in nx.connected_components(hanging):
+        spared = _spared(cone, frozenset(together))
+        nbytes = sum(context.graph.meta(v).nbytes for v in spared)
+        home = Counter(cone.home[v] for v in spared).most_common(1)[0][0] if spared else "elsewhere"
+        takes, instead = sum(cone.seconds[n] for n in together), sum(cone.sending[v] for v in spared)
+        reason = f"computed here, too: {duration(takes)} against {duration(instead)} for {size(nbytes)} from {home}"
+        for node in sorted(together):
+            yield PlacementDecision(node, cone.device, reason)
+
+
+def _simulated(
+    context: OptimizationContext, placement: Placement, replicas: tuple[PlacementDecision, ...]
+) -> ReplicaChoice:
+    """The program in its order, as it is from its second run on: uploads, which are the same whatever is chosen, are through."""
+    graph, program = context.graph, context.graph.program  # type: ignore[attr-defined]
+    plan = attrs.evolve(context.plan, replicas=replicas)
+    placed = with_replicas(graph, placement, plan, context.profile)
+    stay = placed.copies
+    copies = {v: tuple(dict.fromkeys((*context.copies.get(v, ()), *stay.get(v, ())))) for v in {*context.copies, *stay}}
+    there = {v: context.resident.get(v, placement.values[v]) for v in graph.inputs} | {
+        v: placement.values[v] for v in stay
+    }
+    brought = [(v, d) for v, devices in stay.items() for d in devices if d not in context.copies.get(v, ())]
+    takes = sum(
+        context.topology.link(placement.values[v], d).transfer_seconds(graph.meta(v).nbytes) for v, d in brought
+    )
+    known = (program, graph, plan, placed, context.costs, context.topology)
+    scheduling = SchedulingContext(*known, there, (), copies)
+    steps = write_steps(scheduling, plan.nodes)
+    line = simulate(scheduling, ExecutionSchedule(program, (), steps, plan.replace))
+    return ReplicaChoice(replicas, line.seconds + takes / RUNS, line.interval)
+
+
+def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence[PlacementDecision]) -> bool:
+    """True if the devices have room for the inputs of the replicas beside their resident values."""
+    graph = context.graph
+    plan = attrs.evolve(context.plan, replicas=tuple(replicas))
+    placed = with_replicas(graph, placement, plan, context.profile)
+    held, more = Counter[str](), Counter[str]()
+    for value in graph.inputs:
+        held[placement.values[value]] += graph.meta(value).nbytes
+        for device in placed.copies.get(value, ()):
+            more[device] += graph.meta(value).nbytes
+    room = {d.id: d.memory * (1 - SPARE) for d in context.topology.devices if d.memory}
+    return all(held[d] + nbytes <= room.get(d, float("inf")) for d, nbytes in more.items())

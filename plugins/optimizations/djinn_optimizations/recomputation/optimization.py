@@ -1,0 +1,92 @@
+"""The optimization as the core calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
+from djinn.scheduling import duration, size
+from djinn_optimizations.recomputation.choices import ReplicaChoice, choices
+from djinn_optimizations.recomputation.cone import cones
+
+PAYS = 0.97  # predicted time with replicas, as a share of the time without, at most
+WORTH = 0.2  # seconds that a second of recomputing has to save: devices have other things to do
+MATTERS = 0.02  # of the program's time, which sending has to take for choices to be evaluated
+_MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
+
+Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
+
+
+def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
+    """The choice with the shortest time; the one without replicas, if no other pays."""
+    takes = [choice.interval if streaming else choice.seconds for choice in found]
+    best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
+    saved = takes[0] - takes[best]
+    return found[best] if saved > max((1 - PAYS) * takes[0], WORTH * found[best].computing) else found[0]
+
+
+class Recomputation:
+    """Has a device compute values itself that another device makes, if that is quicker than receiving them."""
+
+    name = "recomputation"
+    tolerates_growth = True
+    before: frozenset[str] = frozenset()
+    after = frozenset({"common_subexpressions", "dead_code"})
+    after_placement = True
+
+    def __init__(self, judge: Judge = quickest) -> None:
+        """`judge`: chooses among them."""
+        self._judge = judge
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """Replicas, by predicted times of computing and of sending over the links as they are now."""
+        placement = context.placement
+        if placement is None:
+            return self._not("nothing is sent before it is known where things are")
+        if len(placement.devices) == 1:
+            return self._not("everything runs on one device")
+        if context.plan.hints.get("groups"):
+            return self._not("what runs beside each other was divided with what is sent in mind")
+        if not hasattr(context.graph, "program") or any(n.op == _MARK for n in context.graph.nodes):
+            return self._not("the program records events, or none was recorded: it runs as it was written")
+        found = cones(context, placement)
+        sending = sum(cone.sending[v] for cone in found for v in cone.wanted)
+        if not found or sending < MATTERS * _least(context):
+            return self._not(f"what could be computed again takes {duration(sending)} to send" if found else _NOTHING)
+        thought = choices(context, placement, found)
+        streaming = context.stream.following > 0 and not context.stream.carried
+        chosen = self._judge(thought, streaming)
+        if not chosen.replicas:
+            return self._not(_sent(thought, sending))
+        kinds = f"{len(chosen.replicas)} ops run on a further device as well"
+        spared = (
+            f"{duration(chosen.computing)} of computing against {duration(chosen.sending)} for {size(chosen.nbytes)}"
+        )
+        reason = f"{kinds}: {spared}; {duration(chosen.seconds)} in all, {duration(thought[0].seconds)} with it sent"
+        return OptimizationResult(self.name, True, reason, Rewrite(replicas=chosen.replicas))
+
+    def _not(self, reason: str) -> OptimizationResult:
+        return OptimizationResult(self.name, applied=False, reason=reason)
+
+
+_NOTHING = "nothing that is sent can be computed where it is used"
+
+
+def _least(context: OptimizationContext) -> float:
+    """Seconds that the program would take if all devices that it is placed on were busy all the time."""
+    placement = context.placement
+    rows = context.costs.by_device
+    return (
+        sum(rows[d.device][d.node].seconds for d in placement.decisions) / len(placement.devices) if placement else 0.0
+    )
+
+
+def _sent(thought: Sequence[ReplicaChoice], sending: float) -> str:
+    """Reason why all values are sent."""
+    if len(thought) == 1:
+        return f"sent in {duration(sending)}: nothing cheaper can be computed where it is used"
+    other = min(thought[1:], key=lambda choice: choice.seconds)
+    return (
+        f"sent: {size(other.nbytes)} in {duration(other.sending)} against {duration(other.computing)} of computing again; "
+        f"{duration(thought[0].seconds)} in all, {duration(other.seconds)} with that"
+    )

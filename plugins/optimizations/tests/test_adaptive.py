@@ -1,0 +1,63 @@
+"""Decisions from measured runs; that it is done, in a real session, is tested in `tests/runtime/test_ab_tests.py`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from djinn.hooks import Trial
+from djinn_optimizations.adaptive import Adaptive
+from djinn_optimizations.adaptive.judging import LOOKS
+from djinn_optimizations.adaptive.ranks import chance_of_being_less
+
+# --- what is decided ------------------------------------------------------------------------------------------------
+
+
+def measured(seed, count, factor=1.0):
+    """Times of runs as they are on a busy machine: most near a millisecond, some of them several."""
+    source = random.Random(seed)
+    return tuple(factor * 1e-3 * (source.gauss(1, 0.05) + (source.random() < 0.15) * 3) for _ in range(count))
+
+
+def decided(seed, factor):
+    """First decision on an optimization that makes runs take `factor` of their time."""
+    ours, other = measured(seed, 64, factor), measured(seed + 1000, 64)
+    for count in range(1, 65):
+        verdict = Adaptive().pays(Trial("x", ours[:count], other[:count]))
+        if verdict is not None:
+            return verdict, count
+    raise AssertionError("nothing was decided")
+
+
+def test_nothing_is_decided_from_few_runs():
+    assert Adaptive().pays(Trial("x", (1.0, 1.0, 1.0), (0.1, 0.1, 0.1))) is None
+
+
+def test_what_costs_a_fifth_is_switched_off():
+    verdicts = [decided(seed, 1.2)[0] for seed in range(40)]
+    assert verdicts.count(False) >= 38
+
+
+def test_what_saves_a_fifth_stays():
+    assert all(decided(seed, 0.8)[0] for seed in range(40))
+
+
+def test_what_changes_nothing_is_hardly_ever_switched_off():
+    assert [decided(seed, 1.0)[0] for seed in range(200)].count(False) <= 10
+
+
+def test_what_costs_next_to_nothing_stays():
+    ours, other = (tuple(seconds + n * 1e-9 for n in range(64)) for seconds in (1.01, 1.0))
+    assert Adaptive().pays(Trial("x", ours, other)) is True
+
+
+def test_what_is_clearly_worse_without_is_not_run_on():
+    assert decided(0, 0.1) == (True, LOOKS[0] // 2) or decided(1, 0.1) == (True, LOOKS[0] // 2)
+
+
+def test_ranks_are_those_of_the_textbook():
+    # 1 to 8 all below 9 to 16: U = 0, sigma = sqrt(64 * 17 / 12), z = (0.5 - 32) / 9.52
+    assert chance_of_being_less(range(1, 9), range(9, 17)) == pytest.approx(0.000469, rel=0.01)
+    assert chance_of_being_less([1.0] * 8, [1.0] * 8) == 1.0
+    assert chance_of_being_less([3, 1, 2], [2, 3, 1]) == pytest.approx(0.5, abs=0.1)

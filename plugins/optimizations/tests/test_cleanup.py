@@ -1,0 +1,159 @@
+"""Nodes that are dropped and nodes that are kept; no observable value changes."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+
+from djinn.testing import (
+    ProgramBuilder,
+    optimization_context,
+    random_graph,
+    random_inputs,
+    replay,
+)
+from djinn_optimizations.cleanup.optimization import CommonSubexpressions, DeadCode
+
+SQUARE = (3, 3)
+
+
+def clean(graph):
+    """Both optimizations, one after the other: the nodes that are left, and the stand-ins."""
+    context = optimization_context(graph)
+    merged = CommonSubexpressions().optimize(context).rewrite
+    left = tuple(n for n in context.plan.nodes if n not in merged.drop)
+    plan = attrs.evolve(context.plan, nodes=left, replace=dict(merged.replace))
+    dead = DeadCode().optimize(attrs.evolve(context, plan=plan)).rewrite
+    return tuple(n for n in left if n not in dead.drop), dict(merged.replace), merged
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_value_that_is_held_stays_what_it_was(seed):
+    graph = random_graph(seed, length=40)
+    inputs = random_inputs(graph)
+    nodes, replace, _ = clean(graph)
+    expected, got = replay(graph, inputs), replay(graph, inputs, nodes, replace)
+    for value in (*graph.outputs, *graph.inputs):
+        torch.testing.assert_close(got[value], expected[value], rtol=0, atol=0, equal_nan=True)
+
+
+def test_it_finds_a_good_part_of_what_random_programs_repeat():
+    dropped = [len(g.nodes) - len(clean(g)[0]) for g in (random_graph(seed, length=40) for seed in range(50))]
+    assert sum(dropped) > 150
+
+
+def repeated(**differences):
+    """The same op twice, then both results added; `differences` are what the second call does not share."""
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    first = {"name": "aten::mul.Scalar", "slots": (2.0,), "random": False}
+    second = {**first, **differences}
+    values = [builder.op(c["name"], x, shape=SQUARE, slots=c["slots"], random=c["random"]) for c in (first, second)]
+    return builder, x, values
+
+
+def dropped(builder):
+    return CommonSubexpressions().optimize(optimization_context(builder.graph())).rewrite.drop
+
+
+def test_a_repetition_is_computed_once_and_the_scalars_it_relied_on_are_named():
+    builder, _, values = repeated()
+    builder.op("aten::add.Tensor", *values, shape=SQUARE)
+    builder.drop(*values)
+    rewrite = CommonSubexpressions().optimize(optimization_context(builder.graph())).rewrite
+    assert rewrite.drop == {1}
+    assert rewrite.replace == {values[1]: values[0]}
+    assert rewrite.equal_slots == ((0, 1),)
+
+
+def test_what_is_timed_runs_as_it_was_written():
+    builder, _, values = repeated()
+    builder.drop(*values)
+    assert DeadCode().optimize(optimization_context(builder.graph())).applied
+    builder.op("djinn::mark", shape=(0,), dtype=torch.uint8, random=True)
+    for optimization in (CommonSubexpressions(), DeadCode()):
+        result = optimization.optimize(optimization_context(builder.graph()))
+        assert not result.applied
+        assert "events" in result.reason
+
+
+@pytest.mark.parametrize("slot", [3.0, 2, float("nan")])
+def test_other_scalars_are_other_computations(slot):
+    builder, _, values = repeated(slots=(slot,))
+    builder.drop(*values)
+    assert not dropped(builder)
+
+
+@pytest.mark.parametrize(("size", "merged"), [(8, False), (2048, True)])
+def test_full_is_merged_only_where_it_fills_much_memory(size, merged):
+    """The last step of a `generate()` fills a flag with another number, and would be planned again."""
+    builder = ProgramBuilder()
+    values = [builder.op("aten::full", shape=(size,), slots=(size, 1)) for _ in range(2)]
+    builder.op("aten::add.Tensor", *values, shape=(size,))
+    builder.drop(*values)
+    assert bool(dropped(builder)) == merged
+
+
+def test_nan_equals_nothing_not_even_itself():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    values = [builder.op("aten::mul.Scalar", x, shape=SQUARE, slots=(float("nan"),)) for _ in range(2)]
+    builder.drop(*values)
+    assert not dropped(builder)
+
+
+def test_minus_zero_is_not_zero():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    values = [builder.op("aten::mul.Scalar", x, shape=SQUARE, slots=(zero,)) for zero in (0.0, -0.0)]
+    builder.drop(*values)
+    assert not dropped(builder)
+
+
+def test_random_ops_are_neither_merged_nor_dead():
+    builder, _, values = repeated(random=True)
+    builder.drop(*values)
+    graph = builder.graph()
+    assert clean(graph)[0] == (1,)  # the first is dead, the second random
+
+
+def test_a_write_in_between_keeps_both():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    before = builder.op("aten::tanh", x, shape=SQUARE)
+    builder.inplace("aten::mul_.Scalar", builder.view("aten::t", x, shape=SQUARE), slots=(2.0,))
+    after = builder.op("aten::tanh", x, shape=SQUARE)
+    builder.drop(before, after)
+    assert not dropped(builder)
+
+
+def test_a_write_to_either_result_keeps_both():
+    for written in (0, 1):
+        builder, _, values = repeated()
+        builder.inplace("aten::mul_.Scalar", values[written], slots=(2.0,))
+        builder.drop(*values)
+        assert not dropped(builder)
+
+
+def test_a_result_that_is_held_stays_a_value_of_its_own():
+    builder, _, values = repeated()
+    builder.drop(values[0])
+    assert not dropped(builder)
+    builder, _, values = repeated()
+    view = builder.view("aten::t", values[1], shape=SQUARE)
+    builder.drop(*values)
+    assert view in builder.graph().outputs
+    assert not dropped(builder)
+
+
+def test_dead_writes_go_and_writes_to_inputs_stay():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    temporary = builder.op("aten::tanh", x, shape=SQUARE)
+    builder.inplace("aten::mul_.Scalar", temporary, slots=(2.0,))
+    builder.inplace("aten::mul_.Scalar", x, slots=(2.0,))
+    builder.drop(temporary)
+    result = DeadCode().optimize(optimization_context(builder.graph()))
+    assert result.rewrite.drop == {0, 1}
+    assert "2 ops" in result.reason
