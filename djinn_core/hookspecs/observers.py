@@ -15,7 +15,7 @@ class Event:
     """Something that happened.
 
     Attributes:
-        name: such as `submitted`; docs/hooks.md has all, with their facts. Later versions may add more.
+        name: such as `submitted`; docs/hooks.md lists all, with their facts. Later versions may add more.
         seconds: `time.monotonic()` at the end of it.
         fields: facts, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
     """

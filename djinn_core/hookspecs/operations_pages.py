@@ -13,7 +13,13 @@ from djinn_core.hookspecs import authenticators, hookspec
 
 @attrs.frozen
 class HttpResponse:
-    """An HTTP response."""
+    """An HTTP response.
+
+    Attributes:
+        status: of the response.
+        body: bytes.
+        content_type: with the charset.
+    """
 
     status: HTTPStatus
     body: bytes

@@ -70,7 +70,12 @@ class HeaderEntry:
 
 @attrs.frozen
 class FileHeader:
-    """Contents of a header: tensors by name, and what the file says of itself."""
+    """Contents of a header.
+
+    Attributes:
+        tensors: entries by name, in the order of the file.
+        metadata: texts that the file says of itself.
+    """
 
     tensors: dict[str, HeaderEntry] = attrs.field(validator=mapping_of(str, HeaderEntry))
     metadata: dict[str, str] = attrs.field(validator=mapping_of(str, str))

@@ -20,13 +20,14 @@ class CostEstimate:
     """Predicted cost of one node on one device.
 
     Attributes:
-        flops: floating-point operations as `torch.utils.flop_counter` counts them: those of products, convolutions and
-            attention (a multiply-add counts as two).
+        flops: floating-point operations as `torch.utils.flop_counter` counts them on the meta device: those of products,
+            convolutions and attention (a multiply-add counts as two).
         bytes_read, bytes_written: memory traffic in bytes.
         seconds: predicted time.
         model: name of the cost model that said so.
         operations: arithmetic of every kind, elementwise ops and reductions included.
-        workspace: bytes that the op takes on its device while it runs, beside what it reads and makes.
+        workspace: bytes that the op takes on its device while it runs, beside what it reads and makes. Placements reserve
+            this memory.
     """
 
     flops: float
@@ -58,7 +59,7 @@ class DeviceCapabilities:
     """A physical device behind a server.
 
     Attributes:
-        id: `server/kind:index`, unique among the devices that a client knows.
+        id: `server/kind:index`, unique among the devices that a client knows; `kind:index` on the server itself.
         kind: `cpu`, `cuda` or the name that a device plugin gives.
         name: the hardware's own name.
         memory: bytes in total; 0 if that is not known.
@@ -68,7 +69,8 @@ class DeviceCapabilities:
         bandwidth: memory bandwidth in bytes a second (0: unknown).
         dtypes: names of the dtypes that it computes with; empty means all.
         unsupported: names of ops that it does not run: `aten::sort` for all overloads, or `aten::sort.stable` for one.
-        calibration: what was measured of it (`djinn calibrate`); None if nothing was.
+            No placement may put an op on a device that does not run it or lacks one of its dtypes.
+        calibration: measurements of `djinn calibrate`; None if the device was not calibrated.
         group: the groups of devices that it is in, outermost first, such as `rack0/node3`; links may name groups.
         queue: seconds that a submission waited there for its turn, on average, as its replies said.
     """
@@ -94,7 +96,13 @@ class DeviceCapabilities:
 
 @attrs.frozen
 class Link:
-    """A measured path from one device to another, or from the client (`client`)."""
+    """A measured path from one device to another, or from the client (`client`).
+
+    Attributes:
+        source, target: ids of devices, `client`, or groups of devices.
+        bandwidth: bytes a second; 0: unlimited.
+        latency: seconds.
+    """
 
     source: str
     target: str
@@ -112,10 +120,13 @@ class NetworkTopology(ShortRepr):
 
     A link may name groups instead of devices: one from `rack0` to `rack0` is between any two devices in that group, one from
     `client` to `*` between the client and any device. Links of devices go before those of groups, inner groups before
-    outer ones.
+    outer ones. `djinn.topology()` returns the topology of the session; its links are measured at the first call.
 
-    `indexes`: ids of the devices that the indexes of `remote_accelerator` from 1 on stand for, where those are not the devices in
-    their order, because executors have joined or left.
+    Attributes:
+        devices: in the order of their indexes, unless `indexes` says otherwise.
+        links: those that were measured or configured.
+        indexes: ids of the devices that the indexes of `remote_accelerator` from 1 on stand for, where those are not the
+            devices in their order, because executors have joined or left.
     """
 
     devices: tuple[DeviceCapabilities, ...]
@@ -168,7 +179,11 @@ class NetworkTopology(ShortRepr):
 
 @attrs.frozen(repr=False)
 class Costs(ShownInNotebooks):
-    """Result of `estimate`: by device id one estimate per node."""
+    """Result of `estimate`.
+
+    Attributes:
+        by_device: by device id one estimate per node.
+    """
 
     by_device: Mapping[str, tuple[CostEstimate, ...]]
 

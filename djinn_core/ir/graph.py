@@ -44,7 +44,8 @@ class Node:
         slots: its scalars.
         random: whether it reads and advances the random state.
         module: path of the `nn.Module` that issued it, or an empty string.
-        form: the form of the call: where inputs and slots go, and what is constant. `arguments(node)` reads it.
+        form: the form of the call: where inputs and slots go, and what is constant. `djinn.hooks.arguments(node)`
+            reads it as arguments by the names of the op's schema.
         operation: the op without its namespace and overload: `mm` for `aten::mm`.
     """
 
@@ -71,7 +72,12 @@ def _operation(op: str) -> str:
 
 @attrs.frozen
 class Edge:
-    """`target` must run after `source`: it uses its data, or mutation or randomness orders them."""
+    """`target` must run after `source`: it uses its data, or mutation or randomness orders them.
+
+    Attributes:
+        source, target: node ids.
+        kind: `data`, or `order` where mutation or randomness demands the order.
+    """
 
     source: int
     target: int
@@ -113,7 +119,7 @@ class Graph(Protocol):
 
     @property
     def flow(self) -> Flow:
-        """The data flow from op to op, past views, casts and copies."""
+        """The data flow from op to op, past views, casts and copies (`djinn.patterns.Flow`)."""
 
     @property
     def topology_hash(self) -> str:

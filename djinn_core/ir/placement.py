@@ -18,7 +18,13 @@ MARGIN: Final = 0.1
 
 @attrs.frozen
 class PlacementDecision:
-    """One node on one device, and why, in words that a person can check."""
+    """One node on one device.
+
+    Attributes:
+        node: node id.
+        device: device id.
+        reason: why, in words that a person can check.
+    """
 
     node: int
     device: str
@@ -38,7 +44,8 @@ class Placement(ShownInNotebooks):
         replicas: nodes that run on a further device as well, which uses what they make there in place of what their own
             device would send, and why that is quicker.
         refused: placements that were not taken because they do not fit, and why, in the order in which they were tried.
-        spills: whether it counts on what executors can keep elsewhere.
+            Policies leave it empty.
+        spills: whether it counts on what executors can keep elsewhere. Policies leave it False.
         pinned: nodes that are where the user asked for. They stay there: if that does not fit, planning fails.
     """
 

@@ -33,8 +33,9 @@ class Rewrite:
             of one template differ in slots, so a rewrite that compared scalars must list the comparisons here.
         substitutions: parts of the program that give way to other computation. They are recorded when all optimizations
             have run, and the program that comes of them is planned in place of this one.
-        replicas: nodes that run on a further device as well, with the reasons; only of use when it is known where things
-            are, in the second pass after placement.
+        replicas: nodes that run on a further device as well, with the reasons. Only the second pass, after placement, may
+            propose them. They write nothing, draw no random numbers, have no effect and read only the elements of their
+            operands (`djinn.scheduling.repeatable(node)`).
         by_turn: what it says of successive inputs holds for a device's turn (`Stream.turn`): where programs of the structure
             follow each other, each is planned for the device whose turn it is.
     """
@@ -53,7 +54,15 @@ class Rewrite:
 
 @attrs.frozen
 class OptimizationResult:
-    """Outcome of one optimization: its rewrite, or the reason why it did nothing."""
+    """Outcome of one optimization: its rewrite, or the reason why it did nothing.
+
+    Attributes:
+        optimization: its name.
+        applied: True if there is a rewrite to apply.
+        reason: why, or why not.
+        rewrite: the change to the program.
+        seconds_before, seconds_after: predicted times of the program. The core sets them.
+    """
 
     optimization: str = attrs.field(validator=instance_of(str))
     applied: bool

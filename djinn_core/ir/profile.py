@@ -150,6 +150,14 @@ class SemanticMetadata:
     """Everything that is known of one node, joined from the graph and the side tables.
 
     Attributes:
+        node, op, inputs, random: as in `Node`.
+        shapes, dtypes, device: of its results.
+        module: path of the `nn.Module` that issued it.
+        phase, modality: the phase and the kind of data that it belongs to.
+        residency: kinds of its results.
+        patterns: names of the patterns that cover it; confidence: of the surest of them.
+        depth: length of the longest path from an input to it.
+        mutates: True if it writes into an operand.
         role: that of a match, or of the op's family; each node has one.
         synchronises: whether the client waits for the op: its result's shape or a number depends on data, or its result was
             fetched while it was recorded.

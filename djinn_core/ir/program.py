@@ -168,7 +168,14 @@ def _kind_of(call: Call) -> int:
 
 @attrs.frozen
 class Instruction:
-    """One op of a program, unpacked: handles of its inputs and new outputs, and its scalars."""
+    """One op of a program, unpacked.
+
+    Attributes:
+        index: position in the program.
+        call: its form, metadata of operands and results, aliases and writes.
+        inputs, outputs: handles of its inputs and of its new outputs.
+        slots: its scalars.
+    """
 
     index: int
     call: Call
@@ -205,7 +212,7 @@ def describe_site(site: Site) -> str:
 
 @attrs.frozen(eq=False, repr=False)
 class Program(ShortRepr):
-    """Instructions in program order.
+    """Instructions in program order. `Graph` shows the same in a handier way.
 
     Attributes:
         calls: one per instruction.

@@ -25,6 +25,7 @@ class PipelineResult(ShownInNotebooks):
 
     Attributes:
         graph: the planned graph.
+        profile, costs, plan, placement, schedule: results of the stages.
         recorded: profile of the program as it was recorded, where optimizations substituted code in it; None elsewhere.
         topology: the devices that it was planned for.
         seconds: time that each stage took, by its name; empty if the result came from the cache.

@@ -41,7 +41,7 @@ class Run:
 
 @attrs.frozen
 class Send:
-    """The device sends `value` to another device."""
+    """The device sends `value` to the device `target`."""
 
     value: int
     target: str
@@ -49,7 +49,7 @@ class Send:
 
 @attrs.frozen
 class Receive:
-    """The device waits for `value` from another device."""
+    """The device waits for `value` from the device `source`."""
 
     value: int
     source: str
@@ -97,7 +97,7 @@ class ExecutionSchedule(ShownInNotebooks):
 
     Attributes:
         program: the program to execute.
-        groups: stages and groups in order.
+        groups: stages and groups in order. Replicas are in no group.
         steps: by device id the steps in order.
         replace: values that another value stands for.
         equal_slots: conditions on the slots under which the schedule holds.

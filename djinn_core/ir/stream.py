@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen
 class Stream:
-    """State of the stream that a recurring program belongs to.
+    """State of the stream that a recurring program belongs to. Empty without a pool of executors.
 
     Attributes:
         following: number of programs of its structure that are under way: results requested, and not waited for yet.

@@ -40,12 +40,16 @@ class TensorClass:
 
 @attrs.frozen(eq=False)
 class TensorMeta:
-    """Shape (elements), strides and offset (elements), dtype and logical device index of a value.
+    """Metadata of a tensor.
 
     Instances come from `tensor_meta`, which interns them: two are equal exactly when they are the same object, so they
     are cheap keys.
 
     Attributes:
+        shape, stride, offset: in elements.
+        dtype: a `torch.dtype`.
+        device: index of the logical device.
+        conj, neg: whether it is a lazily conjugated or negated view.
         numel: number of elements. nbytes: bytes that they take when they are contiguous.
     """
 
