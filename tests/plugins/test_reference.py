@@ -14,13 +14,14 @@ from typing import Any
 import attrs
 import pytest
 
+from djinn import testing
 from djinn.testing.observers import EVENTS
 from djinn_core import hookspecs
 from djinn_core.registry.kinds import KINDS, Kind
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
-KIND_ROW = re.compile(r"^\| `(\w+)` \| \[`(\w+)`\]\(\.\./([\w/]+\.py)\) \| ([^|]+) \|", re.MULTILINE)
+KIND_ROW = re.compile(r"^\| `(\w+)` \| \[`(\w+)`\]\(\.\./([\w/]+\.py)\) \| `(\w+)` \| ([^|]+) \|", re.MULTILINE)
 
 
 def classes(kind: Kind) -> Iterator[type]:
@@ -63,7 +64,7 @@ def undescribed(item: type) -> set[str]:
 
 
 def test_the_table_has_every_kind_its_base_class_and_its_processes() -> None:
-    told = {kind: (base, place, processes) for kind, base, place, processes in KIND_ROW.findall(TEXT)}
+    told = {kind: (base, place, processes) for kind, base, place, _, processes in KIND_ROW.findall(TEXT)}
     assert told == {
         kind.name: (
             kind.wanted,
@@ -72,6 +73,19 @@ def test_the_table_has_every_kind_its_base_class_and_its_processes() -> None:
         )
         for kind in KINDS
     }
+
+
+def test_the_table_has_the_suite_of_every_kind() -> None:
+    told = {kind: suite for kind, _, _, suite, _ in KIND_ROW.findall(TEXT)}
+    of_kinds = {
+        kind.name: name
+        for kind in KINDS
+        for name in vars(importlib.import_module(f"djinn.testing.{kind.name}"))
+        if name.endswith("Conformance")
+    }
+    assert told == of_kinds
+    others = set(testing.__all__).difference(told.values())
+    assert {name for name in others if name.endswith("Conformance")} == {"PluginConformance", "TlsTransportConformance"}
 
 
 def test_every_module_of_the_contract_with_a_hook_is_a_kind() -> None:
