@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -11,13 +11,6 @@ from attrs.validators import instance_of, optional
 
 from djinn_core.hookspecs import hookspec, weight_sources
 from djinn_core.ir.checked_fields import mapping_of, tuple_of
-from djinn_core.wire import limits
-from djinn_core.wire.tensors import dtype_name
-
-MOST_TENSORS: Final = limits.STORED_TENSORS
-MOST_DIMENSIONS: Final = limits.DIMENSIONS
-LONGEST_NAME: Final = limits.STORED_NAME
-"""Limits of what clients are told of a file: a header beyond them is refused."""
 
 
 class Decoding(Protocol):
@@ -51,11 +44,6 @@ class HeaderEntry:
     stored_as: str = attrs.field(default="", validator=instance_of(str))
     decoding: Decoding | None = None
 
-    @property
-    def dtype_name(self) -> str:
-        """Name of its dtype in messages; that of the format where it cannot be read."""
-        return self.stored_as if self.dtype is None else dtype_name(self.dtype)
-
     def read_into(self, file: weight_sources.WeightFile, first: int, buffer: memoryview) -> None:
         """Fill `buffer` (bytes) with the contents of the contiguous tensor from byte `first` on.
 
@@ -79,30 +67,6 @@ class FileHeader:
 
     tensors: dict[str, HeaderEntry] = attrs.field(validator=mapping_of(str, HeaderEntry))
     metadata: dict[str, str] = attrs.field(validator=mapping_of(str, str))
-
-
-def read_bytes(file: weight_sources.WeightFile, start: int, size: int) -> bytes:
-    """So many bytes of a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    data = bytearray(size)
-    file.read_into(start, memoryview(data))
-    return bytes(data)
-
-
-def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:
-    """Check that no two tensors have bytes in common.
-
-    Raises:
-        ValueError: two have.
-    """
-    end = 0
-    for name, one in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
-        if one.start < end:
-            raise ValueError(f"its tensor {name!r} overlaps another")
-        end = one.start + one.size
 
 
 @runtime_checkable

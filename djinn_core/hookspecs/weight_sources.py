@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 
-from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookspec
 from djinn_core.hookspecs.transports import Buffer
 
@@ -36,67 +33,6 @@ class WeightPermissions:
     saving: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
     suffixes: tuple[str, ...] = (".safetensors", INDEX)
-
-    def allows(self, address: str) -> bool:
-        """True if a pattern matches the address."""
-        return any(_matches(address, pattern) for pattern in self.addresses)
-
-    def resolve(self, path: Path) -> Path:
-        """The file or folder, with symbolic links followed.
-
-        Raises:
-            WeightsUnavailable: it is in none of the folders, or not there. Which of the two is not said: a client must not learn
-                what else is on the disk.
-        """
-        try:
-            found = path.resolve(strict=True)
-            if _is_within(found, self.saving) or (
-                _is_within(found, self.folders) and not _is_within(found, self.hidden)
-            ):
-                return found
-        except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
-            pass
-        raise WeightsUnavailable(
-            f"there is no {str(path)!r} in the folders that the server reads models from (--models)"
-        )
-
-    def resolve_new(self, path: Path) -> Path:
-        """The file that may be written at a path, with symbolic links of its folders followed; it need not be there yet.
-
-        Raises:
-            WeightsUnavailable: it would be in none of the folders for saving.
-        """
-        try:
-            found = path.parent.resolve() / path.name
-            if path.name != ".." and _is_within(found, self.saving):
-                return found
-        except (OSError, RuntimeError, ValueError):
-            pass
-        raise WeightsUnavailable(f"{str(path)!r} is in no folder that clients may save weights in (--save-weights)")
-
-
-def _is_within(path: Path, folders: Iterable[Path]) -> bool:
-    return any(path.is_relative_to(folder.resolve()) for folder in folders)
-
-
-def _matches(address: str, pattern: str) -> bool:
-    """True if the pattern matches, its host the host: `https://*.example.org/*` must not match `https://other/x.example.org/y`."""
-    scheme, separator, rest = pattern.partition("://")
-    if not separator:
-        return fnmatch.fnmatchcase(address, pattern)
-    host, slash, path = rest.partition("/")
-    given_scheme, given_separator, given = address.partition("://")
-    given_host = re.split("[/?#]", given, maxsplit=1)[0]  # `?` and `#` end a host, too
-    given_slash, given_path = given[len(given_host) :][:1], given[len(given_host) + 1 :]
-    if (
-        not given_separator
-        or not fnmatch.fnmatchcase(given_scheme, scheme)
-        or not fnmatch.fnmatchcase(given_host, host)
-    ):
-        return False
-    if not slash:  # `hf://*` is everything
-        return host.endswith("*") or not given_slash
-    return given_slash == "/" and fnmatch.fnmatchcase(given_path, path)
 
 
 @runtime_checkable

@@ -15,16 +15,10 @@ import msgspec
 import torch
 
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.weight_formats import (
-    MOST_DIMENSIONS,
-    FileHeader,
-    HeaderEntry,
-    WeightFormat,
-    read_bytes,
-    refuse_overlaps,
-)
+from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat
 from djinn_core.hookspecs.weight_sources import WeightFile
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
+from djinn_server.weights.headers import MOST_DIMENSIONS, read_bytes, refuse_overlaps
 
 djinn_api_version = 1
 

@@ -27,6 +27,7 @@ from djinn_core.hookspecs.weight_sources import (
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, pread_into, read_only, sync_folder
 from djinn_core.system.processes import lock_file
 from djinn_server.system.mappings import allocate, mapped_privately, others_may_write
+from djinn_server.weights.permissions import resolve
 
 djinn_api_version = 1
 
@@ -120,7 +121,7 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
     Raises:
         WeightsUnavailable: there is nothing, or it may not or cannot be read.
     """
-    found = permissions.resolve(path)
+    found = resolve(permissions, path)
     try:
         names = [path]
         if found.is_dir():
@@ -130,7 +131,7 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
             names = [path, *sorted(file for file in path.parent.iterdir() if kind and file.suffix == kind)]
         if not names or len(names) > _MOST_FILES:
             raise WeightsUnavailable(f"{str(path)!r} has {len(names) or 'no'} files with weights")
-        return [LocalFile(permissions.resolve(file), file.name, immutable) for file in names]
+        return [LocalFile(resolve(permissions, file), file.name, immutable) for file in names]
     except OSError as error:
         raise WeightsUnavailable(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
 

@@ -18,6 +18,7 @@ from djinn_core.hookspecs.weight_sources import (
     WeightSource,
 )
 from djinn_server.builtins.weights import open_folder
+from djinn_server.weights.permissions import allows, resolve, resolve_new
 
 
 def ignore_progress(done: int, expected: int) -> None:
@@ -49,9 +50,9 @@ def open_permitted(
 
 def _is_permitted(place: LocalPlace | str, permissions: WeightPermissions) -> bool:
     if not isinstance(place, LocalPlace):
-        return permissions.allows(place)
+        return allows(permissions, place)
     try:
-        permissions.resolve(place.path)
+        resolve(permissions, place.path)
     except WeightsUnavailable:
         return False
     return True
@@ -92,5 +93,5 @@ def writable_path(source: WeightSource, address: str, permissions: WeightPermiss
     """
     for place in _places(source, address, permissions.saving[:1]):
         if isinstance(place, LocalPlace):
-            return permissions.resolve_new(place.path)
+            return resolve_new(permissions, place.path)
     raise WeightsUnavailable(f"cannot save at {address!r}: it is no path on the server's disk")

@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 import torch
 
 from djinn_core.errors import DjinnError, WeightsUnavailable
+from djinn_core.hookspecs.weight_formats import HeaderEntry
 from djinn_core.hookspecs.weight_sources import WeightSink
 from djinn_core.logs import get_logger
 from djinn_core.wire import limits
@@ -17,6 +18,7 @@ from djinn_core.wire.binding_delta import unpack_handles
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import encode
+from djinn_core.wire.tensors import dtype_name
 from djinn_core.wire.weight_messages import (
     OpenWeights,
     OpenWeightsReply,
@@ -46,7 +48,7 @@ def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> byt
     except WeightsUnavailable as error:
         return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
     tensors = opened.tensors.items()
-    entries = [StoredTensorEntry(name, place.entry.dtype_name, place.entry.shape) for name, place in tensors]
+    entries = [StoredTensorEntry(name, _dtype_name(place.entry), place.entry.shape) for name, place in tensors]
     address = "" if opened.address == request.address else opened.address
     described = opened.version, tuple(entries), tuple(opened.metadata.items())
     reply = encode(OpenWeightsReply(*described, address=address))
@@ -54,6 +56,10 @@ def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> byt
         text = f"what is at {request.address!r} takes {len(reply):,} bytes to list; {most:,} are the limit"
         return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
     return reply
+
+
+def _dtype_name(entry: HeaderEntry) -> str:
+    return entry.stored_as if entry.dtype is None else dtype_name(entry.dtype)
 
 
 def list_published(published: PublishedWeights | None) -> PublishedReply:

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat, read_bytes
+from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat
 from djinn_core.hookspecs.weight_sources import (
     INDEX,
     MappableFile,
@@ -38,7 +38,9 @@ from djinn_server.builtins.safetensors_files import Safetensors
 from djinn_server.builtins.weights import LocalFile
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.system.mappings import populate
+from djinn_server.weights.headers import read_bytes
 from djinn_server.weights.openings import Opening, Openings
+from djinn_server.weights.permissions import resolve_new
 from djinn_server.weights.permitted_places import ignore_progress, open_permitted, writable_path
 from djinn_server.weights.published import SCHEME as PUBLISHED
 from djinn_server.weights.published import PublishedWeights
@@ -305,7 +307,7 @@ class WeightReader:
         if not isinstance(only, LocalFile) or not isinstance(source, WritableSource):
             return None
         try:
-            self._permissions.resolve_new(only.path)
+            resolve_new(self._permissions, only.path)
         except WeightsUnavailable:
             return None
         return only

@@ -21,6 +21,7 @@ from djinn_server.builtins.weights import FileSource
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.token_table import check_tenant, parse_table
 from djinn_server.recovery.journal import journal_path
+from djinn_server.weights.permissions import resolve_new
 from djinn_server.weights.published import PublishedWeights
 from djinn_server.weights.weight_reader import WeightReader
 from djinn_weights.hub import HubSource, parse
@@ -219,4 +220,4 @@ def test_saved_file_lies_in_the_saving_folder(tmp_path, text):
 
 def test_resolve_new_refuses_a_path_that_ends_in_dots(tmp_path):
     with pytest.raises(WeightsUnavailable):
-        WeightPermissions(saving=(tmp_path,)).resolve_new(tmp_path / "..")
+        resolve_new(WeightPermissions(saving=(tmp_path,)), tmp_path / "..")

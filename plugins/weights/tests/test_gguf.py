@@ -64,7 +64,7 @@ def test_every_tensor(version, alignment, monkeypatch):
                 size = min(size, len(whole) - first)  # noqa: PLW2901
                 assert contents(file, entry, first, size) == whole[first : first + size], name
     other = header.tensors["k"]
-    assert (other.dtype, other.shape, other.dtype_name) == (None, (2, 256), "Q4_K")
+    assert (other.dtype, other.shape, other.stored_as) == (None, (2, 256), "Q4_K")
     assert header.metadata == {
         "general.architecture": "llama",
         "llama.block_count": "22",

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions
+from djinn.weights import allows
 from djinn_weights.network_files.pieces import Pieces
 
 _INDEX: Final = ".index.json"
@@ -118,7 +119,7 @@ class BucketSource:
         # The shards are files of its kind, beside it.
         folder, kind = path.rpartition("/")[0], path.removesuffix(_INDEX).rpartition(".")[2]
         shards = self._weights(folder, (f".{kind}",))
-        return [info, *(one for one in shards if permissions.allows(f"{self.name}://{self._key(one)}"))]
+        return [info, *(one for one in shards if allows(permissions, f"{self.name}://{self._key(one)}"))]
 
     def _weights(self, folder: str, suffixes: tuple[str, ...]) -> list[Mapping[str, Any]]:
         listed = self._system().ls(folder, detail=True)

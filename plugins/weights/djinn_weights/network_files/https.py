@@ -15,6 +15,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions
+from djinn.weights import allows
 from djinn_weights.network_files.pieces import Pieces
 
 PATIENCE: Final = 30.0  # seconds without a byte after which a server is given up
@@ -126,7 +127,7 @@ class HttpsFile:
 
     def _permitted(self, address: str) -> str:
         """The address that a server redirects to, if clients may have it read."""
-        if not _is_safe(address) or not self._permissions.allows(address):
+        if not _is_safe(address) or not allows(self._permissions, address):
             raise OSError("its server redirects to an address that clients may not have read (--allow-weights)")
         return address
 
@@ -203,7 +204,7 @@ class HttpsSource:
             if not urlsplit(address).path.endswith(_INDEX):
                 return [file]
             places = [urljoin(address, name) for name in _shards(file)]
-            if not all(permissions.allows(place) and _is_safe(place) for place in places):
+            if not all(allows(permissions, place) and _is_safe(place) for place in places):
                 raise WeightsUnavailable(f"shards of {address!r} are not among what clients may have read")
             return [file, *(self._opened(place, permissions) for place in places)]
         except OSError as error:
