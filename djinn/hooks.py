@@ -90,16 +90,12 @@ if TYPE_CHECKING:
     )
     from djinn_core.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
     from djinn_core.hookspecs.weight_sources import (
-        DownloadingSource,
         LocalPlace,
-        MappableFile,
-        NetworkSource,
         ReportDownload,
         WeightFile,
         WeightPermissions,
         WeightSink,
         WeightSource,
-        WritableSource,
     )
     from djinn_core.ir.arguments import arguments, slot_positions
     from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
@@ -168,7 +164,6 @@ __all__ = [
     "DeviceRuntime",
     "DjinnError",
     "DoesNotFit",
-    "DownloadingSource",
     "Edge",
     "Event",
     "EventFeed",
@@ -203,10 +198,8 @@ __all__ = [
     "LinkMeasured",
     "Listener",
     "LocalPlace",
-    "MappableFile",
     "MemoryPolicy",
     "Modality",
-    "NetworkSource",
     "NetworkTopology",
     "Node",
     "Nodes",
@@ -281,7 +274,6 @@ __all__ = [
     "WeightsUnavailable",
     "WorkloadProfile",
     "WorkloadType",
-    "WritableSource",
     "arguments",
     "hookimpl",
     "slot_positions",
@@ -311,7 +303,7 @@ _PLACES = {
     "djinn_core.hookspecs.server_observers": "ServerEvent ServerObserver",
     "djinn_core.hookspecs.transports": "Buffer Connection Described Frame Holding Limits LinkFacts LinkMeasured Listener PeerCertified PeerNamed SecurableTransport TlsOptions Transport TransportCapabilities",
     "djinn_core.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
-    "djinn_core.hookspecs.weight_sources": "DownloadingSource LocalPlace MappableFile NetworkSource ReportDownload WeightFile WeightPermissions WeightSink WeightSource WritableSource",
+    "djinn_core.hookspecs.weight_sources": "LocalPlace ReportDownload WeightFile WeightPermissions WeightSink WeightSource",
     "djinn_core.ir.arguments": "arguments slot_positions",
     "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
     "djinn_core.ir.graph": "Edge Graph Node",

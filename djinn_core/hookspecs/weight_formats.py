@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 import torch
@@ -13,11 +15,12 @@ from djinn_core.hookspecs import hookspec, weight_sources
 from djinn_core.ir.checked_fields import mapping_of, tuple_of
 
 
-class Decoding(Protocol):
-    """Makes a tensor's contents from bytes of the file that are not these contents one after another."""
+class Decoding(ABC):
+    """Decode a tensor that is stored in an encoded (quantized) or strided form. Threads of an executor call it at the same time."""
 
+    @abstractmethod
     def read_into(self, file: weight_sources.WeightFile, first: int, buffer: memoryview) -> None:
-        """Fill `buffer` (bytes) with the contents of the contiguous tensor from byte `first` on.
+        """Fill `buffer` with bytes of the contiguous, decoded tensor from byte `first` on.
 
         Raises:
             OSError: the file cannot be read.
@@ -29,20 +32,25 @@ class HeaderEntry:
     """A tensor in a file.
 
     Attributes:
-        dtype: of what is read; None: it cannot be read.
-        shape: its sizes.
-        start: the byte of the file where its contents begin, if there is no `decoding`.
-        size: bytes of its contents as they are read.
-        stored_as: the format's name for what it is stored as, where it cannot be read.
-        decoding: how its contents are made from the file; None: they lie in it as they are.
+        dtype: of the tensor as the executor reads it. None: this format cannot read it.
+        shape: sizes of its dimensions.
+        start: byte of the file at which its contents begin, if there is no `decoding`.
+        size: bytes of the tensor as the executor reads it. Default: those of a contiguous tensor.
+        stored_as: the format's name for the stored type, if `dtype` is None.
+        decoding: reads an encoded or strided tensor. None: the file has its bytes contiguously at `start`.
     """
 
     dtype: torch.dtype | None = attrs.field(validator=optional(instance_of(torch.dtype)))
     shape: tuple[int, ...] = attrs.field(validator=tuple_of(int))
     start: int = attrs.field(validator=instance_of(int))
     size: int = attrs.field(validator=instance_of(int))
+
+    @size.default
+    def _size(self) -> int:
+        return 0 if self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
+
     stored_as: str = attrs.field(default="", validator=instance_of(str))
-    decoding: Decoding | None = None
+    decoding: Decoding | None = attrs.field(default=None, validator=optional(instance_of(Decoding)))  # type: ignore[type-abstract]
 
     def read_into(self, file: weight_sources.WeightFile, first: int, buffer: memoryview) -> None:
         """Fill `buffer` (bytes) with the contents of the contiguous tensor from byte `first` on.
@@ -58,37 +66,42 @@ class HeaderEntry:
 
 @attrs.frozen
 class FileHeader:
-    """Contents of a header.
+    """Contents of a header. The executor refuses tensors that lie outside of the file.
 
     Attributes:
-        tensors: entries by name, in the order of the file.
-        metadata: texts that the file says of itself.
+        tensors: by name, in the order of the file.
+        metadata: further texts in the header, which clients receive.
     """
 
     tensors: dict[str, HeaderEntry] = attrs.field(validator=mapping_of(str, HeaderEntry))
-    metadata: dict[str, str] = attrs.field(validator=mapping_of(str, str))
+    metadata: dict[str, str] = attrs.field(factory=dict, validator=mapping_of(str, str))
 
 
-@runtime_checkable
-class WeightFormat(Protocol):
-    """Reads the headers of files of one format.
+class WeightFormat(ABC):
+    """Read the headers of weight files of one format, in an executor process. Threads may call it at the same time.
 
     Attributes:
         name: unique among formats, such as `gguf`.
-        suffixes: how the names of such files end, each with its dot.
-        whole: names of the one file to read of a folder that has others with the same suffix, which are no weights.
+        suffixes: ends of the names of such files, each with its dot, in lower case.
+        whole: names of complete models. If a folder has several files with these suffixes, only a file with such a name is read.
+            Empty: all files are read, as the shards of one model.
     """
 
     name: str
     suffixes: tuple[str, ...]
-    whole: tuple[str, ...]
+    whole: tuple[str, ...] = ()
 
+    @abstractmethod
     def read_header(self, file: weight_sources.WeightFile) -> FileHeader:
-        """Read and check the header of a file. Files come from strangers: nothing in one is run, and what it says is bounded.
+        """Read and check the header of a file.
+
+        Files come from strangers: run nothing in a file, and bound each size that it states. `djinn.weights` has `read_bytes`,
+        `refuse_overlaps` and limits of names, dimensions and tensors. The executor logs any exception but these two and tells the
+        client only its type.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it is malformed.
+            OSError: the file cannot be read.
+            ValueError: the header is malformed.
         """
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from mmap import mmap
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import attrs
 
+from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookspec
 from djinn_core.hookspecs.transports import Buffer
 
@@ -35,43 +38,45 @@ class WeightPermissions:
     suffixes: tuple[str, ...] = (".safetensors", INDEX)
 
 
-@runtime_checkable
-class WeightFile(Protocol):
-    """A file with weights, opened for reading. It is read by several threads at the same time, and closed when it is collected.
+class WeightFile(ABC):
+    """A weight file that is open for reading.
+
+    Several threads of an executor read it at the same time. The file closes when it is garbage-collected.
 
     Attributes:
-        name: its name in its folder, such as `model-00001-of-00002.safetensors`.
+        name: its name in its folder, such as `model-00001-of-00002.safetensors`. The suffix selects the weight format.
         size: bytes.
     """
 
     name: str
     size: int
 
+    @abstractmethod
     def version(self) -> str:
-        """Another text once its contents may have changed. It is asked before and after each read, and must be quick."""
+        """Return a text that changes when the contents may have changed. Called before and after each read: be quick.
 
+        Raises:
+            OSError: the version cannot be determined.
+        """
+
+    @abstractmethod
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` (bytes) with what begins at byte `start`.
+        """Fill `buffer` (bytes) with the contents from byte `start` on.
 
         Raises:
-            OSError: that cannot be read.
+            OSError: the file cannot be read, or ends before the buffer is full.
         """
 
+    def map(self) -> Buffer | mmap | None:
+        """Return all bytes of the file as writable private memory, mapped until it is garbage-collected. None: read the file.
 
-@runtime_checkable
-class MappableFile(WeightFile, Protocol):
-    """A weight file that nothing writes into or cuts off, and that the system can map into memory.
-
-    An executor whose device computes in the host's memory takes tensors from the mapping instead of copies: a mapped file that
-    became shorter would end the process that looks into it.
-    """
-
-    def map(self) -> Buffer:
-        """All bytes of the file, writable; what is written stays with this process. They are mapped as long as anything refers to them.
+        An executor whose device computes in host memory uses the mapping in place of copies. Map only files that nothing writes
+        into or truncates: a mapped file that becomes shorter ends the process that reads it.
 
         Raises:
-            OSError: it cannot be mapped; it is read instead.
+            OSError: the file cannot be mapped. The executor reads it.
         """
+        return None
 
 
 @attrs.frozen
@@ -87,98 +92,103 @@ class LocalPlace:
     immutable: bool = False
 
 
-@runtime_checkable
-class WeightSource(Protocol):
-    """Resolve addresses of one scheme to places. `name` is the scheme, such as `hf` for `hf://org/model`.
+class WeightSink(ABC):
+    """A file that is being written. Until `commit`, readers find what was there before.
+
+    The executor calls `discard` at the end, after `commit` as well.
+    """
+
+    @abstractmethod
+    def write(self, data: memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+            OSError: the bytes cannot be written.
+        """
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Put the complete file in its place, durably.
+
+        Raises:
+            OSError: the file cannot be put there. What was there before remains.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Delete the unfinished file. Do nothing after `commit`."""
+
+
+ReportDownload = Callable[[int, int], None]
+"""Called with the bytes that have arrived and the bytes that are expected. Raises `WeightsUnavailable` once no client waits."""
+
+
+class WeightSource(ABC):
+    """Resolve addresses of one scheme to places, in an executor process. Threads may call a source at the same time.
 
     A source opens no file on the server's disk. The executor checks each place against the operator's permissions and opens it.
+    A source raises `WeightsUnavailable`, whose text the client receives. The executor logs any other exception and tells the
+    client only its type.
+
+    Attributes:
+        name: the scheme in lower case, such as `hf` for `hf://org/model`.
     """
 
     name: str
 
+    @abstractmethod
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
         """Return candidate places of an address in the order in which the executor tries them.
 
-        The executor skips places that clients may not read. It passes network addresses to `NetworkSource.open`.
+        The executor skips places that clients may not read. It opens a `LocalPlace` itself, and passes a network address (a
+        string) to `download`.
 
         Args:
             address: has no segment `..`, whatever separates segments, no control character, no backslash and no percent escape.
+                After the scheme, it may be an absolute path.
             folders: folders that clients may read. A relative address is relative to each of them.
 
         Raises:
             WeightsUnavailable: the address does not have the form that this source requires.
         """
 
-
-@runtime_checkable
-class NetworkSource(WeightSource, Protocol):
-    """A weight source whose places include network addresses."""
-
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
         """Open a network address that clients may read. Return one file, or the weight files and indexes of a folder.
 
+        A source whose `places` returns network addresses implements `open` or `download`.
+
         Args:
             address: an element of the result of `places`.
-            permissions: call `allows` before you request another address, such as a redirect or a shard.
+            permissions: call `djinn.weights.allows` before you request another address, such as a redirect or a shard.
 
         Raises:
             WeightsUnavailable: the address has no file, or the file cannot be read.
         """
-
-
-ReportDownload = Callable[[int, int], None]
-"""Called with the bytes that are there and those that are expected. It raises `WeightsUnavailable` where no client waits any more."""
-
-
-@runtime_checkable
-class DownloadingSource(WeightSource, Protocol):
-    """A weight source that downloads network addresses and reports the progress to clients."""
+        raise NotImplementedError(f"the weight source {self.name!r} has no method to open {address!r}")
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
-        """Download the files of an address, as `NetworkSource.open`.
+        """Open a network address as `open`, and report the progress of a download, which clients see.
 
         Call `report` from any thread, at least once a second while bytes arrive. Let its exceptions end the download.
         """
-
-
-class WeightSink(Protocol):
-    """A file that is being written. Readers find it whole, after `commit`, or what was there before."""
-
-    def write(self, data: memoryview) -> None:
-        """Append bytes.
-
-        Raises:
-            OSError: they cannot be written.
-        """
-
-    def commit(self) -> None:
-        """Put the file in its place, so that it outlives a loss of power.
-
-        Raises:
-            OSError: that cannot be done; what was there before still is.
-        """
-
-    def discard(self) -> None:
-        """Give up a file that was not committed; nothing is left of it."""
-
-
-@runtime_checkable
-class WritableSource(WeightSource, Protocol):
-    """A weight source that clients can save to. The executor checks that the client may write the path before each call."""
+        return self.open(address, permissions)
 
     def create(self, path: Path, size: int) -> WeightSink:
-        """Begin to write a file of `size` bytes.
+        """Begin to write a file of `size` bytes at the first of `places`. The executor has checked that the tenant may write it.
 
         Raises:
-            WeightsUnavailable: the file cannot be written.
+            WeightsUnavailable: the file cannot be written, or this source saves nothing (default).
         """
+        raise WeightsUnavailable(f"{path.name!r} cannot be saved: addresses of the scheme {self.name}: are read-only")
 
     def remove(self, path: Path, folders: Sequence[Path]) -> None:
         """Remove a file and its empty parent folders, but no folder in `folders`.
 
         Raises:
-            WeightsUnavailable: the file does not exist (the cause is a `FileNotFoundError`) or cannot be removed.
+            WeightsUnavailable: the file does not exist (the cause is a `FileNotFoundError`), cannot be removed, or this source
+                removes nothing (default).
         """
+        raise WeightsUnavailable(f"{path.name!r} cannot be removed: addresses of the scheme {self.name}: are read-only")
 
 
 @hookspec

@@ -39,12 +39,11 @@ _entry: msgspec.json.Decoder[_Entry] = msgspec.json.Decoder(_Entry)
 _metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
 
-class Safetensors:
+class Safetensors(WeightFormat):
     """Reads safetensors files."""
 
     name = "safetensors"
-    suffixes: tuple[str, ...] = (".safetensors",)
-    whole: tuple[str, ...] = ()
+    suffixes = (".safetensors",)
 
     def read_header(self, file: WeightFile) -> FileHeader:
         """As `WeightFormat.read_header`."""

@@ -36,8 +36,8 @@ UNFINISHED: Final = ".unfinished-"  # in the names of files that are being writt
 _TRIES: Final = 100  # to make such a file, while others look for abandoned ones
 
 
-class LocalFile:
-    """A file on the server's disk, as `MappableFile`. What replaces it is not seen: the file that was opened is read.
+class LocalFile(WeightFile):
+    """A file on the server's disk, as `WeightFile`. What replaces it is not seen: the file that was opened is read.
 
     Attributes:
         path: where it was when it was opened.
@@ -91,7 +91,7 @@ class LocalFile:
             raise FileNotFoundError(errno.ENOENT, "another file is at its place")
 
     def map(self) -> mmap.mmap:
-        """As `MappableFile.map`, where it is immutable or on a disk that is mounted for reading only.
+        """As `WeightFile.map`, where it is immutable or on a disk that is mounted for reading only.
 
         What other users may write into is not: one that cuts it off would end this process.
         """
@@ -136,7 +136,7 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
         raise WeightsUnavailable(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
 
 
-class LocalSink:
+class LocalSink(WeightSink):
     """A file on the server's disk that is being written beside its place, as `WeightSink`."""
 
     def __init__(self, path: Path, size: int) -> None:
@@ -206,7 +206,7 @@ def remove_abandoned(folder: Path) -> None:
             os.close(descriptor)
 
 
-class FileSource:
+class FileSource(WeightSource):
     """Reads `file:PATH`; a relative path is looked for in each of the permitted folders. Writes it to the first folder for saving."""
 
     name = "file"
@@ -218,7 +218,7 @@ class FileSource:
         return [LocalPlace(folder / path) for folder in folders or (Path(),)]  # an absolute path is itself
 
     def create(self, path: Path, size: int) -> WeightSink:
-        """As `WritableSource.create`; folders are made."""
+        """As `WeightSource.create`; folders are made."""
         _check_name(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +229,7 @@ class FileSource:
             raise WeightsUnavailable(f"{path.name!r} cannot be written: {error.strerror or error}") from error
 
     def remove(self, path: Path, folders: Sequence[Path]) -> None:
-        """As `WritableSource.remove`."""
+        """As `WeightSource.remove`."""
         _check_name(path)
         try:
             path.unlink()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-from djinn_core.hookspecs.weight_formats import HeaderEntry
+from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry
 from djinn_core.hookspecs.weight_sources import WeightFile
 from djinn_core.wire import limits
 
@@ -14,15 +15,38 @@ LONGEST_NAME: Final = limits.STORED_NAME
 """Limits of the description of a file that clients receive. The executor refuses a header beyond them."""
 
 
+_MOST_BYTES: Final = 128 << 20  # of one read; a header in one piece has at most 100 MiB
+
+
 def read_bytes(file: WeightFile, start: int, size: int) -> bytes:
-    """Return `size` bytes of a file from byte `start` on.
+    """Return `size` bytes of a file from byte `start` on. `start` and `size` may come from the file itself.
 
     Raises:
-        OSError: the file cannot be read, or is shorter.
+        OSError: the file cannot be read.
+        ValueError: the file is shorter, or `size` is larger than a header.
     """
+    if not (start >= 0 and 0 <= size <= min(_MOST_BYTES, file.size - start)):
+        raise ValueError(f"its header asks for {size:,} bytes at byte {start:,} of {file.size:,}")
     data = bytearray(size)
     file.read_into(start, memoryview(data))
     return bytes(data)
+
+
+def check_header(file: WeightFile, header: FileHeader) -> None:
+    """Check that each tensor lies in the file and has the size of its shape.
+
+    Raises:
+        ValueError: a tensor does not.
+    """
+    for name, one in header.tensors.items():
+        if len(one.shape) > MOST_DIMENSIONS or min(one.shape, default=0) < 0:
+            raise ValueError(f"its tensor {name[:200]!r} has an impossible shape")
+        if one.dtype is None:
+            continue
+        if one.size != math.prod(one.shape) * one.dtype.itemsize:
+            raise ValueError(f"the shape of its tensor {name[:200]!r} does not fit its {one.size} bytes")
+        if one.decoding is None and not 0 <= one.start <= file.size - one.size:
+            raise ValueError(f"its tensor {name[:200]!r} does not lie in it")
 
 
 def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weight_sources import (
-    DownloadingSource,
     LocalPlace,
-    NetworkSource,
     ReportDownload,
     WeightFile,
     WeightPermissions,
@@ -40,7 +38,7 @@ def open_permitted(
         try:
             if isinstance(place, LocalPlace):
                 return open_folder(place.path, permissions, place.immutable)
-            return _open_network(source, place, permissions, report)
+            return _checked(source, source.download(place, permissions, report), WeightFile)
         except WeightsUnavailable as error:
             failure = failure or error
     raise failure or WeightsUnavailable(
@@ -56,18 +54,6 @@ def _is_permitted(place: LocalPlace | str, permissions: WeightPermissions) -> bo
     except WeightsUnavailable:
         return False
     return True
-
-
-def _open_network(
-    source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload
-) -> Sequence[WeightFile]:
-    if isinstance(source, DownloadingSource):
-        return _checked(source, source.download(address, permissions, report), WeightFile)
-    if isinstance(source, NetworkSource):
-        return _checked(source, source.open(address, permissions), WeightFile)
-    raise TypeError(
-        f"the weight source {source.name!r} returned the network address {address!r} but is no NetworkSource"
-    )
 
 
 def _places(source: WeightSource, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:

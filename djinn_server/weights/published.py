@@ -190,7 +190,7 @@ class PublishedWeights:
         return [one for path in self._folder.iterdir() if (one := _living(path)) is not None]
 
 
-class PublishedSink:
+class PublishedSink(WeightSink):
     """A file that is being published, as `WeightSink`; older files of its name are removed once it is complete.
 
     Attributes:

@@ -58,7 +58,7 @@ class DifferentContents(Exception):  # noqa: N818 - a result, and no failure
     """A file does not have the contents that were to be written."""
 
 
-class WrittenFile:
+class WrittenFile(WeightSink):
     """A file that may have been written already, as `WeightSink`: it is compared with what is to be written.
 
     Its methods raise `DifferentContents` where it is another one.

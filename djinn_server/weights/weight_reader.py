@@ -23,13 +23,11 @@ from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat
 from djinn_core.hookspecs.weight_sources import (
     INDEX,
-    MappableFile,
     ReportDownload,
     WeightFile,
     WeightPermissions,
     WeightSink,
     WeightSource,
-    WritableSource,
 )
 from djinn_core.logs import get_logger
 from djinn_core.wire import limits
@@ -38,7 +36,7 @@ from djinn_server.builtins.safetensors_files import Safetensors
 from djinn_server.builtins.weights import LocalFile
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.system.mappings import populate
-from djinn_server.weights.headers import read_bytes
+from djinn_server.weights.headers import check_header, read_bytes
 from djinn_server.weights.openings import Opening, Openings
 from djinn_server.weights.permissions import resolve_new
 from djinn_server.weights.permitted_places import ignore_progress, open_permitted, writable_path
@@ -85,6 +83,7 @@ def _header(form: WeightFormat, file: WeightFile) -> FileHeader:
     header: object = form.read_header(file)  # typed as object: plugins are not type-checked
     if not isinstance(header, FileHeader):
         raise TypeError(f"the weight format {form.name!r} returned a {type(header).__name__}; return a FileHeader")
+    check_header(file, header)
     return header
 
 
@@ -301,10 +300,10 @@ class WeightReader:
         if kept.version == version:
             self._kept[version] = kept
 
-    def _replaceable(self, source: WeightSource, files: Sequence[WeightFile]) -> LocalFile | None:
+    def _replaceable(self, files: Sequence[WeightFile]) -> LocalFile | None:
         """The only file, where the tenant may write it."""
         only = files[0] if len(files) == 1 else None
-        if not isinstance(only, LocalFile) or not isinstance(source, WritableSource):
+        if not isinstance(only, LocalFile):
             return None
         try:
             resolve_new(self._permissions, only.path)
@@ -321,11 +320,10 @@ class WeightReader:
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
             return self.published.create(address, size, seconds)
         source = self._source(address)
-        if not isinstance(source, WritableSource):
-            raise WeightsUnavailable(f"nothing can be saved at {address!r}: the source {source.name}: is for reading")
+        path = writable_path(source, address, self._permissions)
         if self._saved is not None:
             self._saved.check(size)
-        return source.create(writable_path(source, address, self._permissions), size)
+        return source.create(path, size)
 
     def written(self, address: str) -> Callable[[int], WeightSink] | None:
         """As `create`, for a file that is at that address already: what is written is compared with it. None if there is no file."""
@@ -346,8 +344,6 @@ class WeightReader:
             self.published.remove(address)
             return
         source = self._source(address)
-        if not isinstance(source, WritableSource):
-            raise WeightsUnavailable(f"nothing can be removed at {address!r}: the source {source.name}: is for reading")
         source.remove(writable_path(source, address, self._permissions), self._permissions.saving)
         if self._saved is not None:
             self._saved.count()
@@ -400,10 +396,13 @@ class WeightReader:
         entry, start = place.entry, place.entry.start + key.start
         if entry.dtype is None or entry.decoding is not None or start % entry.dtype.itemsize:
             return None
-        if not (key.size and isinstance(place.file, MappableFile)):
+        if not key.size:
             return None
         try:
-            data = torch.frombuffer(place.file.map(), dtype=torch.uint8, count=key.size, offset=start)
+            mapping = place.file.map()
+            if mapping is None:
+                return None
+            data = torch.frombuffer(mapping, dtype=torch.uint8, count=key.size, offset=start)
             unchanged = place.file.version() == place.version
         except (OSError, ValueError) as error:  # there is no room for it, or it is not as long as it was
             _log.info("weights are read and not mapped", address=address, file=place.file.name, reason=str(error))
@@ -468,7 +467,7 @@ class WeightReader:
             _log.exception("a weight source failed", source=source.name, address=address)
             raise WeightsUnavailable(f"{address!r} cannot be opened: {type(error).__name__}") from error
         opened = _opened(address, files, self._formats)
-        return attrs.evolve(opened, replaceable=self._replaceable(source, files))
+        return attrs.evolve(opened, replaceable=self._replaceable(files))
 
 
 def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightFormat]) -> OpenedWeights:

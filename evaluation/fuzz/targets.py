@@ -29,7 +29,7 @@ from djinn_core.errors import (
     UnsupportedOperation,
     WeightsUnavailable,
 )
-from djinn_core.hookspecs.weight_sources import WeightPermissions
+from djinn_core.hookspecs.weight_sources import WeightPermissions, WeightSource
 from djinn_core.ir.form import Form, Operand
 from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
 from djinn_core.wire import binding_delta, compression, messages
@@ -317,7 +317,7 @@ def _upload_seeds(draw: random.Random) -> list[bytes]:
 
 
 @attrs.frozen
-class _OneFile:
+class _OneFile(WeightSource):
     """The weight source that has this file alone."""
 
     file: MemoryFile
@@ -329,7 +329,7 @@ class _OneFile:
         return [address]
 
     def open(self, address: str, permissions: object) -> list[MemoryFile]:
-        """As `NetworkSource.open`."""
+        """As `WeightSource.open`."""
         del address, permissions
         return [self.file]
 

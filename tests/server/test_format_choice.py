@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import LocalPlace, WeightPermissions
+from djinn_core.hookspecs.weight_sources import LocalPlace, WeightPermissions, WeightSource
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Selection, load_registry
 from djinn_server.builtins.safetensors_files import Safetensors
@@ -92,7 +92,7 @@ def test_what_other_users_may_write_into_is_not_mapped(tmp_path):
 
 
 def test_what_lies_in_the_file_as_it_is_can_be_mapped_and_nothing_else(models):
-    class Source:
+    class Source(WeightSource):
         name = "file"
 
         def places(self, address, folders):

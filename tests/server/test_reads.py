@@ -10,7 +10,7 @@ from memory_file import MemoryFile
 from safetensors.torch import save
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import WeightPermissions
+from djinn_core.hookspecs.weight_sources import WeightPermissions, WeightSource
 from djinn_core.wire.weight_messages import ReadWeights
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.running.values import Poison, ValueTable
@@ -39,7 +39,7 @@ class SlowFile(MemoryFile):
         super().read_into(start, buffer)
 
 
-class Source:
+class Source(WeightSource):
     """Gives the file; as a source that downloads, after `come` is set."""
 
     name = "memory"

@@ -135,7 +135,7 @@ def test_links_within_the_folders_are_followed(reader, models):
     assert read(reader, f"file:{models}/model.safetensors", "a").equal(TENSORS["a"].flatten())
 
 
-class Careless:
+class Careless(WeightSource):
     """Weight source that checks no permissions and opens any path and any network address."""
 
     name = "any"
@@ -176,16 +176,37 @@ def test_executor_checks_permissions_of_any_weight_source(models, tmp_path):
     assert opened == ["https://good.org/model.safetensors"]
 
 
-def test_weight_source_without_places_is_refused(models, tmp_path):
-    class Old:
+def test_weight_source_without_places_cannot_be_made():
+    class Incomplete(WeightSource):
         name = "any"
 
-        def open(self, address, permissions):
-            return [LocalFile(models / "model.safetensors", "model.safetensors")]
+    with pytest.raises(TypeError, match="places"):
+        Incomplete()
 
-    assert not isinstance(Old(), WeightSource)
-    with pytest.raises(WeightsUnavailable, match="AttributeError"):
-        WeightReader([Old()], WeightPermissions((models,), ("*",))).open("any:x")
+
+class ReadOnly(WeightSource):
+    """Has a file in the folder for saving, and a network address that it cannot open."""
+
+    name = "any"
+
+    def places(self, address, folders):
+        return ["any:network", *(LocalPlace(folder / "model.safetensors") for folder in folders)]
+
+
+def test_weight_source_saves_and_removes_nothing_by_default(models):
+    reader = WeightReader([ReadOnly()], WeightPermissions(saving=(models,)))
+    assert set(reader.open("any:x").tensors) == set(TENSORS)
+    with pytest.raises(WeightsUnavailable, match="cannot be saved: addresses of the scheme any: are read-only"):
+        reader.create("any:x", 8)
+    with pytest.raises(WeightsUnavailable, match="cannot be removed: addresses of the scheme any: are read-only"):
+        reader.remove("any:x")
+
+
+def test_weight_source_without_open_reads_no_network_address(models, caplog):
+    reader = WeightReader([ReadOnly()], WeightPermissions((models,), ("any:*",)))
+    with pytest.raises(WeightsUnavailable, match="NotImplementedError"):
+        reader.open("any:x")
+    assert "has no method to open 'any:network'" in caplog.text
 
 
 def test_hidden_folders_are_not_readable(models):
@@ -400,7 +421,14 @@ HEADERS = {
     "metadata has a number": lambda _: FileHeader({}, {"format": 1}),
     "a dtype is text": lambda _: FileHeader({"a": HeaderEntry("float32", (4,), 0, 16)}, {}),
     "a size is text": lambda _: FileHeader({"a": HeaderEntry(torch.float32, ("4",), 0, 16)}, {}),
+    "a decoding is text": lambda _: FileHeader({"a": HeaderEntry(torch.float32, (4,), 0, decoding="Q8_0")}),
     "a start is None": lambda _: FileHeader({"a": HeaderEntry(torch.float32, (4,), None, 16)}, {}),
+}
+OUTSIDE = {
+    "a tensor lies beyond the file": lambda file: FileHeader({"a": HeaderEntry(torch.float32, (4,), file.size - 15)}),
+    "a tensor begins before the file": lambda _: FileHeader({"a": HeaderEntry(torch.float32, (4,), -1)}),
+    "a tensor has another size": lambda _: FileHeader({"a": HeaderEntry(torch.float32, (4,), 0, 8)}),
+    "a shape is negative": lambda _: FileHeader({"a": HeaderEntry(torch.float32, (-1, -4), 0)}),
 }
 MALFORMED = {
     "raises": raises,
@@ -452,10 +480,21 @@ def test_a_format_that_fails_costs_only_that_call(models, caplog, fault):
     assert "a weight format failed" in caplog.text
 
 
+@pytest.mark.parametrize("fault", OUTSIDE)
+def test_executor_refuses_tensors_outside_of_the_file(models, fault):
+    class Careless(Safetensors):
+        def read_header(self, file):
+            return OUTSIDE[fault](file)
+
+    reader = WeightReader([FileSource()], WeightPermissions((models,)), [Careless()])
+    with pytest.raises(WeightsUnavailable, match=r"does not lie in it|does not fit its|impossible shape"):
+        reader.open(f"file:{models}")
+
+
 @pytest.mark.parametrize("method", ["places", "open", "download"])
 @pytest.mark.parametrize("fault", MALFORMED)
 def test_a_source_that_fails_costs_only_that_call(caplog, fault, method):
-    class Failing:
+    class Failing(WeightSource):
         name = "faulty"
 
         def places(self, address, folders):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from djinn_core.hookspecs.weight_sources import WeightFile
 
-class MemoryFile:
+
+class MemoryFile(WeightFile):
     """Counts its reads and the bytes of each."""
 
     def __init__(self, data, name="model.bin"):

@@ -12,12 +12,12 @@ from djinn_weights.checkpoints.checkpoint import read_pytorch
 djinn_api_version = 1
 
 
-class Checkpoints:
+class Checkpoints(WeightFormat):
     """Reads PyTorch checkpoints."""
 
     name = "checkpoints"
-    suffixes: tuple[str, ...] = (".bin", ".pt", ".pth", ".ckpt")
-    whole: tuple[str, ...] = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
+    suffixes = (".bin", ".pt", ".pth", ".ckpt")
+    whole = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
 
     def read_header(self, file: WeightFile) -> FileHeader:
         """As `WeightFormat.read_header`."""

@@ -8,13 +8,13 @@ from typing import Final
 import attrs
 import torch
 
-from djinn.hooks import WeightFile
+from djinn.hooks import Decoding, WeightFile
 
 PIECE: Final = 8 << 20  # bytes of the file that are in memory at a time, beside what is made of them
 
 
 @attrs.frozen
-class StridedElements:
+class StridedElements(Decoding):
     """Elements in a file with gaps between them, or in another order than that of a contiguous tensor.
 
     Attributes:

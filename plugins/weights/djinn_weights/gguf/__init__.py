@@ -11,12 +11,11 @@ from djinn_weights.gguf.header import read_gguf
 djinn_api_version = 1
 
 
-class Gguf:
+class Gguf(WeightFormat):
     """Reads GGUF files."""
 
     name = "gguf"
-    suffixes: tuple[str, ...] = (".gguf",)
-    whole: tuple[str, ...] = ()
+    suffixes = (".gguf",)
 
     def read_header(self, file: WeightFile) -> FileHeader:
         """As `WeightFormat.read_header`."""

@@ -7,13 +7,13 @@ from typing import ClassVar, Final
 import attrs
 import torch
 
-from djinn.hooks import WeightFile
+from djinn.hooks import Decoding, WeightFile
 
 _BLOCKS: Final = 32 << 10  # that are in memory at a time, beside what is made of them: about a megabyte
 
 
 @attrs.frozen
-class Q8_0:  # noqa: N801 - its name
+class Q8_0(Decoding):  # noqa: N801 - its name
     """The type Q8_0 of GGUF: blocks of a scale (float16) and 32 whole numbers of eight bits.
 
     The products are float32, because they have up to 19 bits, which float16 would round and might overflow.

@@ -20,7 +20,7 @@ djinn_api_version = 1
 _SEGMENT: Final = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f/\\%@:?#]+")  # of a revision or a path, not `.` or `..`
 
 
-class HubSource:
+class HubSource(WeightSource):
     """Reads `hf://organisation/model@revision/file` from the permitted folders that are caches, and from the server's own cache.
 
     A model whose address is permitted is downloaded into the server's own cache where no cache has it.
@@ -40,7 +40,7 @@ class HubSource:
         return [address, *(LocalPlace(_snapshot(one, revision, path), immutable=True) for one in caches)]
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
-        """As `DownloadingSource.download`."""
+        """As `WeightSource.download`."""
         name, revision, path = parse(address)
         for cache in self._caches(permissions.folders):
             found = self._cached(cache, name, revision, path, permissions)

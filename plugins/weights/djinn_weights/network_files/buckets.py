@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from djinn import WeightsUnavailable
-from djinn.hooks import WeightFile, WeightPermissions
+from djinn.hooks import WeightFile, WeightPermissions, WeightSource
 from djinn.weights import allows
 from djinn_weights.network_files.pieces import Pieces
 
@@ -22,7 +22,7 @@ _VERSIONED: Final = ("ETag", "etag", "generation", "VersionId", "mtime", "LastMo
 _log = logging.getLogger("djinn_weights.network_files")
 
 
-class BucketFile:
+class BucketFile(WeightFile):
     """An object, as `WeightFile`."""
 
     def __init__(self, system: Any, found: Mapping[str, Any], pieces: Pieces) -> None:
@@ -69,7 +69,7 @@ class BucketFile:
         return OSError(f"the store does not give {self.name!r} ({type(error).__name__})")
 
 
-class BucketSource:
+class BucketSource(WeightSource):
     """Reads `SCHEME://bucket/key`, with the credentials that the server's user has for fsspec's file system of that name."""
 
     def __init__(self, name: str, **options: Any) -> None:
@@ -89,7 +89,7 @@ class BucketSource:
         return [address]
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """As `NetworkSource.open`."""
+        """As `WeightSource.open`."""
         path = address.removeprefix(f"{self.name}://").rstrip("/")
         try:
             found = self._found(path, permissions)

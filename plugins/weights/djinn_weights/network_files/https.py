@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit
 
 from djinn import WeightsUnavailable
-from djinn.hooks import WeightFile, WeightPermissions
+from djinn.hooks import WeightFile, WeightPermissions, WeightSource
 from djinn.weights import allows
 from djinn_weights.network_files.pieces import Pieces
 
@@ -75,7 +75,7 @@ class Connections:
             one.close()
 
 
-class HttpsFile:
+class HttpsFile(WeightFile):
     """A file of a web server, as `WeightFile`. What the server says of it with each range must be what it said at first."""
 
     def __init__(self, address: str, permissions: WeightPermissions, connections: Connections, pieces: Pieces) -> None:
@@ -176,7 +176,7 @@ class HttpsFile:
             raise OSError(f"{self.name!r} has changed")
 
 
-class HttpsSource:
+class HttpsSource(WeightSource):
     """Reads `https://host/path`: a file, or an index and the shards beside it."""
 
     name = "https"
@@ -196,7 +196,7 @@ class HttpsSource:
         return [address]
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """As `NetworkSource.open`."""
+        """As `WeightSource.open`."""
         if not urlsplit(address).path.endswith(permissions.suffixes):
             raise WeightsUnavailable(f"{address!r} is no file with weights ({', '.join(permissions.suffixes)})")
         try:

@@ -25,9 +25,9 @@ class TestFormat(WeightFormatConformance):
             header, data = {}, b""
             for name, tensor in tensors.items():
                 dtype = str(tensor.dtype).removeprefix("torch.")
-                header[name] = {"dtype": dtype, "shape": list(tensor.shape), "start": ROOM + len(data)}
+                header[name] = dtype, tensor.shape, ROOM + len(data)
                 data += tensor.numpy().tobytes()
-            text = json.dumps(header).encode().ljust(ROOM - djinn_example.LENGTH)
-            return len(text).to_bytes(djinn_example.LENGTH, "little") + text + data
+            text = json.dumps(header).encode().ljust(ROOM - 8)
+            return len(text).to_bytes(8, "little") + text + data
 
         return make_file

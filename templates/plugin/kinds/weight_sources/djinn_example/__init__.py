@@ -1,7 +1,5 @@
 """A weight source for Djinn: `example:NAME` is a model in a folder of that name, in any folder that the operator permits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,18 +8,17 @@ from djinn.hooks import LocalPlace, WeightSource, hookimpl
 djinn_api_version = 1
 
 
-class ExampleSource:
+class ExampleSource(WeightSource):
     """Opens `example:NAME`. `name` is the scheme."""
 
     name = "example"
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace]:
         """Return the model's place in each folder. The executor checks the permissions and opens the first permitted place."""
-        model = address.removeprefix("example:")
-        return [LocalPlace(folder / model) for folder in folders]
+        return [LocalPlace(folder / address.removeprefix("example:")) for folder in folders]
 
 
 @hookimpl
 def djinn_register_weight_sources() -> list[WeightSource]:
-    """The weight sources that this plugin offers."""
+    """Return the weight sources of this plugin."""
     return [ExampleSource()]
