@@ -40,6 +40,7 @@ from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost
 from djinn_core.hookspecs.interceptors import Interceptor
 from djinn_core.hookspecs.observers import Observer
+from djinn_core.observing import Sink
 from djinn_core.ir.handles import new_storage
 from djinn_core.ir.program import Program
 from djinn_core.ir.short_repr import ShortRepr
@@ -182,7 +183,8 @@ def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> N
     context.settings, context.registry = settings, registry
     _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, reinstall)
     integrate_registered(context, registry)
-    context.observers.become([*registry.observers, *progress_observers(settings.progress)])
+    sinks = [Sink(one, registry.owner("observers", one.name)) for one in registry.observers]
+    context.observers.become([*sinks, *map(Sink, progress_observers(settings.progress))])
     port.checkpoint_instructions = settings.checkpoint_instructions
     port.wait_timeout = settings.wait_timeout
     require_exact(settings.exact)

@@ -26,7 +26,6 @@ CHOSEN = (
     "memory_policies",
     "authenticators",
     "assignment_policies",
-    "server_observers",
     "observers",
 )
 WORDS = {
