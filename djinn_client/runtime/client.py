@@ -40,11 +40,11 @@ from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost
 from djinn_core.hookspecs.interceptors import Interceptor
 from djinn_core.hookspecs.observers import Observer
-from djinn_core.observing import Sink
 from djinn_core.ir.handles import new_storage
 from djinn_core.ir.program import Program
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.logs import get_logger, set_debug_level
+from djinn_core.observing import Sink
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings, resolve
 from djinn_core.system.gc_pause import collect_later

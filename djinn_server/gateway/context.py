@@ -9,8 +9,8 @@ from typing import Final
 
 import attrs
 
-from djinn_core.hookspecs.operations_pages import OperationsPages
 from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.hookspecs.operations_pages import OperationsPages
 from djinn_core.hookspecs.transports import Listener
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.system.printable import one_line

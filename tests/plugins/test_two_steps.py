@@ -14,9 +14,9 @@ from djinn_core.settings import Settings
 
 Install = Callable[..., None]
 OBSERVER = """
-from djinn_core.hookspecs import hookimpl
+from djinn.hooks import Observer, hookimpl
 djinn_api_version = 1
-class Watching:
+class Watching(Observer):
     name = "watching"
     def observe(self, event):
         pass

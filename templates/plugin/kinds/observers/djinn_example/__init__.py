@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from threading import Lock
 
 from djinn.hooks import Event, Observer, hookimpl
 
@@ -18,11 +19,13 @@ class ExampleObserver(Observer):
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
+        self._lock = Lock()
 
     def observe(self, event: Event) -> None:
         """Add what a program took: `execute` in the events of clients, `duration` in those of executors."""
         seconds = event.fields.get("execute", event.fields.get("duration", 0.0))
-        self.seconds[event.fields.get("tenant", "")] += seconds
+        with self._lock:  # several threads of a client call it
+            self.seconds[event.fields.get("tenant", "")] += seconds
 
 
 @hookimpl
