@@ -13,7 +13,8 @@ from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings, bytes_of
 from djinn_server.context import ExecutorContext
 from djinn_server.devices import limited, open_device
@@ -96,9 +97,7 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     Raises:
         StartupError: there is no such device.
     """
-    registry = load_registry(
-        Selection.from_settings(settings), builtins=builtin_plugins(EXECUTOR_KINDS), kinds=EXECUTOR_KINDS
-    )
+    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     key = new_key()
     opened = open_device(registry.devices, settings.device)
     disk, policy = DiskQuota(), decider(registry, settings.memory_policy)

@@ -57,7 +57,8 @@ from djinn.rendering import explain
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 
 program = ProgramBuilder()
 value = program.input(64, 64)

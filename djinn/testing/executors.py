@@ -19,7 +19,8 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.protocol.tls_transports import trusting
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
 from djinn_server.launch.executor_config import ExecutorConfig
 

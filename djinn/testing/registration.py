@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 import pytest
 
 from djinn.testing.suite import Ending, missing
 from djinn_core.hookspecs import API_VERSION
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.command_listing import COMMAND_GROUP
-from djinn_core.registry.registry import Registry, Selection, load_registry
+from djinn_core.registry.registry import Registry, load_registry
+from djinn_core.registry.selection import Selection
 
 
 class PluginConformance(Ending):
@@ -32,18 +32,21 @@ class PluginConformance(Ending):
         assert len(active) == 1, f"expected one active plugin, got {active}"
         assert active[0].kind, "it implements no hook"
 
-    def test_its_commands_are_found(self, registry: Registry) -> None:
-        """An installed plugin with commands has an entry point for them, too."""
-        named = {point.dist.name for point in entry_points(group=COMMAND_GROUP) if point.dist}
-        lacking = {
-            row.distribution
-            for (objects, _), row in registry.owners.items()
-            if objects == "commands" and row.distribution not in {"", *named}
-        }
-        assert not lacking, f"{', '.join(lacking)} has no entry point in the group {COMMAND_GROUP!r}"
+    def test_every_hook_has_an_entry_point(self, registry: Registry) -> None:
+        """A module that is installed as a plugin has an entry point in the group of each of its kinds."""
+        for row in registry.rows:
+            groups = {point.group.split(".")[1] for point in _points_of(row.name)}
+            lacking = set(row.kind.split(",")) - groups if groups else ()
+            assert not lacking, f"{row.name} has no entry point in the group 'djinn.{min(lacking)}'"
 
     def test_it_registers_the_same_twice(self, plugin: object) -> None:
         """A process may load plugins more than once; a hook must not run out or pile up."""
         first, second = (load_registry(Selection(plugins=(plugin,)), builtins={}).owners.keys() for _ in range(2))
         assert set(first) == set(second)
         assert first, f"it registers nothing; written for plugin API version {API_VERSION}?"
+
+
+def _points_of(module: str) -> list[EntryPoint]:
+    found = entry_points()
+    groups = [group for group in found.groups if group.startswith("djinn.")]
+    return [point for group in groups for point in found.select(group=group) if point.value == module]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn_client.interception.install import install
-from djinn_core.hookspecs import API_VERSION, hookimpl
+from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.interceptors import Interceptor
 
-djinn_api_version = API_VERSION
+djinn_api_version = "2.0"
 
 
 class DeviceInterceptor:

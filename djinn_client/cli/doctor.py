@@ -29,8 +29,9 @@ from djinn_core.planning.pipeline import asked_by_size
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.discovery import of_another_release
 from djinn_core.registry.embedded_executors import INSTALL_SERVER, check_starter
-from djinn_core.registry.registry import Registry, Selection, survey
+from djinn_core.registry.registry import Registry, survey
 from djinn_core.registry.report import PluginRow
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import (
     PREFIX,
     ResolvedSettings,
@@ -214,7 +215,8 @@ def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
 
 def load(resolved: ResolvedSettings) -> Registry:
     """The plugins in use; what cannot be used is among its rows."""
-    return survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins()).registry
+    found, _ = survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins())
+    return found
 
 
 def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from djinn_client.runtime.connecting.connect import missing_operators, open_conn
 from djinn_client.runtime.connecting.open_session import OpenSession
 from djinn_client.runtime.context import ClientContext, InitHook
 from djinn_client.runtime.integrations import integrate_registered
-from djinn_client.runtime.load_plugins import all_plugins, load_opening_plugins
+from djinn_client.runtime.load_plugins import open_plugins
 from djinn_client.runtime.planning import session_planner
 from djinn_client.runtime.planning.ab_tests import Without
 from djinn_client.runtime.reconfiguring import (
@@ -44,7 +44,6 @@ from djinn_core.ir.handles import new_storage
 from djinn_core.ir.program import Program
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.logs import get_logger, set_debug_level
-from djinn_core.observing import Sink
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings, resolve
 from djinn_core.system.gc_pause import collect_later
@@ -120,9 +119,9 @@ def configure(
     with context.lock:
         overrides = _merged(context.overrides, given) if given else {}
         resolved = resolve(overrides).settings
-        registry = load_opening_plugins(resolved)
+        registry = open_plugins(resolved)
         if is_initialized():
-            _reconfigure(resolved, all_plugins(resolved, registry))
+            _reconfigure(resolved, registry)
         else:
             shut_down()  # one that was lost
             before = context.settings
@@ -183,8 +182,7 @@ def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> N
     context.settings, context.registry = settings, registry
     _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, reinstall)
     integrate_registered(context, registry)
-    sinks = [Sink(one, registry.owner("observers", one.name)) for one in registry.observers]
-    context.observers.become([*sinks, *map(Sink, progress_observers(settings.progress))])
+    context.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     port.wait_timeout = settings.wait_timeout
     require_exact(settings.exact)
@@ -233,20 +231,13 @@ def registry() -> Registry:
     return context.configured()[0]
 
 
-def _opening_registry() -> Registry:
-    """Those of them that are asked when a session begins, perhaps with others."""
-    _load()
-    assert context.registry is not None
-    return context.registry
-
-
 def _load() -> None:
     if context.settings is not None and context.registry is not None:
         return
     with collect_later, context.lock:
         if context.settings is None:
             resolved = resolve(context.overrides).settings
-            _apply(resolved, load_opening_plugins(resolved))
+            _apply(resolved, open_plugins(resolved))
 
 
 @for_users
@@ -409,7 +400,7 @@ def _connect() -> tuple[OpenSession, ...]:
     executors, context.starting = context.starting, ()
     executors = executors or _own_executors()
     try:
-        opened = open_connections(settings(), _opening_registry(), executors)
+        opened = open_connections(settings(), registry(), executors)
     except BaseException:
         for executor in executors:
             executor.close(0.0)
@@ -627,7 +618,7 @@ def _is_available() -> bool:
         return True
     from djinn_client.runtime.connecting.status import why_unavailable
 
-    reason = why_unavailable(settings(), _opening_registry())
+    reason = why_unavailable(settings(), registry())
     if reason:
         log.warning("the remote device cannot be used", reason=reason)
     context.answered = not reason

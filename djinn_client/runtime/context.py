@@ -11,14 +11,12 @@ import msgspec
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.client_session import ClientSession
 from djinn_client.runtime.connecting.open_session import OpenSession
-from djinn_client.runtime.load_plugins import all_plugins
 from djinn_client.runtime.observing import Observers
 from djinn_client.runtime.planning.planner import Planner
 from djinn_client.runtime.stats import Stats
 from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
-from djinn_core.system.gc_pause import collect_later
 
 if TYPE_CHECKING:
     from djinn_client.runtime.captured import Captured
@@ -87,12 +85,6 @@ class ClientContext(msgspec.Struct, eq=False):
         """The registry, with all plugins in use, and the settings of the open session."""
         assert self.registry is not None, "a session is open"
         assert self.settings is not None, "a session is open"
-        if self.registry.later:
-            from djinn_client.runtime import integrations
-
-            with collect_later, self.loading:
-                self.registry = all_plugins(self.settings, self.registry)
-                integrations.integrate_registered(self, self.registry)
         return self.registry, self.settings
 
     def counters(self) -> Mapping[str, int]:

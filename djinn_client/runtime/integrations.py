@@ -1,7 +1,7 @@
 """Integrations of plugins: what libraries are told of the device when the user's program imports them.
 
-A plugin with integrations has an entry point in the group `djinn.integrations` besides the one that makes it a plugin. It names
-the library at whose import the plugin is loaded, so that importing `djinn` imports no plugin. The setting `plugins` leaves these
+The entry-point group of a plugin with integrations names the library at whose import the plugin is loaded, such as
+`djinn.integrations.transformers`, so that importing `djinn` imports no plugin. The setting `plugins` leaves these
 plugins alone, as libraries may be imported before anything is configured; the setting `disable` counts.
 """
 
@@ -18,8 +18,9 @@ from djinn_core.errors import ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.integrations import Integration
 from djinn_core.logs import get_logger
 from djinn_core.registry.discovery import RUN, PluginCandidate, integrating
-from djinn_core.registry.loading import load, shown
+from djinn_core.registry.loading import PluginLoader, shown
 from djinn_core.registry.registry import Registry
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings, resolve
 
 _log = get_logger("djinn.plugins")
@@ -56,10 +57,11 @@ def integrate_candidates(context: ClientContext, candidates: Iterable[PluginCand
 
 
 def _integrate_candidate(context: ClientContext, candidate: PluginCandidate, settings: Settings) -> None:
-    if candidate.name not in settings.disable:
-        loaded = load(candidate, {"integrations"}, settings.trace_plugins, settings.plugin_settings)
-        for one in loaded.objects.get("integrations", ()):
-            _integrate(context, one, candidate.name, candidate.label)
+    loader = PluginLoader(Selection.from_settings(settings), {"integrations"}, libraries=True)
+    loader.take(candidate, requested=True)
+    for one in loader.load("integrations"):
+        _integrate(context, one, candidate.name, candidate.label)
+    loader.tell_failures()
 
 
 def _integrate(context: ClientContext, one: Integration, plugin: str, label: str) -> None:

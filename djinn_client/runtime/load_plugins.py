@@ -1,39 +1,22 @@
-"""Loading of a client's plugins: at first those that are asked when a session begins, and all others when a program is planned."""
+"""The plugins of a client, of which each kind is loaded when it is first asked for."""
 
 from __future__ import annotations
 
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.kinds import CLIENT_KINDS, OPENING_KINDS
-from djinn_core.registry.registry import Registry, Selection, load_later, load_opening, load_registry
+from djinn_core.registry.kinds import CLIENT_KINDS
+from djinn_core.registry.registry import Registry, open_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings, resolve
 
 
-def load_plugins(settings: Settings) -> Registry:
+def open_plugins(settings: Settings) -> Registry:
     """The plugins that the settings select.
 
     Raises:
+        ConfigurationError: a setting of a plugin is malformed.
         PluginError: one that they name cannot be used.
     """
-    return load_registry(Selection.from_settings(settings), builtins=builtin_plugins(CLIENT_KINDS), kinds=CLIENT_KINDS)
-
-
-def load_opening_plugins(settings: Settings) -> Registry:
-    """The plugins that are asked when a session begins, or all where the settings say something about plugins, or name an engine.
-
-    Raises:
-        PluginError: one that they name cannot be used.
-    """
-    selection = Selection.from_settings(settings)
-    if selection != Selection() or settings.engine != Settings().engine:
-        return load_plugins(settings)
-    return load_opening(selection, builtins=builtin_plugins(OPENING_KINDS), first=OPENING_KINDS, kinds=CLIENT_KINDS)
-
-
-def all_plugins(settings: Settings, opening: Registry) -> Registry:
-    """The plugins that the settings select, of which `opening` are in use."""
-    if not opening.later:
-        return opening
-    return load_later(Selection.from_settings(settings), opening, builtins=builtin_plugins(CLIENT_KINDS))
+    return open_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
 
 
 def load_selected(*kinds: str) -> Registry:
@@ -44,4 +27,4 @@ def load_selected(*kinds: str) -> Registry:
         PluginError: a plugin that they name cannot be used.
     """
     selection = Selection.from_settings(resolve().settings)
-    return load_registry(selection, builtins=builtin_plugins(kinds or CLIENT_KINDS), kinds=kinds or CLIENT_KINDS)
+    return open_registry(selection, builtins=builtin_plugins(), kinds=kinds or CLIENT_KINDS)

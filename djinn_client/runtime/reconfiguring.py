@@ -95,10 +95,7 @@ def executor_plugins_differ(before: Registry, after: Registry, settings: Setting
 
     def of_executors(registry: Registry) -> set[object]:
         found = {row for row in registry.rows if row.status == "active" and kinds.intersection(row.kind.split(","))}
-        return {
-            *found,
-            *(one for one in registry.plugin_settings if one.name.split(".")[1] in {row.name for row in found}),
-        }
+        return {*found, *registry.settings_given_to({row.name for row in found})}
 
     return of_executors(before) != of_executors(after)
 

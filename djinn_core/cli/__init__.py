@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from djinn_core.errors import ConfigurationError, DjinnError
-from djinn_core.registry.command_listing import list_commands
 
 if TYPE_CHECKING:
     from djinn_core.registry.commands import PluginCommands
@@ -56,7 +55,7 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all subcommands."""
         del ctx
-        return sorted({*COMMANDS, *list_commands(_WIDTH)[0]})
+        return sorted({*COMMANDS, *_every_command().commands})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand of that name, imported now."""
@@ -82,12 +81,13 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of subcommands, without importing the core's; below it, plugins that cannot say theirs."""
         del ctx
-        summaries, failures = list_commands(_WIDTH)
+        found = _every_command()
+        summaries = {name: one.get_short_help_str(_WIDTH) for name, one in found.commands.items()}
         with formatter.section("Commands"):
             formatter.write_dl(sorted({**summaries, **COMMANDS}.items()))
-        for failure in failures:
+        for failure in found.failures:
             formatter.write_paragraph()
-            formatter.write_text(failure)
+            formatter.write_text(f"{failure.error}.")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a subcommand; an error of Djinn's, and any error of a plugin's command, becomes one message and exit code 1."""
@@ -108,6 +108,14 @@ _WIDTH = 100  # of summaries
 _PLUGINS = "djinn.commands of plugins"  # where a context keeps them
 
 
+def _every_command() -> PluginCommands:
+    """Commands of all plugins, whatever the settings say: they may be wrong."""
+    from djinn_core.registry.commands import find_commands
+    from djinn_core.registry.selection import Selection
+
+    return find_commands(Selection(), COMMANDS)
+
+
 def _offered(ctx: click.Context) -> PluginCommands:
     """Commands of plugins, looked for once.
 
@@ -116,7 +124,7 @@ def _offered(ctx: click.Context) -> PluginCommands:
     """
     if _PLUGINS not in ctx.meta:
         from djinn_core.registry.commands import find_commands
-        from djinn_core.registry.registry import Selection
+        from djinn_core.registry.selection import Selection
         from djinn_core.settings import resolve
 
         settings = resolve().settings
@@ -185,13 +193,13 @@ def main() -> None:
 
 def _prepare() -> None:
     from djinn_core import logs
-    from djinn_core.registry.intake import warn_of_hooks
     from djinn_core.settings import resolve
 
     logs.show("warning")
     context = click.get_current_context()
     if _PLUGINS in context.meta:
-        warn_of_hooks(_offered(context).failures)
+        for failure in _offered(context).failures:
+            failure.warn_of_hook()
     try:
         settings = resolve().settings
         logs.set_debug_level(settings.debug)

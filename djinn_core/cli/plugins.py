@@ -21,8 +21,9 @@ import djinn_core
 from djinn_core.errors import ConfigurationError
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import KINDS
-from djinn_core.registry.registry import Selection, survey
+from djinn_core.registry.registry import survey
 from djinn_core.registry.report import PluginRow
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import resolve
 
 _PACKAGE = Path(djinn_core.__file__).parent
@@ -49,7 +50,8 @@ def render(name: str, kind: str, directory: Path) -> Path:
     for source, target in _files(template, kind):
         path = folder / _renamed(str(target), name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_renamed(source.read_text(encoding="utf-8"), name), encoding="utf-8")
+        text = source.read_text(encoding="utf-8").replace("djinn.KIND", f"djinn.{kind}")
+        path.write_text(_renamed(text, name), encoding="utf-8")
     return folder
 
 
@@ -100,8 +102,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    found = survey(Selection.from_settings(resolve().settings), builtins=builtin_plugins())
-    rows = found.registry.rows
+    found, _ = survey(Selection.from_settings(resolve().settings), builtins=builtin_plugins())
+    rows = found.rows
     if as_json:
         click.echo(json.dumps([attrs.asdict(row) | {"processes": row.processes} for row in rows], indent=2))
         return

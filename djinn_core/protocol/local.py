@@ -21,7 +21,7 @@ from djinn_core.system.files import mode_of, user_id
 from djinn_core.system.processes import CLIENT_ONLY
 from djinn_core.system.tcp import LONGEST_PATH, unix_socket, widen
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 # The kernel's `sun_path`, less the zero at its end.
 # Unix sockets have no automatic tuning; the kernel cuts this down to what the machine allows.

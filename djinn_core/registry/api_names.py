@@ -6,12 +6,11 @@ from typing import Any, Final
 
 from djinn_core.errors import PluginError
 from djinn_core.registry.discovery import installed
-from djinn_core.registry.intake import PluginLoader
-from djinn_core.registry.registry import Selection
+from djinn_core.registry.loading import PluginLoader
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import resolve
 
-API_GROUP: Final = "djinn.api"
-_KINDS: Final = frozenset({"api_names"})
+_KIND: Final = "api_names"
 
 
 def find_api_name(name: str) -> Any | None:
@@ -20,17 +19,16 @@ def find_api_name(name: str) -> Any | None:
     Raises:
         ConfigurationError: a setting is wrong.
     """
-    if not (candidates := installed(group=API_GROUP)):
+    candidates = [candidate for candidate in installed() if _KIND in candidate.points]
+    if not candidates:
         return None
-    selection = Selection.from_settings(resolve().settings)
-    loader = PluginLoader(selection.disable, _KINDS, selection.trace, selection.plugin_settings)
+    loader = PluginLoader(Selection.from_settings(resolve().settings), {_KIND})
     for candidate in candidates:
         loader.take(candidate)
-    for offered in loader.objects["api_names"]:
+    for offered in loader.load(_KIND):
         if offered.name == name:
             return offered.load()
-    for failure in loader.failures:
-        failure.warn()
+    loader.tell_failures()
     return None
 
 

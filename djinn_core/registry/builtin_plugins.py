@@ -1,13 +1,13 @@
-"""The plugins that are part of Djinn. They are loaded like any other plugin: modules with marked hooks."""
+"""The plugins that are part of Djinn: entry points, as those of any other plugin, that no distribution declares."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection
+from importlib.metadata import EntryPoint
 from types import MappingProxyType
 from typing import Final
 
-# By name of the plugin the kind of its hook and its module, in pipeline order. The name is that of the module.
+# By name of the plugin its kind and the package of its module, in pipeline order. The name is that of the module.
 _MODULES: Final = MappingProxyType({
     "device": ("interceptors", "djinn_client.builtins"),
     "costs": ("cost_models", "djinn_core.planning.builtins"),
@@ -22,15 +22,14 @@ _MODULES: Final = MappingProxyType({
 })  # fmt: skip
 
 
-def builtin_plugins(kinds: Collection[str] | None = None) -> dict[str, str]:
-    """Return modules of the built-in plugins of these kinds, or of all, by name in pipeline order. None is imported yet.
+def builtin_plugins() -> dict[str, EntryPoint]:
+    """Return entry points of the built-in plugins by name, in pipeline order. None is imported yet.
 
     The plugins of a package that is not installed are left out: a client may lack the server, and a server the client. A package
     that cannot be imported makes its plugins fail as those of strangers do.
     """
-    wanted = {name: folder for name, (kind, folder) in _MODULES.items() if kinds is None or kind in kinds}
     return {
-        name: f"{folder}.{name}"
-        for name, folder in wanted.items()
+        name: EntryPoint(name, f"{folder}.{name}", f"djinn.{kind}")
+        for name, (kind, folder) in _MODULES.items()
         if importlib.util.find_spec(folder.partition(".")[0]) is not None
     }

@@ -1,7 +1,6 @@
 """Commands that plugins add to `djinn`, loaded and checked, without importing PyTorch.
 
-A plugin with commands has an entry point in the group `djinn.commands` besides the one that makes it a plugin, so that no
-other plugin is imported for `djinn --help`. The setting `plugins` leaves commands alone: it is about what programs use.
+The setting `plugins` leaves commands alone: it is about what programs use.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ from typing import TYPE_CHECKING
 import attrs
 
 from djinn_core.errors import PluginError
-from djinn_core.registry.command_listing import COMMAND_GROUP
 from djinn_core.registry.discovery import PluginCandidate, installed, named
-from djinn_core.registry.entry_points import CORE_DISTRIBUTION
-from djinn_core.registry.intake import PluginFailure, PluginLoader
-from djinn_core.registry.kinds import COMMAND_KINDS
-from djinn_core.registry.registry import Selection
+from djinn_core.registry.loading import PluginFailure, PluginLoader
 from djinn_core.registry.report import PluginRow
+from djinn_core.registry.selection import Selection
 
 if TYPE_CHECKING:
     from click import Command
+
+_KIND = "commands"
 
 
 @attrs.frozen
@@ -52,27 +50,20 @@ def find_commands(
         taken: names of the core's commands; a plugin that offers one of these is refused.
         entry_points: what to discover instead of the entry points of all installed distributions.
     """
-    if entry_points is None:
-        entry_points = importlib.metadata.entry_points(group=COMMAND_GROUP)
-    core = PluginCandidate("djinn", CORE_DISTRIBUTION, "", lambda: None, builtin=True)
-    loader = PluginLoader(selection.disable, COMMAND_KINDS, selection.trace, selection.plugin_settings)
-    loader.claims.update({("command", name): core for name in taken})
-    for candidate in (*installed(entry_points), *_modules(selection)):
-        loader.take(candidate)
-    commands = {command.name: command for command in loader.objects["commands"]}
-    owners = {name: row for (_, name), row in loader.owners.items()}
-    disabled = tuple(row.name for row in loader.rows if row.status == "disabled")
-    return PluginCommands(commands, owners, tuple(loader.failures), disabled)
-
-
-def _modules(selection: Selection) -> Iterable[PluginCandidate]:
-    """Modules that the setting `plugins` names and no distribution offers."""
-    requests = selection.plugins or ()
-    offered = installed() if requests else ()
+    core = PluginCandidate("djinn", builtin=True)
+    loader = PluginLoader(selection, {_KIND}, taken={(_KIND, name): core for name in taken})
+    offered = installed(entry_points)
+    for candidate in offered:
+        if _KIND in candidate.points:
+            loader.take(candidate)
     known = {candidate.name for candidate in offered}
-    for request in requests:
+    for request in selection.plugins or ():
         if request not in known:
             try:
-                yield named(request, ())
+                loader.take(named(request, ()))
             except PluginError:  # programs that load plugins say so; a command may need none
                 continue
+    commands = {command.name: command for command in loader.load(_KIND)}
+    owners = {name: plugin.row for (_, name), plugin in loader.owners.items()}
+    disabled = tuple(plugin.candidate.name for plugin in loader.plugins if plugin.status == "disabled")
+    return PluginCommands(commands, owners, tuple(loader.failures), disabled)

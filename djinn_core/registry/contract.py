@@ -1,13 +1,34 @@
-"""Check that an object returned by a hook satisfies its Protocol; if not, the message names the member at fault."""
+"""Check the API version of a plugin, and the objects that its hooks return. A message names the member at fault."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Protocol, get_origin, get_type_hints
 
+from djinn_core.hookspecs import API_VERSION
 from djinn_core.registry.kinds import Kind
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+def version_conflict(plugin: object) -> str:
+    """Reason why a plugin's API version does not fit, as the end of a sentence, or an empty string."""
+    version = getattr(plugin, "djinn_api_version", None)
+    if version is None:
+        return (
+            "it does not say which plugin API it was written for. Add `djinn_api_version = "
+            f'"{API_VERSION}"` beside its hooks, where {API_VERSION} is the version that this Djinn has'
+        )
+    if not isinstance(version, str) or not (found := _VERSION.fullmatch(version)):
+        return f'its `djinn_api_version` is {version!r}, but must be text such as "{API_VERSION}"'
+    written, here = (int(found[1]), int(found[2])), tuple(map(int, API_VERSION.split(".")))
+    if written[0] == here[0] and written <= here:
+        return ""
+    advice = "Install a newer version of the plugin" if written < here else "Install a newer Djinn"
+    return f"it was written for plugin API version {version}, and this Djinn has version {API_VERSION}. {advice}"
 
 
 def complaint(candidate: object, kind: Kind) -> str:
@@ -32,6 +53,8 @@ def _faults(candidate: object, expected: type) -> Iterator[str]:
     elif not isinstance(candidate, expected):
         package = expected.__module__.partition(".")[0]
         yield f"it is no instance of {'djinn.hooks' if package == 'djinn_core' else package}.{expected.__name__}"
+    elif expected.__module__.startswith("djinn_core."):
+        yield from _attribute_faults(candidate, expected)
 
 
 def _optional_faults(candidate: object, members: Mapping[str, Any]) -> Iterator[str]:

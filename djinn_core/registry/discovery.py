@@ -1,4 +1,9 @@
-"""Plugin discovery: built-in plugins, entry points, and plugins that the user names. Nothing here imports a plugin."""
+"""Plugin discovery: built-in plugins, entry points, and plugins that the user names. Nothing here imports a plugin.
+
+Each kind of plugin has an entry-point group, `djinn.patterns` for `patterns`. The name of an entry is the name of its plugin, and its
+value the module, or another object, that implements the hook of the kind. A distribution may use one name in several groups. The groups of
+integrations end with the library at whose import the plugin is loaded: `djinn.integrations.transformers`.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +12,58 @@ import importlib
 import importlib.metadata
 import importlib.util
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from djinn_core.errors import PluginError
-from djinn_core.registry.entry_points import CORE_DISTRIBUTION, core_version, installed_points, pinned_release
+from djinn_core.registry.kinds import EVERY_KIND, INTEGRATIONS, KINDS
 from djinn_core.registry.report import PluginRow, Status
+from djinn_core.registry.version import CORE_DISTRIBUTION, core_version, described
 
-ENTRY_POINT_GROUP: Final = "djinn"
-INTEGRATION_GROUP: Final = "djinn.integrations"
-RUN: Final = "djinn-run"  # in place of a library, for plugins with integrations that are loaded when `djinn run` begins
+_PREFIX: Final = "djinn."  # of entry-point groups
+RUN: Final = "djinn-run"  # in place of a library, for integrations that are loaded when `djinn run` begins
+
+EntryPoint = importlib.metadata.EntryPoint
 
 
-class PluginCandidate(msgspec.Struct, frozen=True):
+class PluginCandidate(msgspec.Struct, frozen=True, eq=False):
     """A plugin that may be loaded.
 
     Attributes:
-        name: name of the entry point, of the module or of the object.
-        distribution, version: what it came with; empty where there is none.
-        load: returns the plugin, a module or an object; raises whatever the plugin raises at import.
-        builtin: whether it is part of Djinn.
-        module: the module of its entry point; empty where it came otherwise.
-        integrating: whether it is loaded anyway when a library is imported that it names.
-        pinned: the version of Djinn that its distribution requires exactly, as the packages of Djinn's own repository do; or empty.
+        name: name of the entry points, of the module or of the object.
+        points: entry points of one distribution with that name, by kind.
+        given: the plugin itself, or the name of its module, where it has no entry points.
+        source: distribution that it came with; None if there is none, or it is part of Djinn.
+        builtin: True if it is part of Djinn.
+        advice: what to say where a module that was named is no plugin.
     """
 
     name: str
-    distribution: str
-    version: str
-    load: Callable[[], object]
+    points: Mapping[str, tuple[EntryPoint, ...]] = {}
+    given: Any = None
+    source: importlib.metadata.Distribution | None = None
     builtin: bool = False
-    module: str = ""
-    integrating: bool = False
-    pinned: str = ""
+    advice: str = ""
 
-    def row(self, status: Status, kind: str = "", error: str | None = None) -> PluginRow:
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Name and version of the distribution; empty where there is none."""
+        if self.builtin:
+            return CORE_DISTRIBUTION, core_version()
+        return described(self.source)[:2] if self.source is not None else ("", "")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of its entry points, in pipeline order; none where it has no entry points."""
+        return tuple(kind.name for kind in KINDS if kind.name in self.points)
+
+    def row(self, status: Status, kinds: Iterable[str] = (), error: str | None = None) -> PluginRow:
         """The plugin's line in the report."""
-        return PluginRow(self.name, kind, self.distribution, self.version, status, error)
+        return PluginRow(self.name, ",".join(kinds), *self.origin, status, error)
 
     @property
     def label(self) -> str:
@@ -56,55 +71,55 @@ class PluginCandidate(msgspec.Struct, frozen=True):
         return self.row("active").label
 
 
-def installed(
-    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None, group: str = ENTRY_POINT_GROUP
-) -> tuple[PluginCandidate, ...]:
-    """The plugins that installed distributions offer in a group (or that `entry_points` name), by name, then by distribution."""
-    found = _offered(group) if entry_points is None else map(_candidate, entry_points)
-    return tuple(sorted(found, key=lambda candidate: (candidate.name, candidate.distribution)))
+def installed(entry_points: Iterable[EntryPoint] | None = None) -> tuple[PluginCandidate, ...]:
+    """The plugins that installed distributions offer (or that `entry_points` name), by name, then by distribution.
+
+    A distribution that lies on the import path twice counts where it comes first.
+    """
+    offered: dict[tuple[str, int], dict[str, list[EntryPoint]]] = defaultdict(lambda: defaultdict(list))
+    every: Iterable[EntryPoint] = _all_points() if entry_points is None else entry_points
+    for point in every:
+        if kind := _kind_of(point.group):
+            offered[point.name, id(point.dist)][kind].append(point)
+    candidates = []
+    for (name, _), found in offered.items():
+        points = {kind: tuple(some) for kind, some in found.items()}
+        candidates.append(PluginCandidate(name, points, source=next(iter(points.values()))[0].dist))
+    names: dict[str, int] = defaultdict(int)
+    for candidate in candidates:
+        names[candidate.name] += 1
+    # Which distribution it is takes reading its metadata: that is done where it matters.
+    return tuple(sorted(candidates, key=lambda one: (one.name, one.origin if names[one.name] > 1 else ("", ""))))
 
 
-def _offered(group: str) -> Iterator[PluginCandidate]:
-    """The plugins of installed distributions; one that lies on the import path twice counts where it comes first."""
-    places: dict[str, str] = {}
-    for place, points in installed_points():
-        integrating = {(point.distribution, point.value) for point in points if point.group == INTEGRATION_GROUP}
-        for point in points:
-            if point.group == group and places.setdefault(point.distribution, place) == place:
-                found = point.entry_point
-                yield PluginCandidate(
-                    point.name,
-                    point.distribution,
-                    point.version,
-                    partial(_loaded, found),
-                    module=found.module,
-                    integrating=(point.distribution, point.value) in integrating,
-                    pinned=point.pinned,
-                )
+def _all_points() -> Iterator[EntryPoint]:
+    found = importlib.metadata.entry_points()
+    for group in found.groups:
+        if _kind_of(group):
+            yield from found.select(group=group)
 
 
-def _loaded(point: importlib.metadata.EntryPoint) -> object:
-    return point.load()
+def _kind_of(group: str) -> str:
+    """The kind of an entry-point group; empty if it is none of Djinn's."""
+    if not group.startswith(_PREFIX):
+        return ""
+    kind = group.removeprefix(_PREFIX)
+    return INTEGRATIONS if kind.startswith(f"{INTEGRATIONS}.") else kind if kind in EVERY_KIND else ""
 
 
-def _candidate(point: importlib.metadata.EntryPoint) -> PluginCandidate:
-    pinned = pinned_release(point.dist.metadata) if point.dist is not None else ""
-    return PluginCandidate(
-        point.name, *_origin(point.dist), partial(_loaded, point), module=point.module, pinned=pinned
-    )
+def release_conflict(candidate: PluginCandidate) -> str:
+    """Reason why a plugin's distribution does not fit the installed release of Djinn, as the end of a sentence, or an empty string.
 
-
-def check_release(candidate: PluginCandidate) -> None:
-    """Raise `PluginError` if a plugin's distribution requires another release of Djinn than the installed one.
-
-    Entry points are cached with this requirement, so that no metadata is read. Djinn that runs without being installed is not compared.
+    Djinn that runs without being installed is not compared.
     """
     core = core_version()
-    if candidate.pinned and core and candidate.pinned != core:
-        raise PluginError(
-            f"{candidate.label} cannot be used: it requires djinn {candidate.pinned}, and djinn {core} is installed. Install both of one "
-            "release, from one checkout or from one folder of wheels"
-        )
+    pinned = described(candidate.source)[2] if candidate.source is not None else ""
+    if not pinned or not core or pinned == core:
+        return ""
+    return (
+        f"it requires djinn {pinned}, and djinn {core} is installed. Install both of one "
+        "release, from one checkout or from one folder of wheels"
+    )
 
 
 def of_another_release(distribution: str, version: str) -> str:
@@ -117,23 +132,22 @@ def of_another_release(distribution: str, version: str) -> str:
 
 def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
     """The installed plugins with integrations, by the library at whose import each is loaded."""
-    found: dict[str, dict[str, PluginCandidate]] = defaultdict(dict)
-    for _, points in installed_points():
-        plugins = {(p.distribution, p.value): p.name for p in points if p.group == ENTRY_POINT_GROUP}
-        for point in points:
-            if point.group == INTEGRATION_GROUP:
-                name = plugins.get((point.distribution, point.value), point.value)
-                load = partial(_loaded, point.entry_point)
-                candidate = PluginCandidate(name, point.distribution, point.version, load, pinned=point.pinned)
-                found[point.name].setdefault(name, candidate)
-    return {library: tuple(plugins.values()) for library, plugins in found.items()}
+    found: dict[str, list[PluginCandidate]] = defaultdict(list)
+    for candidate in installed():
+        libraries = {
+            point.group.removeprefix(f"{_PREFIX}{INTEGRATIONS}.") for point in candidate.points.get(INTEGRATIONS, ())
+        }
+        for library in libraries:
+            found[library].append(candidate)
+    return {library: tuple(candidates) for library, candidates in found.items()}
 
 
 def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
-    """The plugins that are part of Djinn, in the order in which they are given."""
-    version = core_version()
+    """The plugins that are part of Djinn, in the order in which they are given: entry points, or the plugins themselves."""
     return tuple(
-        PluginCandidate(name, CORE_DISTRIBUTION, version, partial(_built_in, plugin), builtin=True)
+        PluginCandidate(name, {_kind_of(plugin.group): (plugin,)}, builtin=True)
+        if isinstance(plugin, EntryPoint)
+        else PluginCandidate(name, given=plugin, builtin=True)
         for name, plugin in builtins.items()
     )
 
@@ -156,8 +170,8 @@ def named(request: object, available: Sequence[PluginCandidate]) -> PluginCandid
         return matches[0]
     if not _importable(request):
         raise PluginError(f"there is no plugin {request!r}{choices(request, available)}")
-    load = partial(_imported, request, choices(request, available))
-    return PluginCandidate(request, *_origin_of_module(request), load)
+    source = _distribution_of(request, available)
+    return PluginCandidate(request, given=request, source=source, advice=choices(request, available))
 
 
 def choices(request: str, available: Iterable[PluginCandidate]) -> str:
@@ -172,34 +186,30 @@ def choices(request: str, available: Iterable[PluginCandidate]) -> str:
 
 
 def _offered_by(candidate: PluginCandidate) -> str:
-    return " ".join(part for part in (candidate.distribution, candidate.version) if part) or candidate.name
+    return " ".join(part for part in candidate.origin if part) or candidate.name
 
 
-def _imported(name: str, alternatives: str) -> ModuleType:
-    module = importlib.import_module(name)
+def imported(plugin: object, alternatives: str) -> object:
+    """Import a plugin that is given by the name of its module.
+
+    Raises:
+        PluginError: the module is no plugin. `alternatives`: the end of the message.
+    """
+    if not isinstance(plugin, str):
+        return plugin
+    module = importlib.import_module(plugin)
     if not hasattr(module, "djinn_api_version"):
         raise PluginError(
-            f"no plugin is installed as {name!r}, and the module of that name has no `djinn_api_version`{alternatives}"
+            f"no plugin is installed as {plugin!r}, and the module of that name has no `djinn_api_version`{alternatives}"
         )
     return module
 
 
-def _built_in(plugin: object) -> object:
-    """Import a plugin that is given as the name of its module."""
-    return importlib.import_module(plugin) if isinstance(plugin, str) else plugin
-
-
-def _given(plugin: object) -> object:
-    return plugin
-
-
 def _from_object(plugin: object) -> PluginCandidate:
     if isinstance(plugin, ModuleType):
-        return PluginCandidate(plugin.__name__, *_origin_of_module(plugin.__name__), partial(_given, plugin))
+        return PluginCandidate(plugin.__name__, given=plugin, source=_distribution_of(plugin.__name__, installed()))
     name = getattr(plugin, "name", None)
-    return PluginCandidate(
-        name if isinstance(name, str) and name else type(plugin).__name__, "", "", partial(_given, plugin)
-    )
+    return PluginCandidate(name if isinstance(name, str) and name else type(plugin).__name__, given=plugin)
 
 
 def _importable(name: str) -> bool:
@@ -209,23 +219,18 @@ def _importable(name: str) -> bool:
         return False
 
 
-def _origin(distribution: importlib.metadata.Distribution | None) -> tuple[str, str]:
-    if distribution is None:
-        return "", ""
-    metadata = distribution.metadata  # it is read each time
-    return metadata["Name"], metadata["Version"]
-
-
-def _origin_of_module(module: str) -> tuple[str, str]:
+def _distribution_of(module: str, available: Iterable[PluginCandidate]) -> importlib.metadata.Distribution | None:
+    """The distribution that a module came with, if there is one."""
     package = module.partition(".")[0]
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        if point.module.partition(".")[0] == package:
-            return _origin(point.dist)
+    for candidate in available:
+        points = (point for some in candidate.points.values() for point in some)
+        if any(point.module.partition(".")[0] == package for point in points):
+            return candidate.source
     # `importlib.metadata.packages_distributions` reads what all distributions hold, in half a second; these are few.
     for distribution in importlib.metadata.distributions(path=_folder_of(package)):
         if any(file.parts[0] in {package, f"{package}.py"} for file in distribution.files or ()):
-            return _origin(distribution)
-    return "", ""
+            return distribution
+    return None
 
 
 def _folder_of(package: str) -> list[str]:

@@ -1,15 +1,15 @@
 """Executors that a program starts for itself: the interface between clients and the package that brings the executors.
 
-A client finds it through the entry point group `djinn.executors` and imports nothing of the server.
+A client finds it through the entry-point group `djinn.server` and imports nothing of the server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from djinn_core.errors import DjinnError, StartupError
-from djinn_core.registry.entry_points import DiscoveredEntryPoint, installed_points
 from djinn_core.system.processes import CLIENT_ONLY
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from djinn_core.settings import Settings
     from djinn_core.wire.executor_reports import Ready
 
-GROUP: Final = "djinn.executors"
+GROUP: Final = "djinn.server"
 INSTALL_SERVER: Final = (
     "Install it: `pip install ./djinn_server` in a checkout of Djinn, or `pip install FOLDER/djinn_server-*.whl` from the folder of a "
     "release's wheels."
@@ -133,29 +133,25 @@ def check_starter() -> None:
         _load(found)
 
 
-def _points() -> dict[str, DiscoveredEntryPoint]:
+def _points() -> dict[str, EntryPoint]:
     """Entry points by distribution. A distribution that lies on the import path twice counts once, where it comes first."""
-    found: dict[str, DiscoveredEntryPoint] = {}
-    for _, points in installed_points():
-        for point in points:
-            if point.group == GROUP:
-                found.setdefault(point.distribution, point)
-    return found
+    return {point.dist.name: point for point in entry_points(group=GROUP) if point.dist is not None}
 
 
-def _load(points: dict[str, DiscoveredEntryPoint]) -> ExecutorStarter:
+def _load(points: dict[str, EntryPoint]) -> ExecutorStarter:
     if len(points) > 1:
         raise StartupError(
             f"{' and '.join(sorted(points))} both start executors of programs (entry point group `{GROUP}`): uninstall one"
         )
-    (point,) = points.values()
+    ((distribution, point),) = points.items()
     try:
-        return cast("ExecutorStarter", point.entry_point.load())
+        return cast("ExecutorStarter", point.load())
     except DjinnError:
         raise
     except Exception as error:
+        version = point.dist.version if point.dist is not None else ""
         raise StartupError(
-            f"the package {point.distribution} {point.version}, which runs programs on this machine, cannot be imported "
+            f"the package {distribution} {version}, which runs programs on this machine, cannot be imported "
             f"({type(error).__name__}: {error}): install it again, or uninstall it and name a server. {INSTALL_SERVER}"
         ) from error
 

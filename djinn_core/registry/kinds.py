@@ -73,8 +73,9 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("weight_formats", "WeightFormat", ("executor",)),
     Kind("authenticators", "Authenticator", ("gateway",)),
     Kind("assignment_policies", "AssignmentPolicy", ("gateway",)),
+    Kind("server_observers", "ServerObserver", ("gateway", "executor")),
     Kind("operations_pages", "OperationsPages", ("gateway",)),
-    Kind("observers", "Observer", ("client", "gateway", "executor")),
+    Kind("observers", "Observer"),
     Kind("renderers", "Renderer"),
     Kind("api_names", "ApiName"),
     Kind("commands", "Command", ("command",)),
@@ -90,7 +91,5 @@ def kinds_in(process: str) -> frozenset[str]:
 
 COMMAND_KINDS: Final = kinds_in("command")
 CLIENT_KINDS: Final = kinds_in("client")
-# Kinds that a client asks when its session begins, unless a plugin launches its executors; the others when a program is planned.
-OPENING_KINDS: Final = frozenset({"interceptors", INTEGRATIONS, "transports", "observers"})
 GATEWAY_KINDS: Final = kinds_in("gateway")
 EXECUTOR_KINDS: Final = kinds_in("executor")

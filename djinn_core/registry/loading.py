@@ -1,175 +1,345 @@
-"""Loading one plugin: import it, check its API version, ask its hooks for objects and check those."""
+"""Loading plugins: import them, check their API version, ask the hook of a kind for objects and check those."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import threading
 import time
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
-from types import FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
 from typing import Any, Final
 
 import msgspec
 import pluggy
 
 from djinn_core.errors import PluginError
-from djinn_core.hookspecs import API_VERSION, PROJECT
-from djinn_core.registry.contract import complaint
-from djinn_core.registry.discovery import PluginCandidate, check_release, of_another_release
-from djinn_core.registry.kinds import COMMAND_KINDS, KINDS, Kind
-from djinn_core.registry.report import log
-from djinn_core.registry.settings import DeclaredSettings, read_settings
-from djinn_core.settings import PluginSetting
+from djinn_core.hookspecs import PROJECT
+from djinn_core.registry.contract import complaint, version_conflict
+from djinn_core.registry.discovery import PluginCandidate, imported, of_another_release, release_conflict
+from djinn_core.registry.kinds import EVERY_KIND, INTEGRATIONS, KINDS, Kind
+from djinn_core.registry.report import PluginRow, Status, log
+from djinn_core.registry.selection import Selection
+from djinn_core.registry.settings import DeclaredSettings, is_given_to, read_settings, warn_of_unknown_variables
+from djinn_core.system.gc_pause import collect_later
 
-_HOOKS: Final = frozenset(kind.hook for kind in KINDS)
-_COMMAND_HOOKS: Final = frozenset(kind.hook for kind in KINDS if kind.name in COMMAND_KINDS)
-_PREFIX: Final = "djinn_"  # of hooks: what else than functions may be one differs from version to version of pluggy
-_FUNCTIONS: Final = (FunctionType, MethodType, staticmethod, classmethod)
-
-
-@cache
-def _specifications(hooks: frozenset[str]) -> ModuleType:
-    """These hooks and nothing else: pluggy looks at each name of a module, for each plugin again.
-
-    What declares most hooks imports PyTorch; what declares the hook of commands does not.
-    """
-    found = ModuleType("djinn_core.hookspecs.hooks")
-    for kind in KINDS:
-        if kind.hook in hooks:
-            setattr(found, kind.hook, getattr(kind.specification, kind.hook))
-    return found
-
-
-class _Manager(pluggy.PluginManager):
-    """Manager of one plugin. Of a module's names that are none of Djinn's hooks, it looks at functions alone: pluggy takes long for each."""
-
-    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        """Options of the hook that the plugin implements under a name; None if it is no hook."""
-        looked_at = name.startswith(_PREFIX) or not isinstance(plugin, ModuleType)
-        if not looked_at and not isinstance(vars(plugin).get(name), _FUNCTIONS):
-            return None
-        return super().parse_hookimpl_opts(plugin, name)
+_HOOKS: Final = {kind.hook: kind for kind in KINDS}
 
 
 class HookError(PluginError):
     """A hook raised, or what it returned cannot be used: only processes that call this hook know of it."""
 
 
-class LoadedPlugin(msgspec.Struct, frozen=True):
-    """A plugin that passed all checks: the kinds of hook that it implements, and the objects that it registers."""
+class PluginFailure(msgspec.Struct, frozen=True):
+    """A plugin that cannot be used. `fatal` where the person asked for it by name, or where it is built in."""
+
+    row: PluginRow
+    error: PluginError
+    fatal: bool
+
+    def warn(self) -> None:
+        """Say once, in the log, that the rest goes on without it."""
+        log().warning("a plugin cannot be used", plugin=self.row.name, error=str(self.error))
+
+    def warn_of_hook(self) -> None:
+        """Warn if a hook failed, and of nothing that a process which loads all plugins says, too."""
+        if isinstance(self.error, HookError):
+            self.warn()
+
+
+class LoadedPlugin(msgspec.Struct, eq=False):
+    """A candidate, and what became of it.
+
+    Attributes:
+        candidate: where it comes from.
+        requested: True if the person asked for it by name.
+        status: as in its row. error: why it cannot be used.
+        modules: what was imported, by its entry point's value.
+        kinds: kinds of its hooks.
+        settings: the settings of each of its modules, by identity.
+    """
 
     candidate: PluginCandidate
-    kinds: tuple[str, ...]
-    objects: Mapping[str, tuple[Any, ...]]
-    settings: DeclaredSettings = msgspec.field(default_factory=DeclaredSettings)
+    requested: bool = False
+    status: Status = "active"
+    error: str | None = None
+    modules: dict[str, object] = {}
+    kinds: tuple[str, ...] = ()
+    settings: dict[int, DeclaredSettings] = {}
+
+    @property
+    def row(self) -> PluginRow:
+        """Its line in the report."""
+        return self.candidate.row(self.status, self.kinds if self.status == "active" else (), self.error)
 
 
-def load(
-    candidate: PluginCandidate, kinds: Collection[str], trace: bool, given: Sequence[PluginSetting] = ()
-) -> LoadedPlugin:
-    """Load a plugin and call its hooks of the given kinds; with `trace` each call is logged. `given`: to its settings.
+class PluginLoader:
+    """The plugins of one process, in one plugin manager. A kind is loaded when it is first asked for. Any thread may ask."""
 
-    A plugin has a manager of its own, so that none can see, wrap or break the hooks of another.
+    def __init__(
+        self,
+        selection: Selection,
+        kinds: Collection[str],
+        *,
+        taken: Mapping[tuple[str, str], PluginCandidate] | None = None,
+        started: bool = False,
+        libraries: bool = False,
+    ) -> None:
+        """Begin without plugins.
 
-    Raises:
-        ConfigurationError: a setting of its own was given a value that it cannot have.
-        PluginError: it requires another release of Djinn, cannot be imported, is written for another API version, implements no hook of Djinn, or a hook
-            raised or returned something that does not satisfy its Protocol. The message names the plugin.
-    """
-    check_release(candidate)
-    try:
-        plugin = _import(candidate)
-        _check_version(plugin)
-        manager = _manager(candidate, plugin, _COMMAND_HOOKS if COMMAND_KINDS.issuperset(kinds) else _HOOKS, trace)
-        implemented = tuple(kind for kind in KINDS if _implementations(manager, kind))
-        settings = read_settings(plugin, candidate.name, given)
-        asked = [kind for kind in implemented if kind.name in kinds]
-        objects = {kind.name: _registered(manager, kind, settings.values) for kind in asked}
-    except PluginError as error:
-        advice = of_another_release(candidate.distribution, candidate.version)
-        said = f"{error}. {advice}" if advice else str(error)
-        raise type(error)(f"{candidate.label} cannot be used: {said}") from error.__cause__
-    return LoadedPlugin(candidate, tuple(kind.name for kind in implemented), objects, settings)
+        Args:
+            selection: which plugins are left out, whether one that fails is an error, and values of plugins' settings.
+            kinds: names of the kinds whose hooks are called in this process.
+            taken: names that plugins cannot claim, by kind and name.
+            started: True if another process started this one, and warns of what both see.
+            libraries: True if integrations are loaded although the program has not imported their libraries.
+        """
+        self.plugins: list[LoadedPlugin] = []
+        self.failures: list[PluginFailure] = []
+        self.owners: dict[tuple[str, str], LoadedPlugin] = {}
+        self.kinds = frozenset(kinds)
+        self.selection, self._started, self._libraries = selection, started, libraries
+        self._told = 0  # failures that were raised or warned of
+        self._objects: dict[str, tuple[Any, ...]] = {}
+        self._claims = dict(taken or {})
+        self._names: dict[str, PluginCandidate] = {}
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._specified: set[str] = set()
+        self._lock = threading.RLock()
+        if selection.trace:
+            self._manager.add_hookcall_monitoring(*_tracing())
+
+    def take(self, candidate: PluginCandidate, requested: bool = False, unselected: bool = False) -> None:
+        """Take in a plugin; one whose name is taken is refused. What has no entry points is imported now: its kinds are not known.
+
+        `requested`: the person named it. `unselected`: the person named others.
+        """
+        status: Status = "unselected" if unselected else "active"
+        plugin = LoadedPlugin(candidate, requested, status, kinds=candidate.kinds)
+        self.plugins.append(plugin)
+        if candidate.name in self.selection.disable and not unselected:
+            plugin.status = "disabled"
+        if plugin.status != "active":
+            return
+        first = self._names.setdefault(candidate.name, candidate)
+        with self._attributing(plugin):
+            if first is not candidate:
+                raise PluginError(_clash("plugin name", candidate.name, first, candidate))
+            if not candidate.points and self._is_of_this_release(plugin):
+                self._import(plugin, "", partial(imported, candidate.given, candidate.advice))
+
+    def wanted_at_once(self) -> frozenset[str]:
+        """Kinds with plugins that the person named or gave settings, or all if it is strict: what is wrong is told at once."""
+        if self.selection.strict:
+            return self.kinds
+        names = [plugin.candidate.name for plugin in self.plugins]
+        given = self.selection.plugin_settings
+        found: frozenset[str] = frozenset()
+        for plugin in self.plugins:
+            if plugin.requested or any(is_given_to(one, plugin.candidate.name, names) for one in given):
+                found = found.union(plugin.kinds)
+        return found & self.kinds
+
+    def tell_failures(self) -> None:
+        """Warn of plugins that could not be used since the last call.
+
+        Raises:
+            PluginError: one was asked for by name, or is built in, or the selection is strict.
+        """
+        with self._lock:
+            fresh, self._told = self.failures[self._told :], len(self.failures)
+        for failure in fresh:
+            if failure.fatal or self.selection.strict:
+                raise failure.error
+        for failure in fresh:
+            failure.warn_of_hook() if self._started else failure.warn()
+
+    def refuse(self, candidate: PluginCandidate, error: PluginError) -> None:
+        """Note that a plugin that was asked for cannot be found."""
+        self.plugins.append(plugin := LoadedPlugin(candidate, requested=True))
+        self._fail(plugin, error)
+
+    def load(self, kind: str) -> tuple[Any, ...]:
+        """The objects of a kind, in the order that the docstring of its hook promises; none of a kind of other processes."""
+        if kind not in self.kinds:
+            return ()
+        with collect_later, self._lock:
+            if kind not in self._objects:
+                found: list[Any] = []
+                wanted = next(one for one in KINDS if one.name == kind)
+                for plugin in self.plugins:
+                    by_library = kind == INTEGRATIONS and plugin.candidate.points and not self._libraries
+                    if plugin.status != "active" or kind not in plugin.kinds or by_library:
+                        continue
+                    if self._is_of_this_release(plugin):
+                        with self._attributing(plugin):
+                            found += self._objects_of(plugin, wanted)
+                self._objects[kind] = tuple(self._ordered(kind, found))
+            return self._objects[kind]
+
+    def _is_of_this_release(self, plugin: LoadedPlugin) -> bool:
+        """True if a plugin's distribution accepts this release of Djinn. Otherwise the plugin is refused: it is not imported."""
+        problem = release_conflict(plugin.candidate)
+        if problem:
+            self._fail(plugin, PluginError(f"{plugin.candidate.label} cannot be used: {problem}"))
+        return not problem
+
+    def _objects_of(self, plugin: LoadedPlugin, kind: Kind) -> list[Any]:
+        candidate, found = plugin.candidate, []
+        points = {point.value: point for point in candidate.points.get(kind.name, ())}
+        for value, point in points.items():
+            if value not in plugin.modules:
+                self._import(plugin, value, point.load)
+        for value in points or plugin.modules:
+            found += self._registered(plugin, plugin.modules[value], kind)
+        fresh: set[tuple[str, str]] = set()
+        for item in found:
+            for key in _claims(kind.name, item):
+                if key in fresh or key in self._claims:
+                    raise HookError(_clash(*key, self._claims.get(key, candidate), candidate))
+                fresh.add(key)
+        self._claims.update(dict.fromkeys(fresh, candidate))
+        self.owners.update({(kind.name, item.name): plugin for item in found})
+        return found
+
+    def _import(self, plugin: LoadedPlugin, value: str, load: Callable[[], object]) -> None:
+        """Import a module of a plugin (or take an object), and check it and its settings. `value`: of its entry points."""
+        try:
+            module = load()
+        except PluginError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"importing it raised {shown(error)}. Mend or uninstall it, or disable it") from error
+        if problem := version_conflict(module):
+            raise PluginError(problem)
+        kinds = self._register(plugin.candidate, module)
+        points = plugin.candidate.points
+        declared = {kind for kind, some in points.items() if any(point.value == value for point in some)}
+        if not points:
+            plugin.kinds = kinds
+        elif missing := declared.difference(kinds):
+            raise PluginError(
+                f"its entry point in the group `djinn.{min(missing)}` is {value}, which has no djinn_register_{min(missing)}"
+            )
+        elif more := set(kinds) - declared:
+            raise PluginError(
+                f"{value} has djinn_register_{min(more)}, and no entry point in the group `djinn.{min(more)}`. Add one"
+            )
+        plugin.modules = {**plugin.modules, value: module}
+        declared_settings = read_settings(module, plugin.candidate.name, self.selection.plugin_settings)
+        plugin.settings = {**plugin.settings, id(module): declared_settings}
+        if not self._started:
+            names = {one.candidate.name for one in self.plugins}
+            warn_of_unknown_variables(
+                self.selection.plugin_settings, plugin.candidate.name, declared_settings.variables, names
+            )
+
+    def _register(self, candidate: PluginCandidate, module: object) -> tuple[str, ...]:
+        """Register a plugin in the manager, which validates its hooks; return the kinds of these in pipeline order."""
+        if isinstance(module, type):
+            raise PluginError(f"it is the class {module.__name__}; pass an instance")
+        kinds = tuple(kind.name for kind in KINDS if hasattr(module, kind.hook))
+        for kind in KINDS:
+            if kind.name in self.kinds.intersection(kinds) - self._specified:
+                specification = ModuleType(kind.hook)  # pluggy looks at each name of a module
+                setattr(specification, kind.hook, getattr(kind.specification, kind.hook))
+                self._manager.add_hookspecs(specification)
+                self._specified.add(kind.name)
+        try:
+            self._manager.register(module, name=f"{candidate.name} {id(module)}")
+            self._check_hooks(module)
+        except ValueError as error:
+            raise PluginError("it is registered already, under another name") from error
+        except pluggy.PluginValidationError as error:
+            if self._manager.is_registered(module):  # in part, by some versions of pluggy
+                self._manager.unregister(module)
+            raise PluginError(f"a hook is not declared as Djinn declares it: {' '.join(str(error).split())}") from error
+        except PluginError:
+            self._manager.unregister(module)
+            raise
+        return kinds
+
+    def _check_hooks(self, module: object) -> None:
+        callers = self._manager.get_hookcallers(module) or []
+        for caller in callers:
+            if caller.name not in _HOOKS:
+                close = difflib.get_close_matches(caller.name, _HOOKS, n=1, cutoff=0.0)[0]
+                raise PluginError(f"there is no hook {caller.name}; did you mean {close}?")
+            own = (one for one in caller.get_hookimpls() if one.plugin is module)
+            if any(one.hookwrapper or one.wrapper for one in own):
+                raise PluginError(f"its {caller.name} is a wrapper; hooks of Djinn register objects and wrap nothing")
+        unmarked = sorted({name for name in _HOOKS if hasattr(module, name)} - {caller.name for caller in callers})
+        if unmarked:
+            raise PluginError(f"its {unmarked[0]} is not marked as a hook. Put `@djinn.hookimpl` above it")
+        if not callers:
+            raise PluginError(f"it implements no hook of Djinn. There are: {', '.join(_HOOKS)}")
+
+    def _registered(self, plugin: LoadedPlugin, module: object, kind: Kind) -> list[Any]:
+        others = [one for one in self._manager.get_plugins() if one is not module]
+        call = self._manager.subset_hook_caller(kind.hook, others)
+        try:
+            results = call(settings=plugin.settings[id(module)].values)
+            objects = [item for result in results for item in _listed(result, kind)]
+        except PluginError:
+            raise
+        except Exception as error:
+            raise HookError(f"its {kind.hook} raised {shown(error)}") from error
+        for item in objects:
+            if problem := complaint(item, kind):
+                raise HookError(f"its {kind.hook} {problem}")
+        return objects
+
+    @contextmanager
+    def _attributing(self, plugin: LoadedPlugin) -> Iterator[None]:
+        """Name the plugin in a `PluginError` that is raised inside, and refuse it; other exceptions go on."""
+        try:
+            yield
+        except PluginError as error:
+            candidate = plugin.candidate
+            advice = of_another_release(*candidate.origin)
+            named = type(error)(f"{candidate.label} cannot be used: {error}{f'. {advice}' if advice else ''}")
+            named.__cause__ = error.__cause__
+            self._fail(plugin, named)
+
+    def _fail(self, plugin: LoadedPlugin, error: PluginError) -> None:
+        plugin.status, plugin.error = "failed", str(error)
+        self.failures.append(PluginFailure(plugin.row, error, plugin.requested or plugin.candidate.builtin))
+
+    def _ordered(self, kind: str, objects: list[Any]) -> list[Any]:
+        def own(item: Any) -> bool:
+            return self.owners[kind, item.name].candidate.builtin
+
+        if kind == "cost_models":
+            return sorted(objects, key=lambda model: (bool(not model.operations), own(model), model.name))
+        if kind == "transports":
+            return sorted(objects, key=lambda transport: (-transport.capabilities.speed, transport.name))
+        if kind == "weight_formats":
+            return sorted(objects, key=lambda one: (not own(one), one.name))
+        return sorted(objects, key=lambda item: item.name)
 
 
-def _import(candidate: PluginCandidate) -> object:
-    try:
-        return candidate.load()
-    except PluginError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"importing it raised {shown(error)}. Mend or uninstall it, or disable it") from error
+def _claims(kind: str, item: Any) -> Iterator[tuple[str, str]]:
+    yield kind, item.name
+    if kind == "transports":
+        for scheme in item.schemes:
+            yield "URL scheme", scheme
+    if kind == "renderers":
+        for suffix in item.suffixes:
+            yield "file ending", suffix
+    if kind == "weight_formats":
+        for suffix in item.suffixes:
+            yield "ending of files with weights", suffix
 
 
-def _check_version(plugin: object) -> None:
-    version = getattr(plugin, "djinn_api_version", None)
-    if version is None:
-        raise PluginError(
-            "it does not say which plugin API it was written for. Add `djinn_api_version = "
-            f"{API_VERSION}` beside its hooks, where {API_VERSION} is the version that this Djinn has"
-        )
-    if not isinstance(version, int):
-        raise PluginError(f"its `djinn_api_version` is {version!r}, but must be a whole number: {API_VERSION}")
-    if version != API_VERSION:
-        older = version < API_VERSION
-        advice = "Install a newer version of the plugin" if older else "Install a newer Djinn"
-        raise PluginError(
-            f"it was written for plugin API version {version}, and this Djinn has version {API_VERSION}. {advice}"
-        )
-
-
-def _implementations(manager: pluggy.PluginManager, kind: Kind) -> Sequence[pluggy.HookImpl]:
-    """Implementations of a kind's hook; a hook that was not declared to the manager may have no caller."""
-    caller = getattr(manager.hook, kind.hook, None)
-    return caller.get_hookimpls() if caller is not None else ()
-
-
-def _manager(candidate: PluginCandidate, plugin: object, hooks: frozenset[str], trace: bool) -> pluggy.PluginManager:
-    """The manager of a plugin. `hooks`: those whose specifications it may need."""
-    if isinstance(plugin, type):
-        raise PluginError(f"it is the class {plugin.__name__}; pass an instance")
-    manager = _Manager(PROJECT)
-    if named := frozenset(name for name in hooks if hasattr(plugin, name)):
-        manager.add_hookspecs(_specifications(named))
-    try:
-        manager.register(plugin, name=candidate.name)
-    except (pluggy.PluginValidationError, ValueError) as error:
-        raise PluginError(f"a hook is not declared as Djinn declares it: {' '.join(str(error).split())}") from error
-    _check_hooks(manager, plugin)
-    if trace:
-        _trace(manager, candidate)
-    return manager
-
-
-def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    callers = manager.get_hookcallers(plugin) or []
-    for caller in callers:
-        if caller.name not in _HOOKS:
-            close = difflib.get_close_matches(caller.name, _HOOKS, n=1, cutoff=0.0)[0]
-            raise PluginError(f"there is no hook {caller.name}; did you mean {close}?")
-        if any(implementation.hookwrapper or implementation.wrapper for implementation in caller.get_hookimpls()):
-            raise PluginError(f"its {caller.name} is a wrapper; hooks of Djinn register objects and wrap nothing")
-    unmarked = sorted({name for name in _HOOKS if hasattr(plugin, name)} - {caller.name for caller in callers})
-    if unmarked:
-        raise PluginError(f"its {unmarked[0]} is not marked as a hook. Put `@djinn.hookimpl` above it")
-    if not callers:
-        raise PluginError(f"it implements no hook of Djinn. There are: {', '.join(kind.hook for kind in KINDS)}")
-
-
-def _registered(manager: pluggy.PluginManager, kind: Kind, settings: Any) -> tuple[Any, ...]:
-    try:
-        results = getattr(manager.hook, kind.hook)(settings=settings)
-        objects = tuple(item for result in results for item in _listed(result, kind))
-    except PluginError:
-        raise
-    except Exception as error:
-        raise HookError(f"its {kind.hook} raised {shown(error)}") from error
-    for item in objects:
-        if problem := complaint(item, kind):
-            raise HookError(f"its {kind.hook} {problem}")
-    return objects
+def _clash(what: str, name: str, first: PluginCandidate, second: PluginCandidate) -> str:
+    claimed = f"name {name!r} among {what.replace('_', ' ')}" if what in EVERY_KIND else f"{what} {name!r}"
+    return (
+        f"the {claimed} is taken twice: {first.label} has it, {second.label} is refused. "
+        "Uninstall or disable one of them, or rename what it offers"
+    )
 
 
 def _listed(result: object, kind: Kind) -> Iterable[Any]:
@@ -189,16 +359,18 @@ def shown(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def _trace(manager: pluggy.PluginManager, candidate: PluginCandidate) -> None:
+def _tracing() -> tuple[Callable[..., None], Callable[..., None]]:
+    """What logs each call of a hook, before it and after it."""
     started: list[float] = []
 
     def before(*_: object) -> None:
         started.append(time.monotonic())
 
-    def after(outcome: pluggy.Result[Any], hook: str, *_: object) -> None:
+    def after(outcome: pluggy.Result[Any], hook: str, called: Sequence[pluggy.HookImpl], _: object) -> None:
         seconds = round(time.monotonic() - started.pop(), 6)
         raised = shown(outcome.exception) if outcome.exception else None
         # The person who runs this asked to see it, so its level is one that is shown without further settings.
-        log().warning("called a hook", plugin=candidate.name, hook=hook, seconds=seconds, raised=raised)
+        plugin = called[0].plugin_name.rpartition(" ")[0]
+        log().warning("called a hook", plugin=plugin, hook=hook, seconds=seconds, raised=raised)
 
-    manager.add_hookcall_monitoring(before, after)
+    return before, after

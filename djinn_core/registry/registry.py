@@ -6,17 +6,14 @@ import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
-import msgspec
-
 from djinn_core.errors import PluginError
 from djinn_core.registry.discovery import PluginCandidate, built_in, choices, installed, named
-from djinn_core.registry.intake import PluginFailure, PluginLoader, warn_of_hooks
-from djinn_core.registry.kinds import EVERY_KIND, INTEGRATIONS, KINDS
-from djinn_core.registry.kinds_cache import KindsCache
+from djinn_core.registry.kinds import EVERY_KIND, KINDS
+from djinn_core.registry.loading import PluginFailure, PluginLoader
 from djinn_core.registry.report import PluginRow, log
-from djinn_core.registry.settings import unknown_settings
-from djinn_core.settings import PluginSetting, SettingRow, Settings
+from djinn_core.registry.selection import Selection
+from djinn_core.registry.settings import is_given_to, warn_of_unknown_plugins
+from djinn_core.settings import PluginSetting, SettingRow
 
 if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from click import Command
@@ -38,107 +35,160 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.placement_policies import PlacementPolicy
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.schedulers import ScheduleMaker
+    from djinn_core.hookspecs.server_observers import ServerObserver
     from djinn_core.hookspecs.transports import Transport
     from djinn_core.hookspecs.weight_formats import WeightFormat
     from djinn_core.hookspecs.weight_sources import WeightSource
 
 
-class Selection(msgspec.Struct, frozen=True):
-    """Selection of plugins.
-
-    Attributes:
-        plugins: names, importable module names, modules or objects, used beside the built-in plugins; None: everything
-            that is installed.
-        disable: names of plugins not to use, built-in ones included.
-        strict: whether a broken plugin is an error rather than a warning.
-        trace: whether each call of a hook is logged.
-        plugin_settings: as in the settings.
-    """
-
-    plugins: tuple[Any, ...] | None = None
-    disable: frozenset[str] = frozenset()
-    strict: bool = False
-    trace: bool = False
-    plugin_settings: tuple[PluginSetting, ...] = ()
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Selection:
-        """Selection by the settings `plugins`, `disable`, `strict`, `trace_plugins` and `plugin_settings`."""
-        names = frozenset(settings.disable)
-        return cls(settings.plugins, names, settings.strict, settings.trace_plugins, settings.plugin_settings)
-
-    def sendable(self) -> Selection:
-        """The same with values of settings that JSON can hold."""
-        return msgspec.structs.replace(self, plugin_settings=tuple(given.sendable() for given in self.plugin_settings))
-
-
-@attrs.frozen
 class Registry:
     """The objects that plugins registered, each tuple in the order that the docstring of its hook promises.
 
-    Attributes:
-        rows: what became of each plugin, the unusable ones included.
-        owners: by kind of object (`patterns`) and name the row of the plugin that it came from.
-        plugin_settings: the settings that plugins in use have of their own, each with where its value came from.
-        later: names of kinds whose objects are not here yet; see `load_opening`.
+    A kind is loaded when its objects are first asked for, by any thread. Objects may be given in place of those of plugins.
     """
 
-    interceptors: tuple[Interceptor, ...] = ()
-    integrations: tuple[Integration, ...] = ()
-    patterns: tuple[Pattern, ...] = ()
-    cost_models: tuple[CostModel, ...] = ()
-    optimizations: tuple[Optimization, ...] = ()
-    placement_policies: tuple[PlacementPolicy, ...] = ()
-    schedulers: tuple[ScheduleMaker, ...] = ()
-    transports: tuple[Transport, ...] = ()
-    executors: tuple[ExecutorEngine, ...] = ()
-    devices: tuple[Device, ...] = ()
-    compilers: tuple[Compiler, ...] = ()
-    memory_policies: tuple[MemoryPolicy, ...] = ()
-    weight_sources: tuple[WeightSource, ...] = ()
-    weight_formats: tuple[WeightFormat, ...] = ()
-    authenticators: tuple[Authenticator, ...] = ()
-    assignment_policies: tuple[AssignmentPolicy, ...] = ()
-    operations_pages: tuple[OperationsPages, ...] = ()
-    observers: tuple[Observer, ...] = ()
-    renderers: tuple[Renderer, ...] = ()
-    api_names: tuple[ApiName, ...] = ()
-    commands: tuple[Command, ...] = ()
-    rows: tuple[PluginRow, ...] = ()
-    owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)
-    plugin_settings: tuple[SettingRow, ...] = ()
-    later: frozenset[str] = frozenset()
+    interceptors: tuple[Interceptor, ...]
+    integrations: tuple[Integration, ...]
+    patterns: tuple[Pattern, ...]
+    cost_models: tuple[CostModel, ...]
+    optimizations: tuple[Optimization, ...]
+    placement_policies: tuple[PlacementPolicy, ...]
+    schedulers: tuple[ScheduleMaker, ...]
+    transports: tuple[Transport, ...]
+    executors: tuple[ExecutorEngine, ...]
+    devices: tuple[Device, ...]
+    compilers: tuple[Compiler, ...]
+    memory_policies: tuple[MemoryPolicy, ...]
+    weight_sources: tuple[WeightSource, ...]
+    weight_formats: tuple[WeightFormat, ...]
+    authenticators: tuple[Authenticator, ...]
+    assignment_policies: tuple[AssignmentPolicy, ...]
+    server_observers: tuple[ServerObserver, ...]
+    operations_pages: tuple[OperationsPages, ...]
+    observers: tuple[Observer, ...]
+    renderers: tuple[Renderer, ...]
+    api_names: tuple[ApiName, ...]
+    commands: tuple[Command, ...]
+
+    def __init__(
+        self,
+        loader: PluginLoader | None = None,
+        owners: Mapping[tuple[str, str], PluginRow] | None = None,
+        surveyed: bool = False,
+        **objects: tuple[Any, ...],
+    ) -> None:
+        """Take objects of some kinds, and have the others loaded.
+
+        Args:
+            loader: has the plugins; None: there are none.
+            owners: by kind and name the rows of objects that are given.
+            surveyed: True if nothing is said of plugins that cannot be used.
+            objects: by kind what is used in place of the objects of plugins.
+        """
+        self._loader, self._owners = loader, dict(owners or {})
+        self._surveyed = surveyed
+        vars(self).update(objects)
+
+    def __getattr__(self, name: str) -> tuple[Any, ...]:
+        """Load the objects of a kind.
+
+        Raises:
+            PluginError: a plugin that was asked for by name, or is built in, cannot be used.
+        """
+        if name not in EVERY_KIND:
+            raise AttributeError(f"there is no kind {name!r} of plugins")
+        self.load(name)
+        found: tuple[Any, ...] = vars(self)[name]
+        return found
+
+    def load(self, *kinds: str) -> None:
+        """Load objects of some kinds, and warn of plugins that cannot be used.
+
+        Raises:
+            PluginError: a plugin that was asked for by name, or is built in, cannot be used; any plugin where the selection is strict.
+        """
+        loader = self._loader
+        for kind in kinds:
+            if kind not in vars(self):
+                vars(self)[kind] = loader.load(kind) if loader is not None else ()
+        if loader is not None and not self._surveyed:
+            loader.tell_failures()
+
+    def evolve(self, **objects: tuple[Any, ...]) -> Registry:
+        """The same registry with other objects of some kinds."""
+        there = {kind: found for kind, found in vars(self).items() if kind in EVERY_KIND}
+        return Registry(self._loader, self._owners, self._surveyed, **{**there, **objects})
+
+    @property
+    def rows(self) -> tuple[PluginRow, ...]:
+        """What became of each plugin so far. One whose kinds were not asked for yet is `active`."""
+        return tuple(plugin.row for plugin in self._loader.plugins) if self._loader is not None else ()
+
+    @property
+    def plugin_settings(self) -> tuple[SettingRow, ...]:
+        """Settings that loaded plugins have of their own, each with where its value came from."""
+        plugins = self._loader.plugins if self._loader is not None else ()
+        return tuple(row for plugin in plugins for declared in plugin.settings.values() for row in declared.rows)
+
+    @property
+    def is_selected(self) -> bool:
+        """True if the settings say something about plugins."""
+        return self._loader is not None and self._loader.selection != Selection()
+
+    def settings_given_to(self, plugins: Collection[str]) -> frozenset[PluginSetting]:
+        """Values that the selection gives settings of some plugins."""
+        given = self._loader.selection.plugin_settings if self._loader is not None else ()
+        names = [row.name for row in self.rows]
+        return frozenset(one for one in given if any(is_given_to(one, plugin, names) for plugin in plugins))
 
     def used_in(self, kinds: Collection[str], names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """Those names of plugins without which a process that uses objects of `kinds` would lack something; None stays None."""
         others = {row.name for row in self.rows if row.status == "active" and not {*row.kind.split(",")} & {*kinds}}
         return None if names is None else tuple(name for name in names if name not in others)
 
-    def owner(self, objects: str, name: str) -> str:
-        """The plugin that registered object `name` among `objects` (a field of this class), as messages name it."""
-        row = self.owners.get((objects, name))
-        return row.label if row else "no plugin"
+    @property
+    def owners(self) -> Mapping[tuple[str, str], PluginRow]:
+        """Rows of the plugins that objects came from, by kind and name of the object."""
+        loaded = self._loader.owners if self._loader is not None else {}
+        return {**{key: plugin.row for key, plugin in loaded.items()}, **self._owners}
+
+    def owner(self, kind: str, name: str) -> str:
+        """The plugin that registered object `name` of a kind, as messages name it."""
+        row = self.owners.get((kind, name))
+        return row.label if row is not None else "no plugin"
 
 
-class LoadReport(msgspec.Struct, frozen=True):
-    """The registry that can be had, and what stands in the way of more."""
+def open_registry(
+    selection: Selection,
+    *,
+    builtins: Mapping[str, object],
+    kinds: Collection[str],
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
+    started: bool = False,
+) -> Registry:
+    """Find the selected plugins, and load their kinds when they are asked for.
 
-    registry: Registry
-    failures: tuple[PluginFailure, ...]
-    unknown_settings: Mapping[str, str] = msgspec.field(
-        default_factory=dict
-    )  # given to no plugin's setting, and what was probably meant
+    Plugins that the selection names, or gives settings, are loaded now, and all where it is strict.
+    Every call starts afresh and touches nothing that is shared, so threads may call it at the same time, and a plugin
+    from within its hooks. A discovered plugin that cannot be used becomes a row and one warning.
 
-    def usable(self, strict: bool) -> Registry:
-        """The registry, unless a failure is fatal or `strict` makes it so.
+    Args:
+        selection: which plugins.
+        builtins: the plugins that are part of Djinn, by name: entry points, or plugins themselves.
+        kinds: names of the kinds whose hooks are called in this process.
+        entry_points: what to discover instead of the entry points of all installed distributions.
+        started: True in a process that another one started, which has warned of what both see. Here only hooks that failed are warned of.
 
-        Raises:
-            PluginError: the first such failure.
-        """
-        for failure in self.failures:
-            if failure.fatal or strict:
-                raise failure.error
-        return self.registry
+    Raises:
+        ConfigurationError: a setting of a plugin that is loaded now is malformed.
+        PluginError: a plugin that was asked for by name, or a built-in one, cannot be found or used; or any plugin where
+            the selection is strict.
+    """
+    loader = _loader(selection, builtins, kinds, entry_points, started=started)
+    registry = Registry(loader)
+    at_once = loader.wanted_at_once()
+    registry.load(*[kind.name for kind in KINDS if kind.name in at_once])
+    return registry
 
 
 def load_registry(
@@ -147,81 +197,12 @@ def load_registry(
     builtins: Mapping[str, object],
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
     kinds: Collection[str] = EVERY_KIND,
+    started: bool = False,
 ) -> Registry:
-    """Load the selected plugins and call their hooks of the given kinds.
-
-    Every call starts afresh and touches nothing that is shared, so threads may call it at the same time, and a plugin
-    from within its hooks. A discovered plugin that cannot be used becomes a row and one warning.
-
-    Args:
-        selection: which plugins.
-        builtins: the plugins that are part of Djinn, by name.
-        entry_points: what to discover instead of the entry points of all installed distributions.
-        kinds: names of the kinds whose hooks are called; those of the others are not.
-
-    Raises:
-        PluginError: a plugin that was asked for by name, or a built-in one, cannot be found or used; or any plugin where
-            the selection is strict.
-    """
-    found = survey(selection, builtins=builtins, entry_points=entry_points, kinds=kinds)
-    registry = found.usable(selection.strict)
-    for failure in found.failures:
-        failure.warn()
-    return registry
-
-
-def load_opening(
-    selection: Selection,
-    *,
-    builtins: Mapping[str, object],
-    first: frozenset[str],
-    kinds: frozenset[str],
-) -> Registry:
-    """The plugins with hooks of the kinds `first`, and of those whose kinds are not known, in place of all of `kinds`.
-
-    `load_later` gets the others. The selection is one that names no plugins and has no settings of theirs, for which all must be there.
-    """
-    kinds_cache = KindsCache()
-    found, available = _survey(selection, builtins, None, first, kinds_cache)
-    _keep_kinds(kinds_cache, found.registry.rows, available)
-    registry = found.usable(selection.strict)
-    for failure in found.failures:
-        failure.warn()
-    return attrs.evolve(registry, later=(kinds - first) | {INTEGRATIONS})
-
-
-def load_later(selection: Selection, opening: Registry, *, builtins: Mapping[str, object]) -> Registry:
-    """All plugins, of which `opening` has those that were asked first; their objects stay, and what failed then is out."""
-    active = {row.name for row in opening.rows if row.status == "active"}
-    failed = {row.name: row for row in opening.rows if row.status == "failed" and row.name not in active}
-    found = survey(
-        msgspec.structs.replace(selection, disable=frozenset(failed)), builtins=builtins, kinds=opening.later
-    )
-    registry = found.usable(selection.strict)
-    for failure in found.failures:
-        if failure.row not in opening.rows:
-            failure.warn()
-    there = {kind.name: getattr(opening, kind.name) for kind in KINDS if kind.name not in opening.later}
-    rows = tuple([failed.get(row.name, row) if row.status == "disabled" else row for row in registry.rows])
-    return attrs.evolve(registry, rows=rows, owners={**registry.owners, **opening.owners}, **there)
-
-
-def load_where_started(
-    selection: Selection,
-    *,
-    builtins: Mapping[str, object],
-    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
-    kinds: Collection[str] = EVERY_KIND,
-) -> Registry:
-    """As `load_registry`, in a process that another one started, which has loaded the same plugins and warned of them.
-
-    Here only hooks that failed are warned of, since the other process may not call them. What implements none of the kinds, by what was
-    kept of it, is not imported.
-    """
-    found, _ = _survey(selection, builtins, entry_points, kinds, KindsCache() if entry_points is None else None)
-    registry = found.usable(selection.strict)
-    warn_of_hooks(found.failures)
-    return registry
+    """As `open_registry`, and load all of the kinds now."""
+    found = open_registry(selection, builtins=builtins, entry_points=entry_points, kinds=kinds, started=started)
+    found.load(*[kind.name for kind in KINDS if kind.name in kinds])
+    return found
 
 
 def survey(
@@ -229,56 +210,46 @@ def survey(
     *,
     builtins: Mapping[str, object],
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
-    kinds: Collection[str] = EVERY_KIND,
-) -> LoadReport:
-    """As `load_registry`, but raise nothing: what cannot be used is in the failures."""
-    found, available = _survey(selection, builtins, entry_points, kinds)
-    if entry_points is None:
-        _keep_kinds(KindsCache(), found.registry.rows, available)
-    _warn_of_unknown(selection.disable, available)
-    for unknown, meant in found.unknown_settings.items():
-        log().warning("there is no such setting of a plugin", setting=unknown, meant=meant or "nothing that is known")
-    return found
+) -> tuple[Registry, tuple[PluginFailure, ...]]:
+    """Load all kinds of the selected plugins; what cannot be used is among the failures, and nothing is raised for it."""
+    loader = _loader(selection, builtins, EVERY_KIND, entry_points, libraries=True)
+    for kind in KINDS:
+        loader.load(kind.name)
+    return Registry(loader, surveyed=True), tuple(loader.failures)
 
 
-def _survey(
+def _loader(
     selection: Selection,
     builtins: Mapping[str, object],
-    entry_points: Iterable[importlib.metadata.EntryPoint] | None,
     kinds: Collection[str],
-    kinds_cache: KindsCache | None = None,
-) -> tuple[LoadReport, tuple[PluginCandidate, ...]]:
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None,
+    *,
+    started: bool = False,
+    libraries: bool = False,
+) -> PluginLoader:
+    """A loader with the plugins of a selection, of which those without entry points are imported."""
     own, offered = built_in(builtins), installed(entry_points)
-    intake = PluginLoader(selection.disable, kinds, selection.trace, selection.plugin_settings, kinds_cache=kinds_cache)
+    loader = PluginLoader(selection, kinds, started=started, libraries=libraries)
     for candidate in own:
-        intake.take(candidate)
+        loader.take(candidate)
     if selection.plugins is None:
         for candidate in offered:
-            intake.take(candidate)
+            loader.take(candidate)
     else:
-        _take_requested(intake, selection.plugins, own, offered)
-    rows = tuple(row for declared in intake.settings for row in declared.rows)
-    registry = Registry(
-        **intake.ordered(), rows=tuple(intake.rows), owners=intake.owners, plugin_settings=rows, later=frozenset()
-    )
-    known = {name for declared in intake.settings for name in declared.variables}
-    plugins = {row.name for row in intake.rows} | {candidate.name for candidate in (*own, *offered)}
-    unheard = unknown_settings(selection.plugin_settings, known, plugins)
-    return LoadReport(registry, tuple(intake.failures), unheard), (*own, *offered)
-
-
-def _keep_kinds(kinds_cache: KindsCache, rows: Iterable[PluginRow], available: Iterable[PluginCandidate]) -> None:
-    """Keep the kinds that the plugins have that could be used, for processes that need few of them."""
-    kinds = {(row.name, row.distribution): row.kind for row in rows if row.status == "active"}
-    for candidate in available:
-        found = kinds.get((candidate.name, candidate.distribution))
-        if found and candidate.module:
-            kinds_cache.note(candidate, tuple(found.split(",")))
-    kinds_cache.save()
+        _take_requested(loader, selection.plugins, own, offered)
+    if not started:
+        names = {candidate.name for candidate in (*own, *offered)} | {
+            plugin.candidate.name for plugin in loader.plugins
+        }
+        warn_of_unknown_plugins(selection.plugin_settings, names)
+        for unknown in sorted(selection.disable - names):
+            error = f"{unknown!r}{choices(unknown, (*own, *offered))}"
+            log().warning("there is no such plugin to disable", plugin=unknown, error=error)
+    return loader
 
 
 def _take_requested(
-    intake: PluginLoader,
+    loader: PluginLoader,
     requests: tuple[object, ...],
     own: tuple[PluginCandidate, ...],
     offered: tuple[PluginCandidate, ...],
@@ -288,18 +259,10 @@ def _take_requested(
         try:
             chosen.append(named(request, (*own, *offered)))
         except PluginError as error:
-            intake.refuse(PluginCandidate(str(request), "", "", lambda: None), error, fatal=True)
+            loader.refuse(PluginCandidate(str(request)), error)
     rest = [candidate for candidate in offered if candidate not in chosen]
     for candidate in sorted((*chosen, *rest), key=lambda candidate: candidate.name):
         if candidate in rest:
-            intake.rows.append(candidate.row("unselected"))
+            loader.take(candidate, unselected=True)
         elif candidate not in own:
-            intake.take(candidate, requested=True)
-
-
-def _warn_of_unknown(disable: frozenset[str], available: tuple[PluginCandidate, ...]) -> None:
-    names = {candidate.name for candidate in available}
-    for unknown in sorted(disable - names):
-        log().warning(
-            "there is no such plugin to disable", plugin=unknown, error=f"{unknown!r}{choices(unknown, available)}"
-        )
+            loader.take(candidate, requested=True)

@@ -13,6 +13,7 @@ import attrs
 import msgspec
 
 from djinn_core.errors import ConfigurationError, PluginError
+from djinn_core.registry.report import log
 from djinn_core.settings import CONVERTERS, HIDDEN, PLUGIN_PREFIX, PluginSetting, SettingRow
 
 ATTRIBUTE: Final = "djinn_settings"  # beside `djinn_api_version`
@@ -61,31 +62,40 @@ def variable(plugin: str, setting: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", f"{plugin}_{setting}".upper())
 
 
-def unknown_settings(
-    given: Iterable[PluginSetting], known: Collection[str], plugins: Collection[str]
-) -> dict[str, str]:
-    """Unknown settings of the plugins that are used, each with the name probably meant (or an empty string).
-
-    Args:
-        given: all that was given.
-        known: the variables of plugins in use, without the prefix.
-        plugins: names of all plugins that are built in or installed, used or not.
-    """
-    found: dict[str, str] = {}
+def warn_of_unknown_plugins(given: Iterable[PluginSetting], plugins: Collection[str]) -> None:
+    """Warn of settings of plugins that are neither built in nor installed."""
     for one in given:
         if one.plugin and one.plugin not in plugins:
             close = difflib.get_close_matches(one.plugin, plugins, 1)
-            found[f"[plugins.{one.plugin}] ({one.origin})"] = f"[plugins.{close[0]}]" if close else ""
-        elif not one.plugin and one.name not in known and not _of_an_unused(one.name, known, plugins):
-            close = difflib.get_close_matches(one.name, known, 1)
-            found[PLUGIN_PREFIX + one.name] = PLUGIN_PREFIX + close[0] if close else ""
-    return found
+            _warn(f"[plugins.{one.plugin}] ({one.origin})", f"[plugins.{close[0]}]" if close else "")
+        elif not one.plugin and not _owner(one.name, plugins):
+            prefixes = {variable(plugin, ""): plugin for plugin in plugins}
+            close = difflib.get_close_matches(one.name, prefixes, 1, cutoff=0.3)
+            _warn(PLUGIN_PREFIX + one.name, f"one that begins with {PLUGIN_PREFIX}{close[0]}" if close else "")
 
 
-def _of_an_unused(name: str, known: Collection[str], plugins: Collection[str]) -> bool:
-    """True if an environment variable has the prefix of a plugin that is not in use, whose settings are not known."""
-    begins = (variable(plugin, "") for plugin in plugins)
-    return any(name.startswith(begin) and not any(k.startswith(begin) for k in known) for begin in begins)
+def warn_of_unknown_variables(
+    given: Iterable[PluginSetting], plugin: str, variables: Collection[str], plugins: Collection[str]
+) -> None:
+    """Warn of environment variables that are none of a plugin's settings, and begin as its `variables` do."""
+    for one in given:
+        if not one.plugin and one.name not in variables and _owner(one.name, plugins) == plugin:
+            close = difflib.get_close_matches(one.name, variables, 1)
+            _warn(PLUGIN_PREFIX + one.name, PLUGIN_PREFIX + close[0] if close else "")
+
+
+def is_given_to(setting: PluginSetting, plugin: str, plugins: Collection[str]) -> bool:
+    """True if a setting belongs to a plugin. `plugins`: names of all that there are, one of which may begin as another does."""
+    return setting.plugin == plugin or (not setting.plugin and _owner(setting.name, plugins) == plugin)
+
+
+def _owner(name: str, plugins: Iterable[str]) -> str:
+    """The plugin that an environment variable belongs to, by the longest name; empty if there is none."""
+    return max((plugin for plugin in plugins if name.startswith(variable(plugin, ""))), key=len, default="")
+
+
+def _warn(setting: str, meant: str) -> None:
+    log().warning("there is no such setting of a plugin", setting=setting, meant=meant or "nothing that is known")
 
 
 def _fields(declared: Any) -> Mapping[str, Any]:

@@ -1,10 +1,40 @@
-"""The version of Djinn that runs."""
+"""The version of Djinn that runs, and the version that a plugin's distribution requires."""
 
 from __future__ import annotations
 
-from djinn_core.registry.entry_points import core_version
+import importlib.metadata
+import re
+from functools import lru_cache
+from typing import Final
+
+CORE_DISTRIBUTION: Final = "djinn"
+_PIN: Final = re.compile(rf"{CORE_DISTRIBUTION}\s*\(?==\s*([\w.!+-]+)\)?\s*(?:;.*)?")
+
+
+@lru_cache(maxsize=1)
+def core_version() -> str:
+    """Version of the installed distribution of Djinn; empty where the source is run without being installed.
+
+    Asking `importlib.metadata` for it parses the whole file, readme included.
+    """
+    try:
+        found = importlib.metadata.distribution(CORE_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    for line in (found.read_text("METADATA") or "").splitlines():
+        if line.startswith("Version: "):
+            return line.removeprefix("Version: ").strip()
+    return found.version
 
 
 def djinn_version() -> str:
     """Version of the installed distribution; `unknown` where the source is run without being installed."""
     return core_version() or "unknown"
+
+
+@lru_cache(maxsize=256)
+def described(distribution: importlib.metadata.Distribution) -> tuple[str, str, str]:
+    """Return name and version of a distribution, and the version of Djinn that it requires exactly (empty: it accepts several)."""
+    metadata = distribution.metadata
+    pins = (found[1] for one in metadata.get_all("Requires-Dist") or () if (found := _PIN.fullmatch(one)))
+    return metadata["Name"], metadata["Version"], next(pins, "")

@@ -15,7 +15,7 @@ from djinn_core.hookspecs.assignment_policies import (
     ExecutorLoad,
 )
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 LEAST_LOADED: Final = "least_loaded"  # the default, also in place of a policy that fails
 
 

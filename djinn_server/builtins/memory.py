@@ -9,7 +9,7 @@ from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy
 from djinn_core.ir.profile import DataResidency
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 _CACHE: Final = DataResidency.STATEFUL_KV_CACHE
 # Kinds of values, all else being equal the first goes last.

@@ -20,7 +20,7 @@ from djinn_core.hookspecs.weight_sources import WeightFile
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
 from djinn_server.weights.headers import MOST_DIMENSIONS, read_bytes, refuse_overlaps
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
 LENGTH_BYTES: Final = 8  # of the number that a file begins with

@@ -29,7 +29,7 @@ from djinn_core.system.processes import lock_file
 from djinn_server.system.mappings import allocate, mapped_privately, others_may_write
 from djinn_server.weights.permissions import resolve
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 _MOST_FILES: Final = 4096
 UNFINISHED: Final = ".unfinished-"  # in the names of files that are being written

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from djinn_core.errors import StartupError
-from djinn_core.registry.registry import Selection
+from djinn_core.registry.selection import Selection
 from djinn_server.devices import FALLBACK
 from djinn_server.launch.command import executor_environment
 
@@ -49,12 +49,12 @@ def _ask(plugins: Selection, timeout: float) -> list[str]:
 def main() -> None:
     """Print the ids of the devices that device plugins report, as JSON."""
     from djinn_core.registry.builtin_plugins import builtin_plugins
-    from djinn_core.registry.registry import load_where_started
+    from djinn_core.registry.registry import load_registry
     from djinn_core.system.role import become_server
 
     become_server("executor")
     selection = msgspec.json.decode(sys.stdin.buffer.read(), type=Selection)
-    registry = load_where_started(selection, builtins=builtin_plugins({"devices"}), kinds={"devices"})
+    registry = load_registry(selection, builtins=builtin_plugins(), kinds={"devices"}, started=True)
     found = [capabilities.id for device in registry.devices for capabilities in device.discover()]
     sys.stdout.write(f"{json.dumps(found)}\n")
 

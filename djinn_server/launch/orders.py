@@ -13,7 +13,7 @@ import attrs
 import msgspec
 
 from djinn_core.errors import StartupError
-from djinn_core.registry.registry import Selection
+from djinn_core.registry.selection import Selection
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.message_base import Count, Name
 from djinn_server.launch.executor_config import ExecutorConfig

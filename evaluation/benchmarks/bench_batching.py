@@ -33,7 +33,8 @@ from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.wire.messages import Completed, Goodbye, Submit, decode, encode
 from djinn_server.batching.session_batches import BatchCounters
 from djinn_server.builtins.cpu import CpuRuntime
@@ -178,7 +179,7 @@ def replay(
 ) -> None:
     """Have sessions do what was recorded, and tell the processor seconds and the seconds a token, and how large batches were."""
     torch.set_num_threads(1)
-    registry = load_registry(Selection(), builtins=builtin_plugins(EXECUTOR_KINDS), kinds=EXECUTOR_KINDS)
+    registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(CpuRuntime()), weights=weights)
     if batched:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import importlib.metadata
 import json
 import os
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 import attrs
 import torch
 
+from djinn_core.registry.discovery import installed
 from evaluation.benchmarks.serving import connected_by_file
 
 HERE = Path(__file__).resolve().parent
@@ -139,7 +139,7 @@ class Memory(Prediction):
 @contextlib.contextmanager
 def counting() -> Iterator[Path]:
     """A server whose device counts, and this process as its client, as long as the block lasts; gives a connection file."""
-    plugins = sorted({point.name for point in importlib.metadata.entry_points(group="djinn")})
+    plugins = sorted({plugin.name for plugin in installed()})
     environment = {
         "DJINN_CONFIG": os.devnull, "DJINN_PLUGINS": ",".join([*plugins, "counted_cpu"]), "PYTHONWARNINGS": "ignore",
         "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),

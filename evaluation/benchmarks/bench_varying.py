@@ -164,7 +164,7 @@ def installed(kind: str) -> Iterator[dict[str, str]]:
         facts = folder / f"{package}-0.1.0.dist-info"
         facts.mkdir()
         (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: djinn-bench-{kind}\nVersion: 0.1.0\n")
-        (facts / "entry_points.txt").write_text(f"[djinn]\n{name_of(kind)} = {package}\n")
+        (facts / "entry_points.txt").write_text(f"[djinn.{kind}]\n{name_of(kind)} = {package}\n")
         sys.path.insert(0, str(folder))
         importlib.invalidate_caches()
         try:

@@ -19,7 +19,7 @@ from torch.autograd.profiler import profile
 from djinn.hooks import Device, DeviceCapabilities, DeviceRuntime, hookimpl
 from djinn_server.builtins.cpu import CpuDevice, CpuRuntime
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class CountedRuntime(CpuRuntime):

@@ -35,7 +35,7 @@ WARM = 3
 class Forced:
     """The optimization, computing again whatever can be."""
 
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
 
     @hookimpl
     def djinn_register_optimizations(self) -> list[Optimization]:

@@ -34,7 +34,8 @@ from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Connection, Frame, Transport
 from djinn_core.protocol.connection_file import read_connection_file
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.wire.frame_order import Prefix, split
 from djinn_core.wire.messages import (
     BlobOffer,

@@ -120,7 +120,8 @@ def files_below(*folders: Path) -> set[str]:
 @functools.cache
 def _transports() -> tuple[Any, ...]:
     from djinn_core.registry.builtin_plugins import builtin_plugins
-    from djinn_core.registry.registry import Selection, load_registry
+    from djinn_core.registry.registry import load_registry
+    from djinn_core.registry.selection import Selection
 
     return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports
 

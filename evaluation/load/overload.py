@@ -72,7 +72,8 @@ def refusal(transports: Sequence[Any], url: str, token: str) -> tuple[float, str
 def transports_but_local() -> list[Any]:
     """The ways to a server that clients on other machines have."""
     from djinn_core.registry.builtin_plugins import builtin_plugins
-    from djinn_core.registry.registry import Selection, load_registry
+    from djinn_core.registry.registry import load_registry
+    from djinn_core.registry.selection import Selection
 
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
     return [transport for transport in registry.transports if transport.name != "local"]

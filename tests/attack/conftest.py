@@ -7,7 +7,8 @@ import pytest
 
 from djinn.testing import self_signed_tls
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 
 
 @pytest.fixture(scope="session")

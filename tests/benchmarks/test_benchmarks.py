@@ -99,10 +99,10 @@ def test_a_skeleton_is_installed_as_pip_does_it(module):
     from djinn_core.registry.discovery import installed
 
     varying = module("bench_varying")
-    with varying.installed("placement") as environment:
-        assert "bench_placement" in {plugin.name for plugin in installed()}
+    with varying.installed("placement_policies") as environment:
+        assert "bench_placement_policies" in {plugin.name for plugin in installed()}
         assert environment["PYTHONPATH"]
-    assert "bench_placement" not in {plugin.name for plugin in installed()}
+    assert "bench_placement_policies" not in {plugin.name for plugin in installed()}
 
 
 def test_a_pool_runs_thirty_programs_twice(module):

@@ -97,7 +97,7 @@ def test_python_dash_m_djinn():
 
 
 def test_a_plugin_in_the_working_directory_is_found(python, tmp_path, plain_environment):
-    (tmp_path / "here_only.py").write_text("djinn_api_version = 1\n")
+    (tmp_path / "here_only.py").write_text("djinn_api_version = '2.0'\n")
     script = Path(sys.executable).with_name("djinn")
     environment = plain_environment | {"DJINN_PLUGINS": "here_only"}
     done = python.run(script, "plugins", "--json", cwd=tmp_path, env=environment)

@@ -16,7 +16,8 @@ from djinn_core.errors import AccessRefused, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, Operand, SlotArg
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.message_base import Failure

@@ -19,7 +19,8 @@ from djinn_core.ir.program import Program
 from djinn_core.planning.pipeline import Request, plan, planned
 from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Registry, Selection, load_registry
+from djinn_core.registry.registry import Registry, load_registry
+from djinn_core.registry.selection import Selection
 
 PLUGINS = ("attention", "kv_cache", "cleanup")
 
@@ -109,7 +110,7 @@ def test_devices_residence_plugins_and_choices_count(registry):
     ]
     for request in (*same, *others):
         planned(program, registry, request, cache)
-    planned(program, attrs.evolve(registry, patterns=()), base, cache)
+    planned(program, registry.evolve(patterns=()), base, cache)
     counts = cache.statistics()
     assert (counts["plan_hits"], counts["plan_misses"]) == (1, 7)
 

@@ -18,7 +18,8 @@ from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
 from djinn_core.planning.stages.annotate import annotate
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 
 WEIGHT = DataResidency.PERSISTENT_WEIGHT
 TEXT = {

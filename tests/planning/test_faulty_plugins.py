@@ -14,7 +14,8 @@ from djinn_core.planning.explain.described import describe
 from djinn_core.planning.explain.text import explain
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 
 SQUARE = (3, 3)
 WARNING = "a plugin failed and is left out"
@@ -184,7 +185,7 @@ def test_planning_names_and_skips_a_faulty_plugin(registry, graph, caplog, kind,
     request = Request(devices, memory_limits=limits)
     chosen = {"placement policy": {"placement_policy": "faulty"}, "scheduler": {"scheduler": "faulty"}}.get(kind, {})
     without = plan(graph, registry, request)
-    faulty = attrs.evolve(registry, **{member: (Faulty(faults[fault]), *getattr(registry, member))})
+    faulty = registry.evolve(**{member: (Faulty(faults[fault]), *getattr(registry, member))})
     caplog.clear()
     result = plan(graph, faulty, attrs.evolve(request, **chosen))
     named = [r for r in caplog.records if WARNING in r.getMessage()]
@@ -201,7 +202,7 @@ def test_planning_names_and_skips_a_faulty_plugin(registry, graph, caplog, kind,
 
 
 def test_pattern_match_converts_a_list_of_nodes(registry, graph, caplog):
-    given = attrs.evolve(registry, patterns=(Faulty(also_matched(nodes=[0])),))
+    given = registry.evolve(patterns=(Faulty(also_matched(nodes=[0])),))
     found = plan(graph, given, Request(topology())).profile.patterns
     assert [one.nodes for one in found] == [(0,), (0,)]
     assert not [r for r in caplog.records if WARNING in r.getMessage()]

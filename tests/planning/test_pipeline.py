@@ -18,7 +18,8 @@ from djinn_core.planning.explain.text import explain
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.planning.scheduler import Scheduler
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 
 FIELDS = dict(zip(STAGES, ("profile", "costs", "plan", "placement", "schedule"), strict=True))
 
@@ -66,7 +67,7 @@ class Watches:
 
 def test_those_who_ask_run_once_more_when_placement_is_known(registry):
     once, twice = Watches("once", after_placement=False), Watches("twice", after_placement=True)
-    watched = attrs.evolve(registry, optimizations=(once, twice))
+    watched = registry.evolve(optimizations=(once, twice))
     result = plan(random_graph(0), watched, Request(topology(2)))
     assert once.passes == [False]
     assert twice.passes == [False, True]
@@ -85,7 +86,7 @@ def test_explanations_say_why(registry):
 
 def test_what_is_left_out_for_its_rounding_is_named(registry):
     rounds = Watches("rounds", after_placement=False, exact=False)
-    with_it = attrs.evolve(registry, optimizations=(*registry.optimizations, rounds))
+    with_it = registry.evolve(optimizations=(*registry.optimizations, rounds))
     text = explain(plan(random_graph(0), with_it, Request(topology())))
     assert "rounds not applied: its results may round otherwise; djinn.configure(exact=False) allows that" in text
     assert rounds.passes == []
@@ -106,7 +107,7 @@ class Fails:
 
 def test_a_cost_model_that_raises_still_gives_a_correct_schedule(registry, caplog):
     graph = random_graph(4)
-    scheduler = Scheduler(topology(), attrs.evolve(registry, cost_models=(Fails(), *registry.cost_models)))
+    scheduler = Scheduler(topology(), registry.evolve(cost_models=(Fails(), *registry.cost_models)))
     made = scheduler.create_schedule(graph)
     assert made.scheduler == "sequential"
     assert sorted(n for g in made.groups for n in g.nodes)
@@ -173,7 +174,7 @@ def test_a_substitution_that_fails_says_why(registry, compute, why):
             change = Rewrite(substitutions=(Substitution(frozenset({0}), node.inputs, node.outputs, compute),))
             return OptimizationResult(self.name, True, "so", change)
 
-    plugins = attrs.evolve(registry, optimizations=(Substituting(),))
+    plugins = registry.evolve(optimizations=(Substituting(),))
     (result,) = plan(graph, plugins, Request(topology(), until="optimize", rewrite=rewrite)).plan.results
     assert not result.applied
     assert result.reason.startswith("its substitution cannot be recorded: ")

@@ -13,7 +13,8 @@ import djinn
 from djinn.hooks import PipelineResult, hookimpl
 from djinn_core.planning.explain.rendering import notebook_view, render, renderer_for, renderer_of
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Registry, Selection, load_registry
+from djinn_core.registry.registry import Registry, load_registry
+from djinn_core.registry.selection import Selection
 
 
 class Dots:
@@ -32,7 +33,7 @@ class Dots:
 
 def registry_of(*renderers: Any) -> Registry:
     class Plugin:
-        djinn_api_version = 1
+        djinn_api_version = "2.0"
 
         @hookimpl
         def djinn_register_renderers(self) -> list[Any]:

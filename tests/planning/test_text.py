@@ -19,7 +19,8 @@ from djinn_core.planning.explain.text import explain, tree
 from djinn_core.planning.explain.units import duration, share, size, work
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 
 TREE = """\
                          phase    ops        work    moved     time  share  holds

@@ -13,7 +13,8 @@ from djinn.hooks import Lineage, Tier, WorkloadType
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.planning.stages.annotate import annotate
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 
 
 class Pictures(nn.Module):

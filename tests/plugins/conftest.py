@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from djinn_core.registry.kinds import KINDS
+
 PATTERN = """
 from djinn_core.hookspecs import hookimpl
-djinn_api_version = 1
+djinn_api_version = "2.0"
 class Example:
     name = "{name}"
     operations = frozenset({{"mm"}})
@@ -57,7 +59,9 @@ def install(site: Path) -> Callable[..., None]:
         (metadata / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n{required}"
         )
-        (metadata / "entry_points.txt").write_text(f"[djinn]\n{name} = {module}\n")
+        kinds = [kind.name for kind in KINDS if f"def {kind.hook}(" in source] or ["patterns"]
+        groups = "".join(f"[djinn.{kind}]\n{name} = {module}\n" for kind in kinds)
+        (metadata / "entry_points.txt").write_text(groups)
 
     return install
 

@@ -44,7 +44,7 @@ def test_a_package_that_is_installed_while_a_process_runs_is_found(install, site
         "late",
         """
         from djinn.hooks import ApiName, hookimpl
-        djinn_api_version = 1
+        djinn_api_version = "2.0"
         @hookimpl
         def djinn_register_api_names():
             return [ApiName("late_name", __name__)]
@@ -52,8 +52,6 @@ def test_a_package_that_is_installed_while_a_process_runs_is_found(install, site
             return 3
         """,
     )
-    points = site / "djinn_late-1.0.dist-info" / "entry_points.txt"
-    points.write_text(f"{points.read_text()}[djinn.api]\nlate = plugin_djinn_late\n")
     assert djinn.late_name() == 3
     del djinn.late_name
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import types
+
 import pytest
 
 from djinn_core.errors import StartupError
 from djinn_core.registry import embedded_executors
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.embedded_executors import GROUP, check_starter, find_starter
-from djinn_core.registry.entry_points import DiscoveredEntryPoint
 from djinn_core.registry.kinds import CLIENT_KINDS
-from djinn_core.registry.registry import Selection, survey
+from djinn_core.registry.registry import survey
+from djinn_core.registry.selection import Selection
 
 
 def installed(monkeypatch, *points):
-    found = [DiscoveredEntryPoint(GROUP, "local", value, distribution, "26.11.0") for distribution, value in points]
-    monkeypatch.setattr(embedded_executors, "installed_points", lambda: (("/folder", tuple(found)),))
+    found = [
+        types.SimpleNamespace(
+            dist=types.SimpleNamespace(name=distribution, version="26.11.0"),
+            load=functools.partial(importlib.import_module, value),
+        )
+        for distribution, value in points
+    ]
+    monkeypatch.setattr(embedded_executors, "entry_points", lambda group: found if group == GROUP else ())
 
 
 def test_installed_server_package_starts_executors():
@@ -46,11 +56,14 @@ def test_two_packages_that_start_executors_are_both_named(monkeypatch):
 
 
 def test_client_uses_no_built_in_plugin_of_the_server():
-    assert not [module for module in builtin_plugins(CLIENT_KINDS).values() if module.startswith("djinn_server")]
+    points = builtin_plugins().values()
+    kinds = {point.group.removeprefix("djinn.") for point in points if point.module.startswith("djinn_server")}
+    assert kinds
+    assert not kinds & CLIENT_KINDS
 
 
 def test_built_in_plugin_that_cannot_be_imported_is_a_failed_row():
-    rows = survey(Selection(), builtins={"broken": "no_such_module_of_djinn"}).registry.rows
-    (row,) = [row for row in rows if row.name == "broken"]
+    registry, _ = survey(Selection(), builtins={"broken": "no_such_module_of_djinn"})
+    (row,) = [row for row in registry.rows if row.name == "broken"]
     assert row.status == "failed"
     assert "no_such_module_of_djinn" in (row.error or "")

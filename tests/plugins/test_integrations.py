@@ -15,7 +15,7 @@ PLUGIN = """
 from djinn.hooks import hookimpl
 from djinn.libraries import Adapter
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 def adapt(module):
     {adapt}
@@ -46,7 +46,7 @@ def install(tmp_path):
         metadata = tmp_path / "djinn_teller-1.0.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: djinn-teller\nVersion: 1.0\n")
-        groups = f"[djinn]\nteller = plugin_teller\n[djinn.integrations]\n{library} = plugin_teller\n"
+        groups = f"[djinn.integrations.{library}]\nteller = plugin_teller\n"
         (metadata / "entry_points.txt").write_text(groups)
 
     return install

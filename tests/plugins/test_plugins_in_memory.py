@@ -24,14 +24,14 @@ SERVED = ("local",)  # left out where this machine's server is to be reached as 
 
 AT_CLIENTS = """
 import djinn
-from djinn.hooks import CostEstimate, Observer, OptimizationResult, hookimpl
+from djinn.hooks import CostEstimate, OptimizationResult, hookimpl
 from djinn.patterns import linear, matcher, op
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 events = []
 
 
-class Watching(Observer):
+class Observer:
     name = "in_memory"
 
     def observe(self, event):
@@ -56,7 +56,7 @@ class Costs:
 
 @hookimpl
 def djinn_register_observers():
-    return [Watching()]
+    return [Observer()]
 
 
 @hookimpl
@@ -77,7 +77,7 @@ def djinn_register_cost_models():
 AT_EXECUTORS = """
 from djinn.hooks import MemoryPolicy, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class Latest(MemoryPolicy):
@@ -170,7 +170,7 @@ def test_a_module_of_a_file_is_loaded_by_executors(tmp_path: Path, monkeypatch: 
 def by_path(tmp_path: Path) -> Iterator[ModuleType]:
     """A module whose file no import finds."""
     file = tmp_path / "by_path.py"
-    file.write_text("djinn_api_version = 1")
+    file.write_text("djinn_api_version = '2.0'")
     spec = importlib.util.spec_from_file_location("by_path", file)
     assert spec is not None
     assert spec.loader is not None

@@ -15,8 +15,9 @@ import pytest
 
 from djinn_core.errors import PluginError
 from djinn_core.registry.discovery import installed
-from djinn_core.registry.entry_points import core_version
-from djinn_core.registry.registry import Registry, Selection, load_registry, load_where_started, survey
+from djinn_core.registry.registry import Registry, load_registry, survey
+from djinn_core.registry.selection import Selection
+from djinn_core.registry.version import core_version
 from djinn_core.settings import resolve
 
 Install = Callable[..., None]
@@ -25,16 +26,29 @@ Make = Callable[[str, str], ModuleType]
 Source = Callable[[str], str]
 Logged = Callable[[], list[dict[str, Any]]]
 
-HEAD = "from djinn_core.hookspecs import hookimpl\ndjinn_api_version = 1\n"
+HEAD = "from djinn_core.hookspecs import hookimpl\ndjinn_api_version = '2.0'\n"
 BROKEN = {
     "raises": ("raise ImportError('no wings')", "importing it raised ImportError: no wings"),
     "exits": ("raise SystemExit(3)", "importing it raised SystemExit: 3"),
-    "old": ("djinn_api_version = 0", "plugin API version 0, and this Djinn has version 1. Install a newer version of"),
-    "new": ("djinn_api_version = 2", "plugin API version 2, and this Djinn has version 1. Install a newer Djinn"),
-    "spelt": ("djinn_api_version = '1'", "its `djinn_api_version` is '1', but must be a whole number: 1"),
-    "silent": ("x = 1", "Add `djinn_api_version = 1`"),
-    "hookless": ("djinn_api_version = 1", "it implements no hook of Djinn. There are: djinn_register_interceptors"),
-    "unmarked": ("djinn_api_version = 1\ndef djinn_register_devices(): return []", "Put `@djinn.hookimpl` above it"),
+    "old": (
+        "djinn_api_version = '1.7'",
+        "plugin API version 1.7, and this Djinn has version 2.0. Install a newer version of",
+    ),
+    "new": (
+        "djinn_api_version = '3.0'",
+        "plugin API version 3.0, and this Djinn has version 2.0. Install a newer Djinn",
+    ),
+    "newer": (
+        "djinn_api_version = '2.1'",
+        "plugin API version 2.1, and this Djinn has version 2.0. Install a newer Djinn",
+    ),
+    "spelt": ("djinn_api_version = 2", 'its `djinn_api_version` is 2, but must be text such as "2.0"'),
+    "silent": ("x = 1", 'Add `djinn_api_version = "2.0"`'),
+    "hookless": ("djinn_api_version = '2.0'", "it implements no hook of Djinn. There are: djinn_register_interceptors"),
+    "unmarked": (
+        "djinn_api_version = '2.0'\ndef djinn_register_devices(): return []",
+        "Put `@djinn.hookimpl` above it",
+    ),
     "misspelt": (
         HEAD + "@hookimpl\ndef djinn_register_paterns(): return []",
         "there is no hook djinn_register_paterns; did you mean djinn_register_patterns?",
@@ -97,7 +111,7 @@ def test_what_is_installed_or_removed_while_a_process_runs_is_noticed(
     install: Install, site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found() -> dict[str, str]:
-        return {plugin.name: plugin.version for plugin in installed() if plugin.name in {"ant", "bee"}}
+        return {plugin.name: plugin.origin[1] for plugin in installed() if plugin.name in {"ant", "bee"}}
 
     assert found() == {}
     install("ant", "")
@@ -143,11 +157,11 @@ def test_a_selection_is_the_built_in_plugins_and_exactly_these(
 
 
 def test_an_instance_may_be_a_plugin() -> None:
-    from djinn.hooks import Observer, hookimpl
+    from djinn_core.hookspecs import hookimpl
 
-    class Watcher(Observer):
+    class Watcher:
         name = "watcher"
-        djinn_api_version = 1
+        djinn_api_version = "2.0"
 
         @hookimpl
         def djinn_register_observers(self) -> list[object]:
@@ -256,7 +270,9 @@ def test_two_plugins_with_one_pattern_name(install: Install, offered: Offered, p
     install("bee", pattern("attention"))
     registry = load_registry(Selection(), builtins={}, entry_points=offered())
     assert names(registry) == ["attention"]
-    assert "the pattern 'attention' is taken twice: plugin 'ant' (djinn-ant 1.0) has it" in error(registry, "bee")
+    assert "the name 'attention' among patterns is taken twice: plugin 'ant' (djinn-ant 1.0) has it" in error(
+        registry, "bee"
+    )
 
 
 def test_a_plugin_cannot_take_the_name_of_a_built_in_one(
@@ -326,7 +342,8 @@ def test_threads_and_plugins_may_load_at_the_same_time(
         "nested",
         pattern("nested").replace(
             "    return [Example()]",
-            "    from djinn_core.registry.registry import Selection, load_registry\n"
+            "    from djinn_core.registry.registry import load_registry\n"
+            "    from djinn_core.registry.selection import Selection\n"
             "    load_registry(Selection(plugins=()), builtins={}, entry_points=[])\n"
             "    return [Example()]",
         ),
@@ -341,14 +358,18 @@ def test_threads_and_plugins_may_load_at_the_same_time(
 
 def test_a_survey_raises_nothing(install: Install, offered: Offered) -> None:
     install("broken", "raise ImportError('no wings')")
-    found = survey(Selection(plugins=("broken", "missing"), strict=True), builtins={}, entry_points=offered())
-    assert sorted(failure.row.name for failure in found.failures) == ["broken", "missing"]
-    assert {row.status for row in found.registry.rows} == {"failed"}
+    registry, failures = survey(
+        Selection(plugins=("broken", "missing"), strict=True), builtins={}, entry_points=offered()
+    )
+    assert sorted(failure.row.name for failure in failures) == ["broken", "missing"]
+    assert {row.status for row in registry.rows} == {"failed"}
 
 
 def test_a_process_that_was_started_repeats_no_warning(install: Install, offered: Offered, logged: Logged) -> None:
     install("broken", "raise ImportError('no wings')")
     install("bursts", BROKEN["bursts"][0])
-    registry = load_where_started(Selection(disable=frozenset({"nothing"})), builtins={}, entry_points=offered())
+    registry = load_registry(
+        Selection(disable=frozenset({"nothing"})), builtins={}, entry_points=offered(), started=True
+    )
     assert {row.name: row.status for row in registry.rows} == {"broken": "failed", "bursts": "failed"}
     assert [event["plugin"] for event in logged()] == ["bursts"]  # only here has this hook been called

@@ -27,7 +27,8 @@ import torch
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.planning.pipeline import Request, plan
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 
 builder = ProgramBuilder()
 product = builder.op("aten::mm", builder.input(2, 3), builder.input(3, 4), shape=(2, 4))
@@ -107,8 +108,8 @@ def rows(scratch: Scratch) -> list[dict[str, Any]]:
 
 # Name, what to change in djinn_<name>/__init__.py and what to put there.
 SPOILT = [
-    ("new-raising", "djinn_api_version = 1", "raise RuntimeError('no wings')"),
-    ("new-old", "djinn_api_version = 1", "djinn_api_version = 0"),
+    ("new-raising", 'djinn_api_version = "2.0"', "raise RuntimeError('no wings')"),
+    ("new-old", 'djinn_api_version = "2.0"', "djinn_api_version = '1.0'"),
     ("strange", 'name = "strange"', 'name = "elsewhere"'),
 ]
 
@@ -151,7 +152,7 @@ def test_what_cannot_be_used_says_why_and_the_rest_works(rows: list[dict[str, An
     failed = {row["distribution"]: row["error"] for row in rows if row["status"] == "failed"}
     assert set(failed) == {"djinn-new-raising", "djinn-new-old", "strange"}
     assert "importing it raised RuntimeError: no wings" in failed["djinn-new-raising"]
-    assert "plugin API version 0, and this Djinn has version 1" in failed["djinn-new-old"]
+    assert "plugin API version 1.0, and this Djinn has version 2.0" in failed["djinn-new-old"]
     assert "(djinn-new-patterns 0.1.0) has it" in failed["strange"]
     assert "(strange 0.1.0) is refused" in failed["strange"]
 

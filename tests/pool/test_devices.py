@@ -17,7 +17,7 @@ from djinn.hooks import DataResidency
 from djinn.testing import open_connections, open_session
 from djinn_client.runtime import client
 from djinn_client.runtime.pool import held_uploads
-from djinn_core.registry.registry import Selection
+from djinn_core.registry.selection import Selection
 from djinn_server.gateway.device_discovery import offered
 
 ANY, FIRST, SECOND = (f"remote_accelerator:{index}" for index in range(3))

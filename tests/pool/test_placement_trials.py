@@ -51,7 +51,7 @@ class Judge:
 class Plugin:
     """Offers both."""
 
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
 
     def __init__(self, judge):
         self.judge = judge

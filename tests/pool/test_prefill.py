@@ -19,7 +19,7 @@ LENGTH = 24
 class Divided:
     """The optimization with chunks that are given, however short the prompt."""
 
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
     ends = (10, LENGTH)
 
     @hookimpl

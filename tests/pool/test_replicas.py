@@ -19,7 +19,7 @@ REMOTE = "remote_accelerator:0"
 class Always:
     """Whatever can be computed again is."""
 
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
 
     @hookimpl
     def djinn_register_optimizations(self):

@@ -14,7 +14,8 @@ from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import ConnectPeer, Item, LinkProbe, TransferChunk, TransferHeader, View
 from djinn_server.disk_quota import DiskQuota

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EVERY_KIND
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPLEMENTATION = ("djinn_core", "djinn_client", "djinn_server")
@@ -26,6 +27,7 @@ CHOSEN = (
     "memory_policies",
     "authenticators",
     "assignment_policies",
+    "server_observers",
     "observers",
 )
 WORDS = {

@@ -68,7 +68,7 @@ class Judge:
 class Offered:
     """A plugin that offers optimizations."""
 
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
 
     def __init__(self, *optimizations):
         self.optimizations = optimizations

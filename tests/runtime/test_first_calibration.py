@@ -51,7 +51,7 @@ class Measured:
 
 
 class Plugin:
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
 
     @hookimpl
     def djinn_register_cost_models(self):

@@ -9,7 +9,6 @@ import torch
 from configured import configured
 
 import djinn
-from djinn.hooks import Observer
 from djinn_client.runtime import client
 from djinn_client.runtime.reconfiguring import changed, needing_new_session
 from djinn_core.settings import Settings
@@ -100,7 +99,7 @@ class Plugin:
     """Registers it, always the same one."""
 
     name = "remembering_plugin"
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
 
     def __init__(self):
         self.optimization = Remembering()
@@ -142,7 +141,7 @@ def test_in_a_pool_plans_are_made_anew(alone):
 def test_observers_of_the_open_session_change(alone):
     seen = []
 
-    class Watching(Observer):
+    class Watching:
         name = "watching"
 
         def observe(self, event):
@@ -150,7 +149,7 @@ def test_observers_of_the_open_session_change(alone):
 
     class Given:
         name = "watching_plugin"
-        djinn_api_version = 1
+        djinn_api_version = "2.0"
 
         @djinn.hookimpl
         def djinn_register_observers(self):

@@ -8,7 +8,8 @@ from servers import SECONDS, Server, fresh_python, start_executor, start_server,
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Registry, Selection, load_registry
+from djinn_core.registry.registry import Registry, load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import decode, encode
 

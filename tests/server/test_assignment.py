@@ -10,7 +10,8 @@ from djinn_core.errors import AccessRefused
 from djinn_core.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import CLIENT_KINDS
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.wire.executor_reports import ExecutorMetrics, Sessions
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
 from djinn_server.builtins.assignment import Affinity, AssignmentSettings, FairShareAssignment, least_loaded
@@ -22,7 +23,7 @@ WHIMS = """
 import djinn
 from djinn.hooks import AssignmentRefusal
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class Whims:

@@ -13,7 +13,8 @@ from djinn_client.runtime.connecting.embedded import open_inline
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles

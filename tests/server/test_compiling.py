@@ -57,7 +57,7 @@ class CountingCompiler(Compiler):
 
 class Plugin:
     name = "counting"
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
 
     def __init__(self, compiler):
         self.compiler = compiler

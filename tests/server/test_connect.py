@@ -8,7 +8,6 @@ import socket
 import threading
 from urllib.parse import urlsplit
 
-import attrs
 import msgspec
 import pytest
 
@@ -19,7 +18,8 @@ from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, Se
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.protocol.connection_file import ConnectionFile, write_connection_file
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Registry, Selection, load_registry
+from djinn_core.registry.registry import Registry, load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
 from djinn_server.gateway.relay import relay, relay_directions
@@ -49,7 +49,7 @@ def begin(registry, ask):
 
 
 def without(registry: Registry, *names: str) -> Registry:
-    return attrs.evolve(registry, transports=tuple(t for t in registry.transports if t.name not in names))
+    return registry.evolve(transports=tuple(t for t in registry.transports if t.name not in names))
 
 
 class Proxy:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from djinn_core.cli import main
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions
-from djinn_core.registry.registry import Selection
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import PluginSetting, Settings
 from djinn_server.cli.serve import config_options
 from djinn_server.gateway.gateway_config import AccessConfig, GatewayConfig

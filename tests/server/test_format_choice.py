@@ -11,7 +11,8 @@ import torch
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weight_sources import LocalPlace, WeightPermissions, WeightSource
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_server.builtins.safetensors_files import Safetensors
 from djinn_server.builtins.weights import FileSource, LocalFile
 from djinn_server.weights.shared_weights import WeightKey

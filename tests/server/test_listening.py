@@ -15,7 +15,8 @@ from djinn_client.runtime.connecting.connect import open_connections
 from djinn_core.cli import main
 from djinn_core.errors import ConfigurationError, PluginError, TransportError
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_server.cli.serve import ListenChoice, listen_options
 from djinn_server.launch.listen_addresses import (
     ListenAddress,
@@ -29,7 +30,7 @@ OTHER_TRANSPORT = """
 from djinn import hookimpl
 from djinn_tcp import TcpTransport
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 class Listening:
     def __init__(self, inner):

@@ -52,7 +52,7 @@ class Policy(MemoryPolicy):
     def djinn_register_memory_policies(self):
         return [self]
 
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
 
 
 def first(*candidates):

@@ -88,7 +88,7 @@ import torch
 import djinn
 from djinn.hooks import AssignmentRefusal, Compiler
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class Chains(Compiler):

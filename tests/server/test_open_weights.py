@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from servers import start_server, wait_for
 
 import djinn
-from djinn.hooks import Observer
 from djinn.testing import executor_processes, kill_executor
 from djinn_client.runtime.connecting.status import ask_servers
 from djinn_client.runtime.receiving import read_progress
@@ -312,7 +311,7 @@ def test_what_is_too_long_is_refused_and_the_session_goes_on(tmp_path):
 class Following:
     """A plugin whose observer notes how far the reads of executors are: bytes that are there, and that are expected."""
 
-    djinn_api_version = 1
+    djinn_api_version = "2.0"
 
     def __init__(self):
         self.seen = []
@@ -321,7 +320,7 @@ class Following:
     def djinn_register_observers(self):
         follower = self
 
-        class Notes(Observer):
+        class Notes:
             name = "notes"
 
             def observe(self, event):

@@ -18,7 +18,8 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Attach,

@@ -11,11 +11,12 @@ from click.testing import CliRunner
 from djinn_client.runtime.connecting.connect import open_connections
 from djinn_client.runtime.connecting.status import read_status
 from djinn_core.cli import main
-from djinn_core.hookspecs.observers import Event
+from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import NO_LINK, link_of
 from djinn_core.ir.handles import make_handle
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings
 from djinn_core.system.tcp import link_figures
 from djinn_core.wire.frames import Frame
@@ -130,15 +131,15 @@ def test_hints_are_bounded(values):
 
 def test_events_are_kept_for_those_whom_they_concern():
     recent = RecentEvents()
-    recent.observe(Event("connected", 1.0, "gateway", {"peer": "x"}))
-    recent.observe(Event("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
-    recent.observe(Event("executor_died", 3.0, "gateway", {"tenant": "alice", "exit_status": -9}))
+    recent.observe(ServerEvent("connected", 1.0, "gateway", {"peer": "x"}))
+    recent.observe(ServerEvent("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
+    recent.observe(ServerEvent("executor_died", 3.0, "gateway", {"tenant": "alice", "exit_status": -9}))
     for _ in range(2000):
-        recent.observe(Event("refused", 4.0, "gateway", {"why": "token", "tenant": "bob"}))
+        recent.observe(ServerEvent("refused", 4.0, "gateway", {"why": "token", "tenant": "bob"}))
     assert [one.tenant for one in recent.of("bob", 3)] == ["bob"] * 3
     assert len(recent.of(None, 10_000)) <= 1000
     again = RecentEvents()
-    again.observe(Event("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
+    again.observe(ServerEvent("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
     assert "\x1b" not in again.of(None)[0].text
     assert again.of("alice") == ()
 

@@ -9,7 +9,8 @@ from djinn_client.runtime.connecting import connect
 from djinn_client.runtime.connecting.connect import open_connections
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import CLIENT_KINDS
-from djinn_core.registry.registry import Selection, load_registry
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings
 from tests.shared.configured import configured
 from tests.shared.servers import start_server

@@ -258,13 +258,12 @@ def import_djinn():
         for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if not found.name.endswith(("__main__", "notebook.magics")):  # the latter needs IPython
                 importlib.import_module(found.name)
-    for point in importlib.metadata.entry_points(group="djinn"):
-        importlib.import_module(point.module)
     # What forks find in the memo tables of pure functions: the ops that travel, what is installed, what hooks must be like.
     from djinn_core.ir.operators import operators_digest
     from djinn_core.registry.builtin_plugins import builtin_plugins
     from djinn_core.registry.discovery import integrating
-    from djinn_core.registry.registry import Selection, load_registry
+    from djinn_core.registry.registry import load_registry
+    from djinn_core.registry.selection import Selection
 
     operators_digest()
     integrating()

@@ -157,7 +157,7 @@ def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tup
 
 
 def _reachable(registry: Registry, servers: Servers) -> Registry:
-    return attrs.evolve(registry, transports=servers.transports(registry.transports))
+    return registry.evolve(transports=servers.transports(registry.transports))
 
 
 def _stood_by_others(

@@ -13,7 +13,8 @@ from djinn_client.runtime.connecting.dialling import ask_status, ask_to_kill
 from djinn_client.runtime.connecting.servers import find_servers, standby_servers
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.registry.builtin_plugins import builtin_plugins
-from djinn_core.registry.registry import Registry, Selection, load_registry
+from djinn_core.registry.registry import Registry, load_registry
+from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings, resolve
 from djinn_core.wire.messages import Killed, Status, status_facts
 
@@ -28,9 +29,7 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
         ConfigurationError: the connection file cannot be read, or there is no token.
         PluginError: a plugin that was asked for cannot be used.
     """
-    registry = load_registry(
-        Selection.from_settings(settings), builtins=builtin_plugins({"transports"}), kinds={"transports"}
-    )
+    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     servers = find_servers(settings, registry.transports)
     if servers is None:
         return {}
@@ -135,9 +134,7 @@ def kill_session(settings: Settings, session: str) -> dict[str, Killed | DjinnEr
     servers = find_servers(settings)
     if servers is None:
         return {}
-    registry = load_registry(
-        Selection.from_settings(settings), builtins=builtin_plugins({"transports"}), kinds={"transports"}
-    )
+    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     transports = servers.transports(registry.transports)
     replies: dict[str, Killed | DjinnError] = {}
     for url in servers.urls:

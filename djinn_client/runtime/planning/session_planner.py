@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 def new_planner(context: ClientContext, devices: int) -> Planner:
     """The planner of a session on `devices` devices."""
     assert context.settings is not None, "a session is open"
-    assert context.registry is not None, "a session is open"
     planner = Planner(context.stats, partial(_begin, context, devices), partial(_needs_plan, context))
     save_plans(context)
     context.plans, context.asked_by_size = None, ()
@@ -31,7 +30,7 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
 
         planner.learns_margin = True
         planner.placements = placement_trials(context, planner, devices)
-    if not context.registry.later:
+    if context.registry is not None and context.registry.is_selected:
         planner.begin()
     context.planner = planner
     return planner

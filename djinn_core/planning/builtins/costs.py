@@ -10,7 +10,7 @@ from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.planning.builtins.work import work_of
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 # Where a device does not say what it can do: peak operations a second, bytes a second, seconds to start an op.
 # A laptop's core and a mid-range accelerator; measurements replace them.

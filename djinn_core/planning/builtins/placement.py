@@ -17,7 +17,7 @@ from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.planning.stages.placement_fit import SHOWN, shortages
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class SingleDevice:

@@ -9,7 +9,7 @@ from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
 from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup
 from djinn_core.planning.stages.steps import write_steps
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class Sequential:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from djinn.hooks import Pattern, hookimpl
 from djinn_attention.pattern import Attention
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -180,9 +180,9 @@ def measured(monkeypatch):
 
 
 def _installed():
-    from importlib.metadata import entry_points
+    from djinn_core.registry.discovery import installed
 
-    return sorted({point.name for point in entry_points(group="djinn")})
+    return sorted({plugin.name for plugin in installed()})
 
 
 @pytest.mark.usefixtures("plan_first_runs")  # on a busy machine, more runs go by before their plans are there

@@ -48,7 +48,9 @@ def wheels():
     given = os.environ.get("CONNECT_WHEELS")
     folder = Path(given or "build/connect-wheels").absolute()
     if not given and not (folder / "complete").exists():
-        names = {"djinn", "djinn-server"} | {point.dist.name for point in metadata.entry_points(group="djinn")}
+        from djinn_core.registry.discovery import installed
+
+        names = {"djinn", "djinn-server"} | {plugin.origin[0] for plugin in installed()}
         needed = {need for name in names for need in metadata.requires(name) or () if "extra ==" not in need}
         others = sorted(need for need in needed if not need.startswith("djinn"))
         torch = f"torch=={metadata.version('torch').partition('+')[0]}"

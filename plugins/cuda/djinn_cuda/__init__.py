@@ -9,7 +9,7 @@ from djinn_cuda.device import CudaDevice
 
 __all__ = ["CudaDevice", "djinn_api_version", "djinn_register_devices"]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -15,7 +15,7 @@ __all__ = [
     "djinn_settings",
 ]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 djinn_settings = Settings
 
 

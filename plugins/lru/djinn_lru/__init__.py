@@ -8,7 +8,7 @@ from djinn.hooks import EvictionContext, MemoryPolicy, hookimpl
 
 __all__ = ["LeastRecentlyUsed", "djinn_api_version", "djinn_register_memory_policies"]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class LeastRecentlyUsed(MemoryPolicy):

@@ -18,7 +18,7 @@ from djinn.hooks import (
 )
 from djinn.scheduling import homes_of_values, resident_blocks, storage_sizes, together
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class Balanced:

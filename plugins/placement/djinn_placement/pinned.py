@@ -10,7 +10,7 @@ import attrs
 from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision, PlacementPolicy, hookimpl
 from djinn.scheduling import Colocation, homes_of_values, resident_blocks, together
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class Pinned:

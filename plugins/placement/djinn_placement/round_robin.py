@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision, PlacementPolicy, hookimpl
 from djinn.scheduling import homes_of_values, resident_blocks, together
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class RoundRobin:

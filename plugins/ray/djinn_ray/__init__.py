@@ -9,7 +9,7 @@ from djinn_ray.engine import RayEngine, Settings
 
 __all__ = ["RayEngine", "Settings", "djinn_api_version", "djinn_register_executors", "djinn_settings"]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 djinn_settings = Settings
 
 

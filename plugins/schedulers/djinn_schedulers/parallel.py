@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from djinn.hooks import ExecutionSchedule, ScheduleMaker, SchedulingContext, SchedulingStrategy, hookimpl
 from djinn.scheduling import Dependences, made_in_order, ready_order
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class Parallel:

@@ -15,7 +15,7 @@ from djinn_simulated.telling import Teller
 if TYPE_CHECKING:
     from djinn.hooks import Device
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @attrs.frozen

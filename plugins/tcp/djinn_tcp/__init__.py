@@ -10,7 +10,7 @@ from djinn_tcp.transport import TcpTransport
 
 __all__ = ["TcpTransport", "djinn_api_version", "djinn_register_transports"]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from djinn.hooks import Pattern, hookimpl
 from djinn.patterns import linear, matcher, op
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 name = "example"  # unique among patterns
 

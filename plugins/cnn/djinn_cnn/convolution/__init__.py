@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from djinn.hooks import Pattern, hookimpl
 from djinn_cnn.convolution.pattern import Convolution
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

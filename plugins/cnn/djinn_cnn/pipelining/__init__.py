@@ -10,7 +10,7 @@ from djinn_cnn.pipelining.splitting import SplitBatches
 
 __all__ = ["Pipelining", "SplitBatches", "djinn_api_version", "djinn_register_optimizations"]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

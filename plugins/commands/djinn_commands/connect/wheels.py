@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from djinn_commands.connect.ssh import Source
+from djinn_core.registry.discovery import installed
 
 if TYPE_CHECKING:
     from djinn.hooks import ConfigurationError
@@ -95,7 +96,7 @@ class _Project:
 def _projects() -> tuple[list[_Project], tuple[str, ...]]:
     """Folders from which Djinn and its plugins are installed here, and the plugins that have none. And folders of what a server needs."""
     found, left_out = [], []
-    names = {"djinn"} | {point.dist.name for point in metadata.entry_points(group="djinn") if point.dist is not None}
+    names = {"djinn"} | {plugin.origin[0] for plugin in installed()}
     names -= {_HERE_ALONE, *_NEEDED_THERE}
     for name in sorted(names):
         folder = _folder(metadata.distribution(name))

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import click
 import pluggy
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 hookimpl = pluggy.HookimplMarker("djinn")
 

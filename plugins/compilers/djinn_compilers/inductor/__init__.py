@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from djinn.hooks import Compiler, hookimpl
 from djinn_compilers.inductor.compiler import Inductor
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

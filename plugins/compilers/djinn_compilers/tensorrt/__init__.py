@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from djinn.hooks import Compiler, hookimpl
 from djinn_compilers.tensorrt.compiler import TensorRT
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from djinn_costs.cost_based.policy import CostBased
 
 __all__ = ["CostBased", "djinn_api_version", "djinn_register_placement_policies"]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

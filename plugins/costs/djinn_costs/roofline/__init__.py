@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from djinn.hooks import CostModel
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 hookimpl = pluggy.HookimplMarker("djinn")
 

@@ -9,7 +9,7 @@ from djinn.libraries import Adapter
 from djinn_integrations.accelerate.checkpoints import adapt_checkpointing
 from djinn_integrations.accelerate.device import adapt_modeling, adapt_state
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

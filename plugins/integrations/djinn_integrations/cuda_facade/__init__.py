@@ -16,7 +16,7 @@ from typing import Any
 from djinn.hooks import Integration, hookimpl
 from djinn.libraries import Adapter
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from djinn.libraries import Adapter
 from djinn_integrations.diffusers.models import adapt_models, adapt_reading
 from djinn_integrations.diffusers.pipelines import adapt_pipelines
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from djinn.hooks import Interceptor, hookimpl
 from djinn_integrations.dynamo.interceptor import DynamoInterceptor
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -12,7 +12,7 @@ from djinn_integrations.hf_transformers.padding import adapt_models
 from djinn_integrations.hf_transformers.trainer import adapt_trainer
 from djinn_integrations.hf_transformers.weights import adapt_loading, adapt_pipelines
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from djinn.libraries import Adapter
 from djinn_integrations.lightning.accelerator import adapt_accelerators
 from djinn_integrations.lightning.connectors import adapt_fabric, adapt_trainer
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

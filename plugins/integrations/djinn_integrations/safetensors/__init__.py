@@ -8,7 +8,7 @@ from djinn.hooks import Integration, hookimpl
 from djinn.libraries import Adapter
 from djinn_integrations.safetensors.files import adapt_reading, adapt_saving
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -14,7 +14,7 @@ from djinn.hooks import Integration, hookimpl
 from djinn.libraries import DEVICE_NAME, Adapter, is_the_only_accelerator, rebind
 from djinn.weights import whole_device
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from djinn.hooks import OperationsPages
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 hookimpl = pluggy.HookimplMarker("djinn")
 

@@ -9,7 +9,7 @@ from djinn_observability.html.renderers import HtmlRenderer, SvgRenderer
 
 __all__ = ["HtmlRenderer", "SvgRenderer", "djinn_api_version", "djinn_register_renderers"]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, SpanKind
 
-from djinn.hooks import Event, Observer
+from djinn.hooks import Event
 from djinn_observability.opentelemetry.telemetry import SUBMIT, Telemetry, finish
 
 
@@ -29,38 +28,10 @@ class _Uploads:
     recalled: int = 0
 
 
-class ClientObserver(Observer):
-    """Makes spans and metrics of a client's events."""
+class ClientObserver:
+    """Implements `Observer` and `TracingObserver`."""
 
     name = "opentelemetry"
-    events = frozenset({
-        "connected", "disconnected", "reconnected", "planned", "submitted", "completed", "waited", "uploaded",
-    })  # fmt: skip
-    processes = frozenset({"client"})
-
-    def __init__(self, make: Callable[[str], Telemetry]) -> None:
-        """`make` gives the telemetry of a service by its name; called once, in a client."""
-        self._make = make
-        self._lock = threading.Lock()
-        self._made: _Spans | None = None
-
-    def observe(self, event: Event) -> None:
-        """As `Observer.observe`."""
-        self._spans().observe(event)
-
-    def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """As `Observer.trace_context`; the span of a submission begins here."""
-        return self._spans().trace_context(kind, executor, number)
-
-    def _spans(self) -> _Spans:
-        with self._lock:
-            if self._made is None:
-                self._made = _Spans(self._make("djinn-client"))
-            return self._made
-
-
-class _Spans:
-    """Spans that are open, and instruments."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -76,7 +47,7 @@ class _Spans:
         self._servers: list[dict[str, Any]] = [{}]
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """As `Observer.trace_context`."""
+        """As `TracingObserver.trace_context`; the span of a submission begins here."""
         if kind != "submission":
             return _traceparent(trace.get_current_span().get_span_context())
         attributes = {**SUBMIT, **self._server(executor), "djinn.submission": number, "djinn.executor": executor}

@@ -9,7 +9,7 @@ import attrs
 from djinn.hooks import Optimization, hookimpl
 from djinn_optimizations.adaptive.judging import LEAST, Adaptive
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @attrs.frozen

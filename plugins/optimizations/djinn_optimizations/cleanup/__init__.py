@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from djinn.hooks import Optimization, hookimpl
 from djinn_optimizations.cleanup.optimization import CommonSubexpressions, DeadCode
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

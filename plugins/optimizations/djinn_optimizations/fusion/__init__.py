@@ -8,7 +8,7 @@ from djinn.hooks import Optimization, hookimpl
 from djinn_optimizations.fusion.folding import FoldBatchNorms
 from djinn_optimizations.fusion.projections import FuseProjections
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

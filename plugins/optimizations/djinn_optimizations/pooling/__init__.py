@@ -9,7 +9,7 @@ from djinn_optimizations.pooling.optimization import PoolFirst
 
 __all__ = ["PoolFirst", "djinn_api_version", "djinn_register_optimizations"]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

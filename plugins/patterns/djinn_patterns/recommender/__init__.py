@@ -9,7 +9,7 @@ from djinn_patterns.recommender.bags import EmbeddingBag
 from djinn_patterns.recommender.interaction import Interaction
 from djinn_patterns.recommender.tables import IdTables
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

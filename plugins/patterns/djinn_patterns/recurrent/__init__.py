@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from djinn.hooks import Pattern, hookimpl
 from djinn_patterns.recurrent.pattern import Recurrent
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -11,7 +11,7 @@ from djinn_patterns.transformer.mixtures import MixtureOfExperts
 from djinn_patterns.transformer.norms import Norm
 from djinn_patterns.transformer.tables import Embedding, OutputHead
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from djinn.hooks import ApiName, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

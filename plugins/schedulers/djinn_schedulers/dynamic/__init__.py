@@ -9,7 +9,7 @@ from djinn_schedulers.dynamic.scheduler import Dynamic
 
 __all__ = ["Dynamic", "djinn_api_version", "djinn_register_schedulers"]
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @hookimpl

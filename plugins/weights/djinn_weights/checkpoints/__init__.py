@@ -9,7 +9,7 @@ from __future__ import annotations
 from djinn.hooks import FileHeader, WeightFile, WeightFormat, hookimpl
 from djinn_weights.checkpoints.checkpoint import read_pytorch
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class Checkpoints(WeightFormat):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from djinn.hooks import FileHeader, WeightFile, WeightFormat, hookimpl
 from djinn_weights.gguf.header import read_gguf
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class Gguf(WeightFormat):

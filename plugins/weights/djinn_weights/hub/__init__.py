@@ -15,7 +15,7 @@ from djinn.hooks import LocalPlace, ReportDownload, WeightFile, WeightPermission
 from djinn.weights import open_folder
 from djinn_weights.hub.downloads import Downloads, is_whole, repository_in
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 _SEGMENT: Final = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f/\\%@:?#]+")  # of a revision or a path, not `.` or `..`
 

@@ -9,7 +9,7 @@ from djinn.hooks import WeightSource, hookimpl
 from djinn_weights.network_files.buckets import BucketSource
 from djinn_weights.network_files.https import HttpsSource
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 __all__ = ["BucketSource", "HttpsSource"]
 

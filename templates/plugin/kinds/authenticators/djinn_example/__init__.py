@@ -9,7 +9,7 @@ import attrs
 
 from djinn.hooks import Authenticator, ConfigurationError, Credentials, Denial, Identity, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 @attrs.frozen

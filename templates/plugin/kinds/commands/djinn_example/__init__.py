@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pluggy
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 # This module is imported for `djinn --help`, which does not wait for PyTorch. So it imports neither torch nor djinn, and takes
 # the hooks' marker from pluggy; what a command needs is imported when it runs.

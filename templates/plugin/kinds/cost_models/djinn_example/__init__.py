@@ -6,7 +6,7 @@ from djinn.costs import work_of
 from djinn.hooks import CostEstimate, CostModel, DeviceCapabilities, Graph, Node, hookimpl
 from djinn.patterns import MATRIX_PRODUCT
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 # Where a device does not say how fast it is.
 ASSUMED_FLOPS = 1e11

@@ -9,7 +9,7 @@ import torch
 
 from djinn.hooks import Device, DeviceCapabilities, DeviceRuntime, StartupError, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 

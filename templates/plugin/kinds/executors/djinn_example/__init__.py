@@ -5,7 +5,7 @@ from __future__ import annotations
 from djinn.executors import HeldExecutor, PipedCalls, holder_command
 from djinn.hooks import ExecutorEngine, ExecutorOptions, Launched, LaunchWish, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class ExampleEngine:

@@ -9,7 +9,7 @@ from djinn.hooks import Integration, hookimpl
 from djinn.libraries import Adapter, rebind
 from djinn.recording import LazyTensor
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 def adapt_statistics(module: Any) -> None:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn.hooks import Interceptor, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class _Counting(TorchDispatchMode):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from djinn.hooks import EvictionContext, MemoryPolicy, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class ExamplePolicy(MemoryPolicy):

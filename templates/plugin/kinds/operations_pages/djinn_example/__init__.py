@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from djinn.hooks import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class ExamplePages:

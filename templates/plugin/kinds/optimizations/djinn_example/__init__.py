@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from djinn.hooks import Node, Optimization, OptimizationContext, OptimizationResult, Rewrite, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class ExampleOptimization:

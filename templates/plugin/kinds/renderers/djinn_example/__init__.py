@@ -7,7 +7,7 @@ import io
 
 from djinn.hooks import PipelineResult, Renderer, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class ExampleRenderer:

@@ -18,7 +18,7 @@ from djinn.hooks import (
     hookimpl,
 )
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class ExampleScheduler:

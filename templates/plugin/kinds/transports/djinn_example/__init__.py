@@ -18,7 +18,7 @@ from djinn.transports import (
     TransportError,
 )
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class ExampleTransport:

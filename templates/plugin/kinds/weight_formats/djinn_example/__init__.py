@@ -8,7 +8,7 @@ import torch
 from djinn.hooks import FileHeader, HeaderEntry, WeightFile, WeightFormat, hookimpl
 from djinn.weights import read_bytes
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 # The header has these by name of the tensor: dtype, shape, and the byte of the file at which the tensor begins.
 Stored = tuple[Literal["float32", "float16", "int32"], tuple[int, ...], int]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from djinn.hooks import LocalPlace, WeightSource, hookimpl
 
-djinn_api_version = 1
+djinn_api_version = "2.0"
 
 
 class ExampleSource(WeightSource):

@@ -1,0 +1,38 @@
+"""Selection of plugins by the settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from djinn_core.settings import PluginSetting, Settings
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Selection of plugins.
+
+    Attributes:
+        plugins: names, importable module names, modules or objects, used beside the built-in plugins; None: everything
+            that is installed.
+        disable: names of plugins not to use, built-in ones included.
+        strict: whether a broken plugin is an error rather than a warning.
+        trace: whether each call of a hook is logged.
+        plugin_settings: as in the settings.
+    """
+
+    plugins: tuple[Any, ...] | None = None
+    disable: frozenset[str] = frozenset()
+    strict: bool = False
+    trace: bool = False
+    plugin_settings: tuple[PluginSetting, ...] = ()
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Selection:
+        """Selection by the settings `plugins`, `disable`, `strict`, `trace_plugins` and `plugin_settings`."""
+        names = frozenset(settings.disable)
+        return cls(settings.plugins, names, settings.strict, settings.trace_plugins, settings.plugin_settings)
+
+    def sendable(self) -> Selection:
+        """The same with values of settings that JSON can hold."""
+        return msgspec.structs.replace(self, plugin_settings=tuple(given.sendable() for given in self.plugin_settings))

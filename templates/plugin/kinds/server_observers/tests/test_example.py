@@ -1,0 +1,24 @@
+import djinn_example
+import pytest
+
+from djinn.hooks import ServerEvent
+from djinn.testing import PluginConformance, ServerObserverConformance
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_example
+
+
+class TestObserver(ServerObserverConformance):
+    @pytest.fixture
+    def observer(self):
+        return djinn_example.ExampleObserver()
+
+
+def test_seconds_are_added_up_by_tenant():
+    observer = djinn_example.ExampleObserver()
+    for tenant, duration in (("alice", 0.5), ("bob", 1.0), ("alice", 0.25)):
+        observer.observe(ServerEvent("completed", 1.0, "executor", {"tenant": tenant, "duration": duration}))
+    assert observer.seconds == {"alice": 0.75, "bob": 1.0}
