@@ -31,13 +31,14 @@ from djinn_server.weights.weight_reader import WeightReader
 ENDING_SECONDS = 5.0  # for an op that runs, and for the session to free what it has
 
 
-class QueueConnection:
+class QueueConnection(Connection):
     """One end of a connection within a process; as `Connection`, with the bytes of the frames counted."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
     def __init__(self, incoming: queue.SimpleQueue[Frame | None], outgoing: queue.SimpleQueue[Frame | None]) -> None:
         self.limits = Limits()
-        self.bytes_sent = 0
-        self.bytes_received = 0
         self.thread: threading.Thread | None = None  # the executor's, which ends with the connection
         self._incoming = incoming
         self._outgoing = outgoing

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import attrs
 
-from djinn_core.hookspecs.transports import NO_LINK, link_of
+from djinn_core.hookspecs.transports import NO_LINK
 from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.session_channel import SessionChannel
 from djinn_core.wire.messages import SessionStatus
@@ -58,7 +58,7 @@ class SessionEntry:
         except Exception as error:
             _log.exception("cannot read a session's figures", session=self.id, error=repr(error))
             overview = SessionOverview()
-        link = link_of(self.connection) if self.connection is not None else NO_LINK
+        link = self.connection.link if self.connection is not None else NO_LINK
         return SessionStatus(
             self.id,
             self.client,

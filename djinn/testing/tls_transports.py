@@ -9,14 +9,14 @@ import pytest
 from djinn.testing.certificates import self_signed_tls
 from djinn.testing.suite import missing
 from djinn.testing.transports import TransportConformance
-from djinn_core.hookspecs.transports import SecurableTransport, TlsOptions, Transport
+from djinn_core.hookspecs.transports import TlsOptions, Transport
 
 
 class TlsTransportConformance(TransportConformance):
     """Subclass it beside `TransportConformance` where your transport can be `secured`: all that TLS could change."""
 
     @pytest.fixture
-    def plain(self) -> SecurableTransport:
+    def plain(self) -> Transport:
         """The transport before it is secured."""
         return missing(self, "plain", "your transport")  # type: ignore[return-value]
 
@@ -26,9 +26,11 @@ class TlsTransportConformance(TransportConformance):
         return self_signed_tls(tmp_path)
 
     @pytest.fixture
-    def transport(self, plain: SecurableTransport, tls: TlsOptions) -> Transport:
+    def transport(self, plain: Transport, tls: TlsOptions) -> Transport:
         """The transport under TLS."""
-        return plain.secured(tls)
+        secured = plain.secured(tls)
+        assert secured is not None, "`secured` must return the transport under TLS, and returned None: it has no TLS"
+        return secured
 
     # What TLS adds nothing to, and takes long.
     test_large_bodies = None  # type: ignore[assignment]

@@ -143,7 +143,7 @@ class TransportConformance(Ending):
         require_protocol(transport, "transports")
         assert transport.schemes
         for end in ends:
-            assert isinstance(end, Connection)
+            assert isinstance(end, Connection), f"{type(end).__name__} is no djinn.hooks.Connection"
             assert end.limits == LIMITS
 
     # --- what is sent arrives -------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from djinn_client.runtime.connecting.dialling import ask_status
 from djinn_client.runtime.connecting.servers import find_servers
 from djinn_client.runtime.planning.constraints import policy_for
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
-from djinn_core.hookspecs.transports import Described, Transport
+from djinn_core.hookspecs.transports import Transport
 from djinn_core.planning.pipeline import asked_by_size
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.discovery import of_another_release
@@ -108,7 +108,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
     rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows()) + registry.plugin_settings
-    known = {one.name: one.facts() for one in registry.transports if isinstance(one, Described)}
+    known = {one.name: facts for one in registry.transports if (facts := one.facts())}
     return Diagnosis(versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings), known)
 
 

@@ -1,10 +1,11 @@
-"""Transports move frames between a client and a server, and know nothing else."""
+"""`djinn_register_transports`: how frames travel between a client and a server."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import attrs
 
@@ -14,15 +15,10 @@ from djinn_core.wire.frames import Buffer, Frame, Limits
 __all__ = [
     "Buffer",
     "Connection",
-    "Described",
     "Frame",
     "Limits",
     "LinkFacts",
-    "LinkMeasured",
     "Listener",
-    "PeerCertified",
-    "PeerNamed",
-    "SecurableTransport",
     "TlsOptions",
     "Transport",
     "TransportCapabilities",
@@ -38,110 +34,25 @@ class TransportCapabilities:
         zero_copy: buffers are sent from and received into tensor memory.
         same_host: it only reaches servers on this machine.
         relayed: the server's gateway passes its frames on; False if the executor listens itself.
-        speed: rank among transports; the fastest that both ends have is tried first.
-        named_only: it is used where its scheme is named and nowhere else, however fast it is: by the operator
-            (`--transport ucx=5560`) and in the address that a client was given (`ucx://gpu-box:5560`).
+        speed: rank among transports: `local` has 100, `tcp` 50, `http` 20. A client tries the fastest that both ends have first.
+        named_only: it is used only if its scheme is named: by the operator (`--transport ucx=5560`) and in the address that a
+            client was given (`ucx://gpu-box:5560`).
     """
 
-    zero_copy: bool
-    same_host: bool
-    relayed: bool
-    speed: int
+    zero_copy: bool = False
+    same_host: bool = False
+    relayed: bool = False
+    speed: int = 1
     named_only: bool = False
-
-
-@runtime_checkable
-class Connection(Protocol):
-    """A two-way, ordered, reliable stream of frames. `send` and `receive` may be called from different threads.
-
-    A connection's last frame may be the one that says why it ends. So a `send` that fails ends the sending direction only:
-    `receive` still gives what the other end sent before it closed, and raises `TransportError` after that.
-
-    Attributes:
-        limits: what a frame may weigh, checked in both directions. May be replaced at any time, say by wider ones once
-            the other end is trusted.
-        bytes_sent, bytes_received: bytes that this end has put on and taken off the wire, framing included.
-    """
-
-    limits: Limits
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes put on the wire; what a library adds that does not say how much may be left out."""
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes taken off the wire."""
-
-    def send(self, frame: Frame) -> None:
-        """Send a frame; it may still be under way when this returns, but its buffers are the caller's again.
-
-        Frames of 128 KiB together must not wait for a reader at the other end; those that are larger may.
-
-        Raises:
-            TransportError: the connection is broken, or was closed by another thread meanwhile; from now on no frame can be
-                sent. Then, too, the buffers are the caller's again: the other end must not take a frame for whole whose
-                buffers may have changed before they were sent.
-        """
-
-    def receive(self, timeout: float | None = None) -> Frame:
-        """The next frame, waiting at most `timeout` seconds (None: for ever).
-
-        Its buffers are the caller's as long as a view of them exists: tensors are made of them. A transport may use their
-        memory again afterwards, so it may keep a pool of memory that it has registered with its device.
-
-        Raises:
-            TimeoutError: nothing came in time; nothing is lost.
-            ProtocolError: the other end does not follow the format or exceeds the limits; the connection is closed.
-            TransportError: the connection is broken or closed.
-        """
-
-    def close(self) -> None:
-        """Close both directions; a `send` or `receive` that waits raises `TransportError`. Closing twice is fine.
-
-        This is how a transfer is cancelled. What it took (memory, descriptors) must be given back some seconds later.
-
-        What was sent before still arrives, also where frames of the other end are under way that are not read any more.
-        A server's end may wait a second for the other one to close too, so that this holds on a lossy network.
-        """
-
-
-@runtime_checkable
-class Holding(Protocol):
-    """Optional members of a connection: gateways that pass on more than they may hold end the connections that hold most."""
-
-    @property
-    def held(self) -> int:
-        """Bytes in memory of frames that are not whole yet, or that `receive` has not given out. Any thread may ask."""
-
-
-@runtime_checkable
-class PeerNamed(Protocol):
-    """Optional member of a connection, with which gateways name the other end in the audit log.
-
-    Attributes:
-        peer: the other end, such as `client 10.0.0.1:5000`.
-    """
-
-    peer: str
-
-
-@runtime_checkable
-class PeerCertified(Protocol):
-    """Optional member of a connection, with which gateways ask authenticators about the other end's certificate."""
-
-    @property
-    def certificate(self) -> bytes:
-        """TLS certificate of the other end, in DER; empty if it showed none."""
 
 
 @attrs.frozen
 class LinkFacts:
-    """Facts about the network under a connection, as the system measured them; 0 where it does not tell.
+    """Facts about the network under a connection, as the system measured them; 0 if it does not know.
 
     Attributes:
-        latency: seconds there and back.
-        bandwidth: bytes a second that this end was seen to send, at most.
+        latency: round-trip time in seconds.
+        bandwidth: highest rate at which this end was seen to send, in bytes a second.
     """
 
     latency: float = 0.0
@@ -149,69 +60,6 @@ class LinkFacts:
 
 
 NO_LINK: Final = LinkFacts()
-
-
-@runtime_checkable
-class LinkMeasured(Protocol):
-    """Optional member of a connection, with which dashboards show its network."""
-
-    @property
-    def link(self) -> LinkFacts:
-        """Facts that the system measured so far; never blocks, never raises."""
-
-
-def link_of(connection: object) -> LinkFacts:
-    """Facts about the network under a connection; of one that does not tell, none."""
-    return connection.link if isinstance(connection, LinkMeasured) else NO_LINK
-
-
-@runtime_checkable
-class Described(Protocol):
-    """Optional member of a transport, with which `djinn doctor` shows what it has found on this machine."""
-
-    def facts(self) -> str:
-        """One line, such as a library's version and what it was built with; raises nothing."""
-
-
-@runtime_checkable
-class Listener(Protocol):
-    """A listening endpoint. `url` is what a client passes to `connect`, with the actual port."""
-
-    url: str
-
-    def close(self) -> None:
-        """Stop accepting and release the address; connections that exist stay open."""
-
-
-@runtime_checkable
-class Transport(Protocol):
-    """Moves frames.
-
-    Attributes:
-        name: unique among transports.
-        schemes: URL schemes that it serves, such as `("tcp",)`; unique among transports.
-        capabilities: what it can do.
-    """
-
-    name: str
-    schemes: tuple[str, ...]
-    capabilities: TransportCapabilities
-
-    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """Connect to a server, within `timeout` seconds.
-
-        Raises:
-            TransportError: no server answers at `url`.
-        """
-
-    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
-        """Listen at `url` (port 0: any free one) and call `accept` in a thread of its own for each connection.
-
-        The connection is closed when `accept` returns or raises.
-
-        Raises:
-            TransportError: the address cannot be bound.
-        """
 
 
 @attrs.frozen
@@ -233,15 +81,150 @@ class TlsOptions:
     fingerprints: tuple[str, ...] = ()
 
 
-@runtime_checkable
-class SecurableTransport(Protocol):
-    """Optional extension of `Transport`: one that can move its frames under TLS."""
+class Connection(ABC):
+    """A two-way, ordered, reliable stream of frames.
 
-    def secured(self, tls: TlsOptions) -> Transport:
-        """The same transport under TLS, with a name and schemes of its own, such as `tcps`.
+    `send` and `receive` may be called from different threads at the same time. The last frame of a connection may say why
+    it ends. So a failed `send` ends the sending direction only: `receive` still returns the frames that the other end sent
+    before it closed, and raises `TransportError` after them. Any other exception ends the session.
 
-        `connect` raises `TransportError` where the server's certificate is not what `tls` asks for.
+    The properties are facts that gateways and dashboards read from any thread; each has a default. A subclass may override
+    one with an attribute that it declares in its class.
+
+    Attributes:
+        limits: maximum size of a frame, checked in both directions. The core replaces it at any time, for example by wider
+            limits for an authenticated client.
+    """
+
+    limits: Limits
+
+    @abstractmethod
+    def send(self, frame: Frame) -> None:
+        """Send a frame. The frame may still be in flight when this returns, but its buffers are the caller's again.
+
+        A frame of up to 128 KiB must not wait for a reader at the other end; a larger frame may.
+
+        Raises:
+            TransportError: the connection is broken, or another thread closed it. No further frame can be sent. The buffers
+                are the caller's again: the other end must not accept a frame whose buffers may have changed in flight.
         """
+
+    @abstractmethod
+    def receive(self, timeout: float | None = None) -> Frame:
+        """Return the next frame. Wait at most `timeout` seconds, or forever if it is None.
+
+        The buffers of the frame are the caller's while a view of them exists, because tensors are made of them. A transport
+        may reuse their memory afterwards, for example from a pool that is registered with its device.
+
+        Raises:
+            TimeoutError: no frame arrived in time. No data is lost.
+            ProtocolError: the other end violates the format or the limits. The connection is closed.
+            TransportError: the connection is broken or closed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close both directions. A waiting `send` or `receive` raises `TransportError`. A second call has no effect.
+
+        The other end still receives the frames that were sent before, even if it is sending frames that nobody reads. A
+        server's end may wait a second for the other end to close, so that this holds on a lossy network. `close` also
+        cancels a transfer: release its memory and descriptors within seconds.
+        """
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this end put on the wire, framing included. Overhead of a library that does not report it may be left out."""
+        return 0
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that this end took off the wire, as `bytes_sent`."""
+        return 0
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory of incomplete frames, and of frames that `receive` has not returned.
+
+        A gateway that relays more than it may hold ends the connections that hold most.
+        """
+        return 0
+
+    @property
+    def peer(self) -> str:
+        """The other end, such as `client 10.0.0.1:5000`, for the audit log; empty if it is unknown."""
+        return ""
+
+    @property
+    def certificate(self) -> bytes:
+        """TLS certificate of the other end in DER, for authenticators; empty if it showed none."""
+        return b""
+
+    @property
+    def link(self) -> LinkFacts:
+        """What the system has measured about the network so far. Never blocks, never raises."""
+        return NO_LINK
+
+
+class Listener(ABC):
+    """A listening endpoint.
+
+    Attributes:
+        url: what a client passes to `connect`, with the actual port.
+    """
+
+    url: str
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop accepting and release the address. Existing connections stay open. A second call has no effect."""
+
+
+class Transport(ABC):
+    """Move frames between a client and a server.
+
+    A server listens with each transport that reaches other machines, and with those that `--transport` names. A client
+    tries the transports that both ends have, in order of `speed`. An exception other than `TransportError` ends the client's
+    start, or the server's. `djinn.transports.SocketTransport` implements a transport over any kind of stream socket.
+
+    Attributes:
+        name: unique among transports.
+        schemes: URL schemes that it serves, such as `("tcp",)`; unique among transports.
+        capabilities: its properties. By default it reaches other machines directly, with the lowest rank.
+    """
+
+    name: str
+    schemes: tuple[str, ...]
+    capabilities: TransportCapabilities = TransportCapabilities()
+
+    @abstractmethod
+    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
+        """Connect to a server, within `timeout` seconds.
+
+        Raises:
+            TransportError: no server answers at `url`.
+        """
+
+    @abstractmethod
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+        """Listen at `url` (port 0: any free port) and call `accept` in a new thread for each connection.
+
+        Close the connection when `accept` returns or raises.
+
+        Raises:
+            TransportError: the address cannot be bound.
+        """
+
+    def secured(self, tls: TlsOptions) -> Transport | None:  # noqa: ARG002
+        """Return this transport under TLS, with a name and schemes of its own such as `tcps`.
+
+        None, the default, means that it has no TLS: a server with a certificate does not listen with it. `connect` of the
+        result raises `TransportError` if the server's certificate does not satisfy `tls`.
+        """
+        return None
+
+    def facts(self) -> str:
+        """Return one line for `djinn doctor`, such as the version of a library; empty, the default, for none. Must not raise."""
+        return ""
 
 
 @hookspec

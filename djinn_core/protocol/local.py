@@ -28,11 +28,11 @@ djinn_api_version = "2.0"
 _BUFFER_BYTES: Final = 4 << 20
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """Scheme `unix`: `unix:///absolute/path.sock`. Listening at `unix://` picks a path in a new private directory."""
 
     name = "local"
-    schemes: tuple[str, ...] = ("unix",)
+    schemes = ("unix",)
     capabilities = TransportCapabilities(zero_copy=True, same_host=True, relayed=False, speed=100)
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from djinn_core.hookspecs.transports import SecurableTransport, TlsOptions, Transport
+from djinn_core.hookspecs.transports import TlsOptions, Transport
 from djinn_core.protocol.addresses import is_loopback, parse_url
 
 
 def under_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
     """Of `transports` those that can move their frames under TLS, as variants that do."""
-    return tuple(transport.secured(tls) for transport in transports if isinstance(transport, SecurableTransport))
+    secured = (transport.secured(tls) for transport in transports)
+    return tuple(variant for variant in secured if variant is not None)
 
 
 def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
@@ -42,5 +43,5 @@ def travels_bare(url: str, transports: Iterable[Transport]) -> bool:
     if "://" not in url:
         return False
     parts = parse_url(url)
-    schemes = {s for transport in transports if isinstance(transport, SecurableTransport) for s in transport.schemes}
+    schemes = {s for t in transports if t.secured(TlsOptions()) is not None for s in t.schemes}
     return parts.scheme in schemes and not is_loopback(parts.hostname or "")

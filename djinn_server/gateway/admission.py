@@ -12,7 +12,7 @@ from djinn_core.errors import DjinnError, ProtocolError, StartupError, Transport
 from djinn_core.hookspecs.assignment_policies import AssignmentRequest
 from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_core.hookspecs.executors import TICKET_SECONDS, Badge, Launched
-from djinn_core.hookspecs.transports import Connection, Limits, PeerCertified, PeerNamed, Transport
+from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.protocol.tls_transports import trusting
@@ -100,8 +100,8 @@ class Admission:
         if not isinstance(message, Hello | StatusRequest | Kill):
             self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
             return None
-        certificate = connection.certificate if isinstance(connection, PeerCertified) else b""
-        identity = self.context.authentication.identify(Credentials(message.token, certificate, _peer(connection)))
+        credentials = Credentials(message.token, connection.certificate, _peer(connection))
+        identity = self.context.authentication.identify(credentials)
         if isinstance(identity, Denial):
             self._refuse(connection, identity, type(message).__name__)
             return None
@@ -233,7 +233,7 @@ def _scope(identity: Identity) -> str | None:
 
 def _peer(connection: Connection) -> str:
     """Name of the peer, as far as the transport knows it."""
-    return connection.peer.removeprefix("client ") if isinstance(connection, PeerNamed) else ""
+    return connection.peer.removeprefix("client ")
 
 
 def _receive_attach(connection: Connection) -> Attach | Resume | ControlAttach | None:

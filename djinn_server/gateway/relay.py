@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Connection, Holding
+from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 from djinn_core.wire.frames import weight
 from djinn_server.system.memory import total_bytes
@@ -34,7 +34,7 @@ class RelayDirection:
 
     def held(self) -> int:
         """Bytes that were received and not sent on: of a frame that is not whole yet, or whose receiver is slow."""
-        return self._sending + (self._source.held if isinstance(self._source, Holding) else 0)
+        return self._sending + self._source.held
 
     def close(self) -> None:
         """End both connections."""

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import attrs
 
 from djinn_core.errors import ConfigurationError, PluginError, TransportError
-from djinn_core.hookspecs.transports import SecurableTransport, TlsOptions, Transport
+from djinn_core.hookspecs.transports import TlsOptions, Transport
 from djinn_core.protocol.addresses import address_towards, at_host, is_loopback, is_wildcard, network_location
+from djinn_core.protocol.tls_transports import under_tls
 
 # Transports that listen at a TCP port, named here so that their ports can be checked before plugins are loaded.
 _OVER_TCP = frozenset({"tcp", "tcps", "http", "https"})
@@ -105,7 +106,7 @@ def listening_transports(
     """The transports that reach other machines and were not left out, under TLS where there is a certificate."""
     found = []
     for plain in transports:
-        transport = plain if tls is None else plain.secured(tls) if isinstance(plain, SecurableTransport) else None
+        transport = plain if tls is None else plain.secured(tls)
         if transport is not None and not plain.capabilities.same_host:
             address = addresses.of(transport, (plain.name, *plain.schemes))
             found += [] if address is None else [ListeningTransport(transport, address)]
@@ -138,7 +139,7 @@ def configured_transports(
 
 def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tls: TlsOptions | None) -> None:
     names = {name for one in transports for name in (one.name, *one.schemes)}
-    secured = [one.secured(tls) for one in transports if tls is not None and isinstance(one, SecurableTransport)]
+    secured = () if tls is None else under_tls(transports, tls)
     names |= {name for one in secured for name in (one.name, *one.schemes)}
     for name in sorted({*addresses.given, *addresses.without} - names - _OVER_TCP):
         close = difflib.get_close_matches(name, names, 1)

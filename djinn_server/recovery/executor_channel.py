@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
 
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.protocol.delivery.record_log import Buffers
@@ -23,13 +23,15 @@ StateParts = tuple[bytes, Buffers, Sequence[TransferRecord]]
 YES, NO = b"\1", b"\0"  # decisions
 
 
-class ExecutorChannel(SessionChannel, Protocol):
+class ExecutorChannel(SessionChannel):
     """The executor's end of a session's channel."""
 
     @property
+    @abstractmethod
     def recovery_state(self) -> tuple[Journal | None, JournalReader | None]:
         """The session's journal, and the reader of the journal that another process has left; None if there is none."""
 
+    @abstractmethod
     def read_ahead(self, frames: int, nbytes: int) -> None:
         """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Do nothing if another thread is reading.
 
@@ -38,21 +40,27 @@ class ExecutorChannel(SessionChannel, Protocol):
             TransportError: the connection is broken.
         """
 
+    @abstractmethod
     def queued(self) -> list[Frame]:
         """Return the frames in the queue of `receive`, oldest first. Thread-safe."""
 
+    @abstractmethod
     def gone(self) -> bool:
         """Return True if the connection is broken and the client can no longer resume the session."""
 
+    @abstractmethod
     def on_goodbye(self) -> None:
         """Discard all further replies, because the client sent `Goodbye` and reads none. Thread-safe."""
 
+    @abstractmethod
     def send_unchecked(self, frame: Frame) -> None:
         """Send a frame whose content may differ on replay; it is not compared with the original."""
 
+    @abstractmethod
     def send_rounded(self, frame: Frame) -> None:
         """Send values that other sessions' had a part in, so that on replay, alone, they may differ in rounding: they are not compared."""
 
+    @abstractmethod
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
         """Make a decision and journal it. `decision` gets the journaled result on replay, or else None.
 
@@ -60,9 +68,11 @@ class ExecutorChannel(SessionChannel, Protocol):
             SessionLost: the result differs on replay.
         """
 
+    @abstractmethod
     def snapshot_if_due(self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]) -> None:
         """Called between two frames. If it is due, compact the journal to a snapshot of `state()`; `still` is a lock held meanwhile."""
 
+    @abstractmethod
     def put_aside(
         self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
     ) -> JournalReader | None:
@@ -72,11 +82,12 @@ class ExecutorChannel(SessionChannel, Protocol):
             SessionLost: what was written cannot be read.
         """
 
+    @abstractmethod
     def resend(self) -> None:
         """Resend what the process before had sent and the client has not received."""
 
 
-class PlainExecutorChannel(PlainChannel):
+class PlainExecutorChannel(PlainChannel, ExecutorChannel):
     """Implements `ExecutorChannel` over a single connection: the session ends with it, and nothing is journaled."""
 
     recovery_state: tuple[Journal | None, JournalReader | None] = (None, None)

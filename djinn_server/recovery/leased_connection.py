@@ -26,7 +26,7 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.handshake import instance, refuse, send_message
 from djinn_server.launch.executor_config import RecoveryConfig
 from djinn_server.recovery.blob_files import BlobFiles, contents_folder
-from djinn_server.recovery.executor_channel import StateParts
+from djinn_server.recovery.executor_channel import ExecutorChannel, StateParts
 from djinn_server.recovery.journal import (
     FRAME,
     NOTE,
@@ -52,7 +52,7 @@ class CrashLoop(SessionLost):
     """A session has crashed every executor that tried to recover it."""
 
 
-class LeasedConnection(ReliableConnection):
+class LeasedConnection(ReliableConnection, ExecutorChannel):
     """Implements `ExecutorChannel` for a client that may reconnect with a secret that it was told at the beginning."""
 
     def __init__(

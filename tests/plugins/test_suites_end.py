@@ -14,6 +14,7 @@ import time
 import pytest
 
 from djinn.testing import ObserverConformance, TransportConformance
+from djinn.transports import Transport
 from djinn_core.protocol.local import LocalTransport
 from djinn.testing import suite, transports
 
@@ -42,7 +43,7 @@ class OneLock:
             self.inner.close()
 
 
-class Changed:
+class Changed(Transport):
     """The built-in transport with other connections."""
 
     def __init__(self, change):

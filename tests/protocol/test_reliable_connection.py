@@ -24,7 +24,7 @@ from djinn_server.recovery.leased_connection import LeasedConnection, Leases
 from djinn_server.usage_metrics import UsageMetrics
 
 
-class Lossy:
+class Lossy(Connection):
     """A connection that loses some of the frames that are sent over it, and breaks at some. A fake of a bad network."""
 
     def __init__(self, inner: QueueConnection, chance: Callable[[], float], loses: float, breaks: float) -> None:

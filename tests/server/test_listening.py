@@ -28,15 +28,19 @@ from djinn_server.launch.listen_addresses import (
 
 OTHER_TRANSPORT = """
 from djinn import hookimpl
+from djinn.transports import Listener, Transport
 from djinn_tcp import TcpTransport
 
 djinn_api_version = "2.0"
 
-class Listening:
+class Listening(Listener):
     def __init__(self, inner):
-        self.url, self.close = inner.url.replace("tcp", "other"), inner.close
+        self.url, self.inner = inner.url.replace("tcp", "other"), inner
 
-class Other:
+    def close(self):
+        self.inner.close()
+
+class Other(Transport):
     name = "other"
     schemes = ("other",)
     capabilities = TcpTransport().capabilities

@@ -14,7 +14,7 @@ from djinn_client.runtime.connecting import connect
 from djinn_client.runtime.connecting.dialling import ask
 from djinn_core.errors import ServerBusy, TransportError
 from djinn_core.hookspecs.quotas import Quota
-from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
@@ -75,7 +75,7 @@ def clock():
     return Clock()
 
 
-class Asking:
+class Asking(Connection):
     """Stands for a connection to a client that says one thing, and hears the reply."""
 
     def __init__(self, message):

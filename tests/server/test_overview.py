@@ -12,7 +12,6 @@ from djinn_client.runtime.connecting.connect import open_connections
 from djinn_client.runtime.connecting.status import read_status
 from djinn_core.cli import main
 from djinn_core.hookspecs.server_observers import ServerEvent
-from djinn_core.hookspecs.transports import NO_LINK, link_of
 from djinn_core.ir.handles import make_handle
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
@@ -151,4 +150,3 @@ def test_a_connection_tells_of_its_network():
         assert rate >= 0
     with pytest.raises(OSError, match="descriptor"):
         link_figures(client)
-    assert link_of(object()) == NO_LINK

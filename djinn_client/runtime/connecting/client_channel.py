@@ -40,24 +40,24 @@ class Reconnection(Protocol):
         """
 
 
-class ClientChannel(SessionChannel, Protocol):
-    """The client's end of a session's channel."""
+class ClientChannel(SessionChannel):
+    """The client's end of a session's channel. By default its session is lost with the connection.
 
-    @property
-    def crashes_executors(self) -> bool:
-        """True if the session itself crashes executors, so that another one would crash as well."""
+    Attributes:
+        crashes_executors: True if the session itself crashes executors, so that another one would crash as well.
+        logged: True if frames are logged to be replayed on another server. Values between executors then pass through the
+            client, to be logged as well.
+        successor: reply of the executor that has taken over the session; None while the first one has it.
+    """
 
-    @property
-    def logged(self) -> bool:
-        """True if frames are logged to be replayed on another server. Values between executors then pass through the client, to be logged as well."""
-
-    @property
-    def successor(self) -> Attached | None:
-        """Reply of the executor that has taken over the session; None while the first one has it."""
+    crashes_executors: bool = False
+    logged: bool = False
+    successor: Attached | None = None
 
     @property
     def reconnection(self) -> Reconnection | None:
         """Reconnection to the executor after a break; None if there is none."""
+        return None
 
     def hasten(self, patience: float) -> None:
         """Stop reconnecting after `patience` seconds, if that is sooner."""
@@ -66,16 +66,5 @@ class ClientChannel(SessionChannel, Protocol):
         """Call `resumed` each time that the session is resumed over another connection, with the seconds in which there was none."""
 
 
-class PlainClientChannel(PlainChannel):
+class PlainClientChannel(PlainChannel, ClientChannel):
     """Implements `ClientChannel` over a single connection: the session is lost with it."""
-
-    crashes_executors = False
-    logged = False
-    successor: Attached | None = None
-    reconnection: Reconnection | None = None
-
-    def hasten(self, patience: float) -> None:
-        """As `ClientChannel.hasten`: it does not reconnect."""
-
-    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """As `ClientChannel.call_when_resumed`: the session is never resumed."""

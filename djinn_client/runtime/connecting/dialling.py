@@ -26,7 +26,7 @@ from djinn_core.errors import (
     ServerBusy,
     TransportError,
 )
-from djinn_core.hookspecs.transports import Connection, Frame, Limits, SecurableTransport, TlsOptions, Transport
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import (
     at_host,
@@ -211,10 +211,11 @@ def _hinting_at_tls(transport: Transport, url: str) -> Iterator[None]:
     try:
         yield
     except TransportError as error:
-        if isinstance(error, ServerBusy) or not isinstance(transport, SecurableTransport) or _CLOSED not in str(error):
+        variant = transport.secured(TlsOptions())
+        if isinstance(error, ServerBusy) or variant is None or _CLOSED not in str(error):
             raise
         scheme, _, rest = url.partition("://")
-        secured = dict(zip(transport.schemes, transport.secured(TlsOptions()).schemes, strict=False)).get(scheme)
+        secured = dict(zip(transport.schemes, variant.schemes, strict=False)).get(scheme)
         if secured is None:
             raise
         raise TransportError(f"{error}. If that server speaks TLS, its address is {secured}://{rest}") from error

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from djinn_client.runtime.connecting.client_channel import Reconnection
+from djinn_client.runtime.connecting.client_channel import ClientChannel, Reconnection
 from djinn_client.runtime.connecting.close_reason import REASON_SECONDS
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
@@ -28,7 +28,7 @@ _PARALLEL_TRIES: Final = 3  # connections that break may do so because of those 
 _log = get_logger("djinn.session")
 
 
-class ResumingConnection(ReliableConnection):
+class ResumingConnection(ReliableConnection, ClientChannel):
     """Implements `ClientChannel` over one connection after the other, for as long as the executor has a lease for the session."""
 
     _probes = True

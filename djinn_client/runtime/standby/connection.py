@@ -16,7 +16,7 @@ from typing import Final
 
 import attrs
 
-from djinn_client.runtime.connecting.client_channel import ClientChannel, Reconnection
+from djinn_client.runtime.connecting.client_channel import ClientChannel
 from djinn_client.runtime.standby.failover_log import FailoverLog, SnapshotReceiver
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
@@ -33,7 +33,7 @@ _PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chan
 _log = get_logger("djinn.session")
 
 
-class StandbyConnection(ReconnectingConnection):
+class StandbyConnection(ReconnectingConnection, ClientChannel):
     """Implements `ClientChannel` over a session with one server after the other.
 
     `send` may be called from several threads, `receive` from one at a time.
@@ -51,7 +51,6 @@ class StandbyConnection(ReconnectingConnection):
         self.logged = True
         self.successor: Attached | None = None
         self.crashes_executors = False
-        self.reconnection: Reconnection | None = None  # of each server of its own
         self._channel = inner
         super().__init__(inner)
         self._others = list(others)

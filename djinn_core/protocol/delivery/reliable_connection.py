@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from threading import get_ident
 from typing import Final, Protocol
 
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.logs import get_logger
+from djinn_core.protocol.delivery.session_channel import WrappedConnection
 from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.wire import limits
 from djinn_core.wire.frame_order import (
@@ -50,11 +51,11 @@ def no_greeting(_: int) -> None:
     """Send no greeting to the peer of a new connection."""
 
 
-class ReconnectingConnection(abc.ABC):
+class ReconnectingConnection(WrappedConnection):
     """Base of session channels that use one transport connection after the other, and borrow the buffers that they send."""
 
     def __init__(self, inner: Connection) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._limits = inner.limits
         self._past_sent = self._past_received = 0  # bytes of connections before this one
 
@@ -73,11 +74,6 @@ class ReconnectingConnection(abc.ABC):
         return self._past_sent + self._inner.bytes_sent
 
     @property
-    def link(self) -> LinkFacts:
-        """As `LinkMeasured.link`, of the connection that there is now."""
-        return link_of(self._inner)
-
-    @property
     def bytes_received(self) -> int:
         """As `Connection.bytes_received`, over all connections so far."""
         return self._past_received + self._inner.bytes_received
@@ -88,14 +84,6 @@ class ReconnectingConnection(abc.ABC):
         inner.limits = self._limits
         self._past_sent += before.bytes_sent
         self._past_received += before.bytes_received
-
-    @abc.abstractmethod
-    def own(self) -> None:
-        """Copy the bodies of unacknowledged frames: the caller is about to change their memory."""
-
-    @abc.abstractmethod
-    def expire(self) -> None:
-        """Allow no further connection; the present one continues."""
 
 
 class Replay(Protocol):
@@ -418,7 +406,7 @@ class ReliableConnection(ReconnectingConnection):
 
     # --- from one connection to the next -----------------------------------------------------------------------
 
-    @abc.abstractmethod
+    @abstractmethod
     def _restore(self, broken: Connection, error: TransportError) -> None:
         """Wait until `broken` is replaced.
 

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import abstractmethod
 
-from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts
 
 
-class SessionChannel(Connection, Protocol):
+class SessionChannel(Connection):
     """A connection that may use the memory of sent frames until `own` is called, and that may continue over another connection after a break."""
 
+    @abstractmethod
     def own(self) -> None:
         """Copy sent frames whose memory is still used, because it is about to change."""
 
+    @abstractmethod
     def expire(self) -> None:
         """Allow no further connection; the present one continues."""
 
 
-class PlainChannel:
-    """Implements `SessionChannel` over a single connection, with which the session ends. It uses no memory of sent frames."""
+class WrappedConnection(SessionChannel):
+    """Base of session channels over another connection: what that connection tells of itself is passed on."""
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
-
-    @property
-    def limits(self) -> Limits:
-        """As `Connection.limits`."""
-        return self._inner.limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self._inner.limits = limits
 
     @property
     def bytes_sent(self) -> int:
@@ -43,9 +36,37 @@ class PlainChannel:
         return self._inner.bytes_received
 
     @property
+    def held(self) -> int:
+        """As `Connection.held`."""
+        return self._inner.held
+
+    @property
+    def peer(self) -> str:
+        """As `Connection.peer`."""
+        return self._inner.peer
+
+    @property
+    def certificate(self) -> bytes:
+        """As `Connection.certificate`."""
+        return self._inner.certificate
+
+    @property
     def link(self) -> LinkFacts:
-        """As `LinkMeasured.link`."""
-        return link_of(self._inner)
+        """As `Connection.link`."""
+        return self._inner.link
+
+
+class PlainChannel(WrappedConnection):
+    """Implements `SessionChannel` over a single connection, with which the session ends. It uses no memory of sent frames."""
+
+    @property
+    def limits(self) -> Limits:
+        """As `Connection.limits`."""
+        return self._inner.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._inner.limits = limits
 
     def send(self, frame: Frame) -> None:
         """As `Connection.send`."""

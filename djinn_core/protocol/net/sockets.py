@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import DjinnError, TransportError
-from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
+from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts, Listener
 from djinn_core.logs import get_logger
 from djinn_core.protocol.net.striping import StripingConnection
 from djinn_core.protocol.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
@@ -155,7 +155,7 @@ class SocketConnection(StripingConnection):
 
     @property
     def link(self) -> LinkFacts:
-        """As `LinkMeasured.link`."""
+        """As `Connection.link`."""
         if self._ended:
             return NO_LINK
         try:
@@ -369,7 +369,7 @@ class AcceptedConnection(SocketConnection):
 Welcoming = Callable[[socket.socket, Limits, str], SocketConnection]
 
 
-class SocketListener:
+class SocketListener(Listener):
     """A `Listener` on a bound stream socket, which it owns from now on: a thread that accepts, and one a connection.
 
     Attributes:

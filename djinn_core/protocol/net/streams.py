@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from threading import get_ident
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection
 from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.wire.frames import Buffer, Frame, FrameDecoder, Limits, encode_frame
 
 LEAVE_SECONDS: Final = 1.0
 
 
-class StreamConnection(ABC):
+class StreamConnection(Connection):
     """A `Connection` whose frames travel as one stream of bytes each way; a subclass moves the bytes.
 
     Several threads may send, frames do not mix; one may receive meanwhile. A `send` that fails ends the sending direction
@@ -26,9 +27,10 @@ class StreamConnection(ABC):
 
     Attributes:
         limits: as in `Connection`.
-        peer: who is at the other end, for messages.
+        peer: the other end, for messages too.
     """
 
+    peer: str = ""
     _undated_seconds = 0.0  # for which a read waits by itself; 0: it has to be told a deadline
 
     def __init__(self, limits: Limits, peer: str) -> None:
@@ -109,7 +111,7 @@ class StreamConnection(ABC):
 
     @property
     def held(self) -> int:
-        """As `Holding.held`."""
+        """As `Connection.held`."""
         return self._decoder.held
 
     def send(self, frame: Frame) -> None:

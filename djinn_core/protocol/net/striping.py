@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.transports import LinkFacts
 from djinn_core.protocol.net.parallel_connections import ParallelConnections
 from djinn_core.protocol.net.streams import StreamConnection
 from djinn_core.system.interrupts import interrupt_mask
@@ -24,8 +23,8 @@ class StripingConnection(StreamConnection):
         bytes_sent, bytes_received: as in `Connection`.
     """
 
-    bytes_sent: int
-    bytes_received: int
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
     def __init__(self, limits: Limits, peer: str) -> None:
         super().__init__(limits, peer)
@@ -63,11 +62,6 @@ class StripingConnection(StreamConnection):
     @abstractmethod
     def local(self) -> bool:
         """True if the other end is on this machine."""
-
-    @property
-    @abstractmethod
-    def link(self) -> LinkFacts:
-        """As `LinkMeasured.link`."""
 
     @abstractmethod
     def _count_parallel(self, sent: int, received: int) -> None:

@@ -228,7 +228,7 @@ class TlsConnection(SocketConnection):
 
     @property
     def certificate(self) -> bytes:
-        """As `PeerCertified.certificate`."""
+        """As `Connection.certificate`."""
         return self._socket.certificate() or b""
 
     @property

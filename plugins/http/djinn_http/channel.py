@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from djinn.transports import Frame, Limits, ProtocolError, TransportError, encode_frame
+from djinn.transports import Connection, Frame, Limits, ProtocolError, TransportError, encode_frame
 from djinn_http import dialect
 from djinn_http.counting import CountingTransport
 from djinn_http.inbox import FrameInbox
@@ -25,7 +25,7 @@ _WRITE_BYTES: Final = 256 << 10
 _AHEAD: Final = 64
 
 
-class Channel:
+class Channel(Connection):
     """A `Connection` to a client that comes by HTTP.
 
     Attributes:
@@ -34,6 +34,11 @@ class Channel:
         certificate: TLS certificate that the client showed when it came, in DER; empty if it showed none.
         bytes_sent, bytes_received: bytes of all requests that concern the channel, HTTP's own included.
     """
+
+    peer: str = ""
+    certificate: bytes = b""
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
     def __init__(
         self,
@@ -46,8 +51,6 @@ class Channel:
         self.id = channel_id
         self.peer = peer
         self.certificate = certificate
-        self.bytes_sent = 0
-        self.bytes_received = 0
         self._first_limits = limits
         self._inbox = FrameInbox(limits, loop)
         self._outbox = FrameOutbox(loop)
@@ -75,7 +78,7 @@ class Channel:
 
     @property
     def held(self) -> int:
-        """As `Holding.held`."""
+        """As `Connection.held`."""
         return self._inbox.held
 
     @property

@@ -22,6 +22,7 @@ from djinn.transports import (
     HOSTS_VARIABLE,
     Connection,
     Limits,
+    Listener,
     TransportError,
     get_logger,
     is_called,
@@ -78,7 +79,7 @@ class _Frugal(SSLProtocol):
     max_size = 16 << 10
 
 
-class HttpListener:
+class HttpListener(Listener):
     """A `Listener`: an HTTP server on a bound socket, which it owns from now on.
 
     Attributes:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from djinn_http.exchange import Endpoint
 
 
-class HttpTransport:
+class HttpTransport(Transport):
     """Scheme `http`: `http://host:port`, and for clients a path that a reverse proxy maps to the server."""
 
     name = "http"
-    schemes: tuple[str, ...] = ("http",)
+    schemes = ("http",)
     capabilities = TransportCapabilities(zero_copy=False, same_host=False, relayed=True, speed=20)
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
@@ -40,15 +40,15 @@ class HttpTransport:
         return _listen(_endpoint_of(url, None), url, limits, accept)
 
     def secured(self, tls: TlsOptions) -> Transport:
-        """As `SecurableTransport.secured`: scheme `https`."""
+        """As `Transport.secured`: scheme `https`."""
         return HttpsTransport(tls)
 
 
-class HttpsTransport:
+class HttpsTransport(Transport):
     """Scheme `https`: the same under TLS."""
 
     name = "https"
-    schemes: tuple[str, ...] = ("https",)
+    schemes = ("https",)
     capabilities = TransportCapabilities(zero_copy=False, same_host=False, relayed=True, speed=15)
 
     def __init__(self, tls: TlsOptions) -> None:

@@ -14,6 +14,7 @@ from djinn.transports import (
     Listener,
     SocketConnection,
     SocketListener,
+    SocketTransport,
     TlsOptions,
     Transport,
     TransportCapabilities,
@@ -28,33 +29,31 @@ if TYPE_CHECKING:
 _HANDSHAKE_SECONDS: Final = 5.0
 
 
-class TcpTransport:
+class TcpTransport(SocketTransport):
     """Scheme `tcp`: `tcp://host:port`, IPv6 addresses in brackets."""
 
     name = "tcp"
-    schemes: tuple[str, ...] = ("tcp",)
+    schemes = ("tcp",)
     capabilities = TransportCapabilities(zero_copy=True, same_host=False, relayed=False, speed=50)
 
-    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """As `Transport.connect`. Every address of the host is tried."""
-        host, port = _address_of(url, "tcp")
-        return SocketConnection(_dial(url, host, port, timeout), limits, f"server {url}")
+    def dial(self, url: str, timeout: float) -> socket.socket:
+        """As `SocketTransport.dial`. Every address of the host is tried."""
+        return _dial(url, *_address_of(url, "tcp"), timeout)
 
-    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
-        """As `Transport.listen`."""
-        sock, actual = _bind(url, "tcp")
-        return SocketListener(sock, actual, limits, accept)
+    def bind(self, url: str) -> tuple[socket.socket, str]:
+        """As `SocketTransport.bind`."""
+        return _bind(url, "tcp")
 
     def secured(self, tls: TlsOptions) -> Transport:
-        """As `SecurableTransport.secured`: scheme `tcps`."""
+        """As `Transport.secured`: scheme `tcps`."""
         return TcpsTransport(tls)
 
 
-class TcpsTransport:
+class TcpsTransport(Transport):
     """Scheme `tcps`: the same under TLS."""
 
     name = "tcps"
-    schemes: tuple[str, ...] = ("tcps",)
+    schemes = ("tcps",)
     capabilities = TransportCapabilities(zero_copy=False, same_host=False, relayed=False, speed=45)
 
     def __init__(self, tls: TlsOptions) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from djinn.transports import (
+    Connection,
     Frame,
     Limits,
     LinkFacts,
@@ -52,7 +53,7 @@ class Shared:
     trials: AddressTrials = attrs.field(factory=AddressTrials)
 
 
-class UcxConnection:
+class UcxConnection(Connection):
     """As `Connection`. `send` of a large buffer returns when the other end has taken it: nothing in between holds it.
 
     Nothing of UCX is made before a large buffer has come over the socket: then this end offers the other one to take such buffers
@@ -61,6 +62,8 @@ class UcxConnection:
     Attributes:
         peer: the other end, for messages.
     """
+
+    peer: str = ""
 
     def __init__(self, carrier: SocketConnection, limits: Limits, local: bool, shared: Shared, bulk_bytes: int) -> None:
         """`local`: the other end is on this machine. `bulk_bytes`: length from which a buffer goes over UCX."""
@@ -101,18 +104,18 @@ class UcxConnection:
 
     @property
     def held(self) -> int:
-        """As `Holding.held`."""
+        """As `Connection.held`."""
         arriving = self._arriving
         return self._carrier.held + (arriving.bulk_bytes if arriving is not None else 0)
 
     @property
     def certificate(self) -> bytes:
-        """As `PeerCertified.certificate`."""
-        return getattr(self._carrier, "certificate", b"")
+        """As `Connection.certificate`."""
+        return self._carrier.certificate
 
     @property
     def link(self) -> LinkFacts:
-        """As `LinkMeasured.link`, of the socket."""
+        """As `Connection.link`, of the socket."""
         return self._carrier.link
 
     @property

@@ -33,7 +33,7 @@ _CAPABILITIES: Final = TransportCapabilities(zero_copy=True, same_host=False, re
 log = get_logger("djinn.ucx")
 
 
-class _OverSockets:
+class _OverSockets(Transport):
     """Base of both transports: connections over the sockets of another transport.
 
     Attributes:
@@ -44,7 +44,7 @@ class _OverSockets:
 
     def __init__(self, scheme: str, carrier: Transport, bulk_bytes: int, shared: Callable[[], Shared]) -> None:
         self.name = scheme
-        self.schemes: tuple[str, ...] = (scheme,)
+        self.schemes = (scheme,)
         self._carrier = carrier
         self._bulk_bytes = bulk_bytes
         self._shared = shared
@@ -111,11 +111,11 @@ class UcxTransport(_OverSockets):
         super().__init__("ucx", TcpTransport(), bulk_bytes, cache(_new_shared))
 
     def secured(self, tls: TlsOptions) -> Transport:
-        """As `SecurableTransport.secured`: scheme `ucxs`, whose socket is under TLS. What goes over UCX is not encrypted there either."""
+        """As `Transport.secured`: scheme `ucxs`, whose socket is under TLS. What goes over UCX is not encrypted there either."""
         return UcxsTransport(TcpTransport().secured(tls), self._bulk_bytes, self._shared)
 
     def facts(self) -> str:
-        """As `Described.facts`: the version of UCX, and its transports on this machine."""
+        """As `Transport.facts`: the version of UCX, and its transports on this machine."""
         from djinn_ucx.library import facts
 
         return facts()
@@ -135,7 +135,7 @@ def _new_shared() -> Shared:
 
 
 @attrs.define
-class _UcxListener:
+class _UcxListener(Listener):
     """As `Listener`."""
 
     url: str

@@ -1,0 +1,46 @@
+"""Base of transports over stream sockets: a subclass opens the sockets, this module makes connections of them."""
+
+from __future__ import annotations
+
+import socket
+from abc import abstractmethod
+from collections.abc import Callable
+
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.transports import Connection, Limits, Listener, Transport
+from djinn_core.protocol.net.sockets import SocketConnection, SocketListener
+
+
+class SocketTransport(Transport):
+    """A transport over any kind of stream socket.
+
+    An `OSError` of `dial` or `bind` becomes a `TransportError` that names the URL. A `TransportError` of theirs stays as it is.
+    """
+
+    @abstractmethod
+    def dial(self, url: str, timeout: float) -> socket.socket:
+        """Return a connected stream socket, within `timeout` seconds."""
+
+    @abstractmethod
+    def bind(self, url: str) -> tuple[socket.socket, str]:
+        """Return a bound stream socket, and the URL at which clients reach it, with the actual port."""
+
+    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
+        """As `Transport.connect`."""
+        try:
+            sock = self.dial(url, timeout)
+        except TransportError:
+            raise
+        except OSError as error:
+            raise TransportError(f"no server answers at {url}: {error}") from error
+        return SocketConnection(sock, limits, f"server {url}")
+
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+        """As `Transport.listen`."""
+        try:
+            sock, actual = self.bind(url)
+        except TransportError:
+            raise
+        except OSError as error:
+            raise TransportError(f"cannot listen at {url}: {error}") from error
+        return SocketListener(sock, actual, limits, accept)

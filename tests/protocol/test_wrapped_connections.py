@@ -1,0 +1,77 @@
+"""Connections over connections pass on what the inner one tells of itself: a default would hide it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from djinn_client.runtime.connecting.client_channel import PlainClientChannel
+from djinn_client.runtime.connecting.resuming import ResumingConnection
+from djinn_core.hookspecs.transports import NO_LINK, Connection, Frame, Limits, LinkFacts
+from djinn_core.protocol.delivery.session_channel import PlainChannel
+from djinn_core.protocol.net.sockets import SocketConnection
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.recovery.leased_connection import LeasedConnection
+from djinn_server.usage_metrics import UsageMetrics
+
+FACTS = [name for name, member in vars(Connection).items() if isinstance(member, property)]
+
+
+class Silent(Connection):
+    """A connection that does the least."""
+
+    limits = Limits()
+
+    def send(self, frame: Frame) -> None: ...
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        raise TimeoutError
+
+    def close(self) -> None: ...
+
+
+class Telling(Silent):
+    """A connection that tells everything."""
+
+    bytes_sent, bytes_received, held = 1, 2, 3
+    peer, certificate, link = "client x", b"der", LinkFacts(0.1, 2.0)
+
+
+WRAPPERS: dict[str, Callable[[Connection], Connection]] = {
+    "session": PlainChannel,
+    "client": PlainClientChannel,
+    "executor": PlainExecutorChannel,
+    "leased": lambda inner: LeasedConnection(inner, 1.0, UsageMetrics()),
+    "resuming": lambda inner: ResumingConnection(inner, None, 1.0, "server"),  # type: ignore[arg-type]
+}
+
+
+def test_facts_have_defaults() -> None:
+    silent = Silent()
+    assert {name: getattr(silent, name) for name in FACTS} == {
+        "bytes_sent": 0,
+        "bytes_received": 0,
+        "held": 0,
+        "peer": "",
+        "certificate": b"",
+        "link": NO_LINK,
+    }
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrapped_connection_tells_the_facts_of_the_inner_one(wrapper: str) -> None:
+    inner = Telling()
+    outer = WRAPPERS[wrapper](inner)
+    assert {name: getattr(outer, name) for name in FACTS} == {name: getattr(inner, name) for name in FACTS}
+
+
+def test_sockets_override_the_defaults_that_they_know_better() -> None:
+    here, there = socket.socketpair()
+    with there:
+        connection = SocketConnection(here, Limits(), "server x")
+        connection.send(Frame(b"head"))
+        assert connection.peer == "server x"
+        assert connection.bytes_sent > 0
+        connection.close()
