@@ -77,23 +77,19 @@ class Proxy:
             return response
 
 
-class ThroughProxy:
+class ThroughProxy(HttpTransport):
     """The transport, with every client on the far side of a proxy."""
-
-    name = "http"
-    schemes = ("http",)
-    capabilities = HttpTransport.capabilities
 
     def __init__(self):
         self.proxies = {}
 
     def listen(self, url, limits, accept):
-        listener = HttpTransport().listen(url, limits, accept)
+        listener = super().listen(url, limits, accept)
         self.proxies[listener.url] = Proxy(listener.url)
         return listener
 
     def connect(self, url, limits, timeout):
-        return HttpTransport().connect(self.proxies[url].url if url in self.proxies else url, limits, timeout)
+        return super().connect(self.proxies[url].url if url in self.proxies else url, limits, timeout)
 
     def close(self):
         for proxy in self.proxies.values():

@@ -12,7 +12,7 @@ from multiprocessing.managers import BaseManager
 
 import psutil
 
-from djinn.transports import Frame
+from djinn.transports import Connection, Frame, Listener, Transport
 
 
 def usage():
@@ -82,8 +82,10 @@ class Manager(BaseManager):
 Manager.register("Other", Other)
 
 
-class RemoteEnd:
+class RemoteEnd(Connection):
     """As `Connection`: one of the other process."""
+
+    peer = ""
 
     def __init__(self, other, number, peer):
         self._other, self._number, self.peer = other, number, peer
@@ -107,7 +109,7 @@ class RemoteEnd:
     held = property(lambda self: self._other.get(self._number, "held"))
 
 
-class RemoteListener:
+class RemoteListener(Listener):
     def __init__(self, other, number, url):
         self._other, self._number, self.url = other, number, url
 
@@ -115,12 +117,12 @@ class RemoteListener:
         self._other.close_listener(self._number)
 
 
-class TwoProcesses:
+class TwoProcesses(Transport):
     """As the transport that `make` makes, a function that can be imported; `close` ends the other process."""
 
     def __init__(self, make):
-        own = make()
-        self.name, self.schemes, self.capabilities, self.connect = own.name, own.schemes, own.capabilities, own.connect
+        self._own = own = make()
+        self.name, self.schemes, self.capabilities = own.name, own.schemes, own.capabilities
         self._manager = Manager(ctx=multiprocessing.get_context("spawn"))
         self._manager.start()
         self._other = self._manager.Other(make)
@@ -129,6 +131,9 @@ class TwoProcesses:
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
+
+    def connect(self, url, limits, timeout):
+        return self._own.connect(url, limits, timeout)
 
     def listen(self, url, limits, accept):
         number, actual = self._other.listen(url, limits)

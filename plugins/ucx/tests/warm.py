@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from djinn.transports import Frame
+from djinn.transports import Frame, Transport
 from djinn_ucx import UcxTransport
 
 SECONDS = 240.0
@@ -31,7 +31,7 @@ def warmed(connection, client):
     return connection
 
 
-class Warm:
+class Warm(Transport):
     """As the transport that it is made of."""
 
     def __init__(self, transport):
