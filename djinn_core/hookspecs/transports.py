@@ -214,7 +214,7 @@ class Transport(ABC):
             TransportError: the address cannot be bound.
         """
 
-    def secured(self, tls: TlsOptions) -> Transport | None:  # noqa: ARG002
+    def secured(self, tls: TlsOptions) -> Transport | None:
         """Return this transport under TLS, with a name and schemes of its own such as `tcps`.
 
         None, the default, means that it has no TLS: a server with a certificate does not listen with it. `connect` of the
