@@ -41,13 +41,20 @@ NATIVE_SOURCES := $(addprefix djinn_native/,setup.py pyproject.toml) $(sort $(wi
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 MANIFESTS := pyproject.toml djinn_server/pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test lint format budgets docs bench dist test-gpu lock clean FORCE
+.PHONY: help venv install demo test lint format budgets docs bench dist test-gpu lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets; `python -m evaluation` in the environment lists programs that measure
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 venv: $(READY) ## create or update the virtual environment
+
+# Without a constraints file, because the environment is the user's: its PyTorch satisfies Djinn's requirements, or pip says so.
+install: ## everything into the environment of PYTHON, which has PyTorch and pip: `make install PYTHON=python`
+	$(PYTHON) djinn_native/building/compiler_here.py
+	$(PYTHON) -m pip install 'setuptools>=77' 'ninja>=1.11' 'hatchling>=1.24' 'editables>=0.5'
+	MAX_JOBS=$${MAX_JOBS:-2} $(PYTHON) -m pip install --no-deps --no-build-isolation -e ./djinn_native
+	$(PYTHON) -m pip install --no-build-isolation -e . -e ./djinn_server $(addprefix -e ./,$(PLUGINS))
 
 demo: $(USABLE) ## show the main job: three models on a server of its own, beside the same work done locally
 	$(BIN)/djinn demo

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interceptors import Interceptor
     from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
-    from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
+    from djinn_core.hookspecs.observers import Event, Observer
     from djinn_core.hookspecs.operations_pages import (
         EventFeed,
         HttpResponse,
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from djinn_core.hookspecs.quotas import Quota
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker, SchedulingContext
-    from djinn_core.hookspecs.server_observers import ServerEvent, ServerObserver
     from djinn_core.hookspecs.transports import (
         Buffer,
         Connection,
@@ -233,8 +232,6 @@ __all__ = [
     "SchedulingStrategy",
     "SemanticMetadata",
     "Send",
-    "ServerEvent",
-    "ServerObserver",
     "SessionHints",
     "SessionLost",
     "Sessions",
@@ -246,7 +243,6 @@ __all__ = [
     "TensorMeta",
     "Tier",
     "TlsOptions",
-    "TracingObserver",
     "Transport",
     "TransportCapabilities",
     "TransportError",
@@ -280,7 +276,7 @@ _PLACES = {
     "djinn_core.hookspecs.interceptors": "Interceptor",
     "djinn_core.hookspecs.executors": "Badge ExecutorOptions Launched ExecutorEngine LaunchWish NoticedLaunched",
     "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
-    "djinn_core.hookspecs.observers": "Event Observer TracingObserver",
+    "djinn_core.hookspecs.observers": "Event Observer",
     "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
     "djinn_core.hookspecs.optimizations": "Judge Optimization OptimizationContext PlacementJudge PlacementTrial RoundingOptimization Trial",
     "djinn_core.hookspecs.patterns": "Pattern",
@@ -288,7 +284,6 @@ _PLACES = {
     "djinn_core.hookspecs.quotas": "Quota",
     "djinn_core.hookspecs.renderers": "Renderer",
     "djinn_core.hookspecs.schedulers": "PreferredScheduler ScheduleMaker SchedulingContext",
-    "djinn_core.hookspecs.server_observers": "ServerEvent ServerObserver",
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",
     "djinn_core.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
     "djinn_core.hookspecs.weight_sources": "LocalPlace ReportDownload WeightFile WeightPermissions WeightSink WeightSource",

@@ -169,7 +169,7 @@ class Executor:
                 self._left()
             return
         who = {"tenant": badge.tenant, "key": badge.token, "client": admitted.grant.client}
-        self._context.events.note("session_refused", why=denial.kind, **who)
+        self._context.events.tell("session_refused", why=denial.kind, **who)
         refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
 
     def _denial(self, badge: Badge) -> Denial | None:
@@ -202,7 +202,7 @@ class Executor:
             refuse(connection, f"the session cannot be recovered: {error}", crashes_executors=crashes_executors)
             return
         if found is None:
-            resumed = lambda: self._context.events.note("session_resumed", session=asked.session)  # noqa: E731 - of this one
+            resumed = lambda: self._context.events.tell("session_resumed", session=asked.session)  # noqa: E731 - of this one
             self._accept_parallel(connection, asked.session)
             self._leases.serve(connection, asked, resumed)
             return
@@ -263,7 +263,7 @@ class Executor:
         session = self._new_session(
             attrs.evolve(self._context, events=events), self._tenancy.store, self._peer_listener
         )
-        events.note("session_began", recovered=isinstance(greeting, Resumed))
+        events.tell("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
         try:
             with (
@@ -275,7 +275,7 @@ class Executor:
                 talk.resend()
                 session.serve(talk)
         finally:
-            events.note("session_ended", duration=time.monotonic() - began)
+            events.tell("session_ended", duration=time.monotonic() - began)
             self._leases.end(name)
             session.close()
             self._context.trimmer.soon()

@@ -143,7 +143,7 @@ class ExecutorSession:
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
         self._ahead = self._runs_ahead(context.ahead_bytes)
-        self._observed = context.events.observed
+        self._observed = context.events.wants("completed")
         self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
@@ -459,7 +459,7 @@ class ExecutorSession:
 
     def _tell(self, submit: Submit, timing: Timing, failures: int) -> None:
         """Tell observers of a submission that was run, or refused."""
-        self._context.events.note(
+        self._context.events.tell(
             "completed",
             submission=submit.sequence,
             failures=failures,

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from djinn.testing.replaying import random_graph, random_inputs, replay, replay_schedule
     from djinn.testing.samples import sample_graphs
     from djinn.testing.schedulers import SchedulerConformance
-    from djinn.testing.server_observers import ServerObserverConformance
     from djinn.testing.session import (
         break_connection,
         executor_figures,
@@ -73,7 +72,6 @@ __all__ = [
     "ProgramBuilder",
     "RendererConformance",
     "SchedulerConformance",
-    "ServerObserverConformance",
     "TlsTransportConformance",
     "TransportConformance",
     "WeightFormatConformance",
@@ -132,7 +130,6 @@ _PLACES = {
     "djinn.testing.replaying": "random_graph random_inputs replay replay_schedule",
     "djinn.testing.samples": "sample_graphs",
     "djinn.testing.schedulers": "SchedulerConformance",
-    "djinn.testing.server_observers": "ServerObserverConformance",
     "djinn.testing.session": "break_connection executor_figures executor_processes kill_executor open_connections open_session plans_made session_name unsent_instructions",
     "djinn.testing.tls_transports": "TlsTransportConformance",
     "djinn.testing.transports": "TransportConformance",

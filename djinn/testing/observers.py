@@ -10,24 +10,42 @@ from typing import Any
 import pytest
 
 from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
-from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
+from djinn_core.hookspecs.observers import PROCESSES, Event, Observer
 
 _SUBMISSION = {"submission": 7, "executor": 0}
-EVENTS: Mapping[str, Mapping[str, Any]] = {
-    "connected": {"server": "tcp://localhost:1", "kinds": ("cpu",), "fallbacks": (), "seconds": 0.5},
-    "disconnected": {"server": "tcp://localhost:1"},
-    "reconnected": {"server": "tcp://localhost:1", "duration": 0.012},
-    "planned": {"instructions": 490, "duration": 0.012},
-    "submitted": {**_SUBMISSION, "instructions": 490},
-    "completed": {**_SUBMISSION, "execute": 0.012, "queue": 0.001, "failures": 0},
-    "waited": {**_SUBMISSION, "seconds": 0.012},
-    "uploading": {"bytes": 4096},
-    "uploaded": {"bytes": 4096, "recalled": False, "duration": 0.012},
-    "downloading": {"address": "hf://org/model", "done": 1, "expected": 2},
-    "reading": {"done": 1, "expected": 2},
-    "one_of_a_later_version": {"unheard_of": None},
+_TENANT = {"tenant": "alice", "key": "1f0c", "client": "alice@laptop process 7"}
+_SESSION = {**_TENANT, "session": "q3f", "device": "cpu:0"}
+EVENTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "client": {
+        "submitted": {**_SUBMISSION, "instructions": 490},
+        "connected": {"server": "tcp://localhost:1", "kinds": ("cpu",), "fallbacks": (), "seconds": 0.5},
+        "disconnected": {"server": "tcp://localhost:1"},
+        "reconnected": {"server": "tcp://localhost:1", "duration": 0.012},
+        "planned": {"instructions": 490, "duration": 0.012},
+        "completed": {**_SUBMISSION, "execute": 0.012, "queue": 0.001, "failures": 0},
+        "waited": {**_SUBMISSION, "seconds": 0.012},
+        "uploading": {"bytes": 4096},
+        "uploaded": {"bytes": 4096, "recalled": False, "duration": 0.012},
+        "downloading": {"address": "hf://org/model", "done": 1, "expected": 2},
+        "reading": {"done": 1, "expected": 2},
+    },
+    "gateway": {
+        "started": {"urls": ["tcp://127.0.0.1:5556"], "process": 7},
+        "connected": {"peer": "127.0.0.1:40000"},
+        "admitted": {**_TENANT, "peer": "127.0.0.1:40000", "device": "cpu:0", "executor": 8},
+        "refused": {"why": "token", "asked": "Hello", "peer": "127.0.0.1:40000"},
+        "executor_died": {"process": 8, "exit_status": -9, "device": "cpu:0", "tenant": "alice"},
+        "stopped": {"process": 7},
+    },
+    "executor": {
+        "session_began": {**_SESSION, "recovered": False},
+        "completed": {**_SESSION, "submission": 3, "failures": 0, "queue": 0.001, "duration": 0.02},
+        "transferred": {**_SESSION, "transfer": 2, "source": 1, "bytes": 4096, "duration": 0.001, "error": ""},
+        "session_ended": {**_SESSION, "duration": 61.5},
+    },
 }
-"""Facts by event, as they are told."""
+"""Facts by process and event, as they are told."""
+_LATER: Mapping[str, Any] = {"unheard_of": None}
 
 
 class ObserverConformance(Ending):
@@ -39,32 +57,42 @@ class ObserverConformance(Ending):
         return missing(self, "observer", "your observer")  # type: ignore[return-value]
 
     def test_it_is_an_observer(self, observer: Observer) -> None:
-        """It has every member."""
+        """It has every member, and wants events of some process."""
         require_protocol(observer, "observers")
+        assert observer.processes, "`processes` is empty: it is never told of anything"
+        unknown = observer.processes - PROCESSES
+        assert not unknown, f"there are no processes {sorted(unknown)}, but {', '.join(sorted(PROCESSES))}"
 
-    @pytest.mark.parametrize("name", EVENTS)
-    def test_it_takes_every_event(self, observer: Observer, name: str) -> None:
-        """Also one that it does not know, with facts and without, and with facts that it does not know."""
-        observer.observe(Event(name, time.monotonic()))
-        observer.observe(Event(name, time.monotonic(), EVENTS[name]))
-        observer.observe(Event(name, time.monotonic(), {**EVENTS[name], "unheard_of": None}))
+    @pytest.mark.parametrize("process", EVENTS)
+    def test_it_takes_every_event(self, observer: Observer, process: str) -> None:
+        """All that it wants, also ones that it does not know, with facts and without, and with facts that it does not know."""
+        for name, facts in _wanted(observer, process).items():
+            for fields in ({}, facts, {**facts, **_LATER}):
+                observer.observe(Event(name, time.time(), process, fields))
 
     def test_it_is_quick(self, observer: Observer) -> None:
-        """It is called on the thread that caused the event: a thousand events in a second of the processor's time at most."""
-        started = time.thread_time()
-        for _ in range(1000):
-            observer.observe(Event("submitted", time.monotonic(), {"instructions": 490}))
-        assert time.thread_time() - started < 1.0
+        """A client calls it on the thread that caused the event: a thousand events in a second of the processor's time at most."""
+        for name, facts in list(_wanted(observer, "client").items())[:1]:
+            started = time.thread_time()
+            for _ in range(1000):
+                observer.observe(Event(name, time.time(), "client", facts))
+            assert time.thread_time() - started < 1.0
 
     def test_a_trace_context_is_one(self, observer: Observer) -> None:
-        """W3C's `traceparent` of version 00, or empty, where it has the member of `TracingObserver`."""
-        if isinstance(observer, TracingObserver):
-            for kind in ("submission", "transfer", "one_of_a_later_version"):
-                found = observer.trace_context(kind, 0, 1)
-                assert re.fullmatch("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?", found), found
+        """W3C's `traceparent` of version 00, or empty."""
+        for kind in ("submission", "transfer", "one_of_a_later_version"):
+            found = observer.trace_context(kind, 0, 1)
+            assert re.fullmatch("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?", found), found
 
     def test_it_may_be_called_from_threads(self, observer: Observer) -> None:
-        """Several at the same time."""
-        event = Event("completed", time.monotonic(), {"duration": 0.012})
-        for call in [start(observer.observe, event) for _ in range(200)]:
-            outcome(call, "`observe` must not wait, neither for another thread nor for what it writes to")
+        """Several at the same time, in a client."""
+        for name, facts in list(_wanted(observer, "client").items())[:1]:
+            event = Event(name, time.time(), "client", facts)
+            for call in [start(observer.observe, event) for _ in range(200)]:
+                outcome(call, "`observe` must not wait, neither for another thread nor for what it writes to")
+
+
+def _wanted(observer: Observer, process: str) -> dict[str, Mapping[str, Any]]:
+    """The events of a process that the observer wants, with their facts."""
+    told = {**EVENTS[process], "one_of_a_later_version": _LATER} if process in observer.processes else {}
+    return {name: facts for name, facts in told.items() if observer.events is None or name in observer.events}

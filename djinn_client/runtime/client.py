@@ -44,6 +44,7 @@ from djinn_core.ir.handles import new_storage
 from djinn_core.ir.program import Program
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.logs import get_logger, set_debug_level
+from djinn_core.observing import Sink
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings, resolve
 from djinn_core.system.gc_pause import collect_later
@@ -182,7 +183,8 @@ def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> N
     context.settings, context.registry = settings, registry
     _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, reinstall)
     integrate_registered(context, registry)
-    context.observers.become([*registry.observers, *progress_observers(settings.progress)])
+    sinks = [Sink(one, registry.owner("observers", one.name)) for one in registry.observers]
+    context.observers.become([*sinks, *map(Sink, progress_observers(settings.progress))])
     port.checkpoint_instructions = settings.checkpoint_instructions
     port.wait_timeout = settings.wait_timeout
     require_exact(settings.exact)

@@ -147,7 +147,7 @@ class Session:
         """
         with interrupt_mask:
             self.uploads.read(handle, stored)
-        self.unread += stored.nbytes if self._observers.present else 0
+        self.unread += stored.nbytes if self._observers.wants("reading") else 0
 
     def left_to_read(self, patience: float) -> int:
         """As `ReadingSession.left_to_read`.

@@ -1,64 +1,78 @@
-"""Observers: are told what happens, and change nothing."""
+"""Observers: are told what happens in clients, gateways and executors, and change nothing."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final
 
 import attrs
 
 from djinn_core.hookspecs import hookspec
 
+PROCESSES: Final = frozenset({"client", "gateway", "executor"})
+
 
 @attrs.frozen
 class Event:
-    """Something that happened.
+    """Something that happened. None of it is secret.
 
     Attributes:
-        name: such as `submitted`; docs/hooks.md lists all, with their facts. Later versions may add more.
-        seconds: `time.monotonic()` at the end of it.
-        fields: facts, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
+        name: such as `submitted`; docs/hooks.md has the names by process, with their facts. Later versions may add more.
+        seconds: when it ended, since 1970.
+        process: `client`, `gateway` or `executor`. Two of them may have different events of one name.
+        fields: facts by name, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
     """
 
     name: str
     seconds: float
+    process: str
     fields: Mapping[str, Any] = attrs.field(factory=dict)
 
 
-@runtime_checkable
-class Observer(Protocol):
-    """Is told of events. `name` is unique among observers.
+class Observer(ABC):
+    """Is told of the events of its process, never of single ops.
 
-    One that wants few of them may have an attribute `events` with their names. Others may be told as well: what it spares is
-    making events that no observer wants, which every submission has. It is read again after `connected`.
+    In a client it is called on the thread that caused the event, by several at a time, so it must be quick. In a gateway or an
+    executor it is called on a thread of its own, one event after the other. Events wait for it in a queue, so that a slow one
+    delays nothing; where 10,000 wait, further ones are left out, and a warning says how many. An exception is logged with the
+    name of its plugin, once for each text, and the next event follows.
+
+    Attributes:
+        name: unique among observers.
+        events: names of the events that it wants; None: all. Read again after each `connected`. Events that no observer wants
+            are not made.
+        processes: the processes whose events it wants.
     """
 
     name: str
+    events: frozenset[str] | None = None
+    processes: frozenset[str] = PROCESSES
 
+    @abstractmethod
     def observe(self, event: Event) -> None:
-        """Take note. Called on the thread that caused the event, so it must be quick."""
-
-
-@runtime_checkable
-class TracingObserver(Protocol):
-    """Optional member of an observer: trace context for the executors."""
+        """Take note of an event."""
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """The W3C `traceparent` that is sent with a message, or an empty text. Called on the thread that sends it, before that.
+        """The W3C `traceparent` that is sent to an executor with a message; empty: none. Of several observers the first by name gives it.
+
+        Called in clients, on the thread that sends the message, before that.
 
         Args:
             kind: `submission` or `transfer` (to this executor, of a value of another one).
             executor: number of the executor in its pool, from 1; 0 where it is the only one.
             number: of the submission at this executor, as in its events, or of the transfer in its pool.
         """
+        del kind, executor, number
+        return ""
 
 
 @hookspec
 def djinn_register_observers(settings: Any) -> Iterable[Observer]:
     """Return the observers that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured again. Observers are called in
-    order of name, never per op. One that raises is dropped with a warning that names it. Since API version 1.
+    Called once in each client, gateway and executor process: in a client when the plugins are first needed or configured again.
+    Observers are told of an event in order of name. One that raises is told of the next event, too. Since API version 1.
     """
     del settings
     raise NotImplementedError

@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.placement_policies import PlacementPolicy
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.schedulers import ScheduleMaker
-    from djinn_core.hookspecs.server_observers import ServerObserver
     from djinn_core.hookspecs.transports import Transport
     from djinn_core.hookspecs.weight_formats import WeightFormat
     from djinn_core.hookspecs.weight_sources import WeightSource
@@ -63,7 +62,6 @@ class Registry:
     weight_formats: tuple[WeightFormat, ...]
     authenticators: tuple[Authenticator, ...]
     assignment_policies: tuple[AssignmentPolicy, ...]
-    server_observers: tuple[ServerObserver, ...]
     operations_pages: tuple[OperationsPages, ...]
     observers: tuple[Observer, ...]
     renderers: tuple[Renderer, ...]

@@ -71,7 +71,7 @@ class Admission:
     def serve(self, connection: Connection) -> None:
         """Serve one connection until it ends, in a thread of its own."""
         connection.limits = UNAUTHENTICATED_LIMITS
-        self.context.events.note("connected", peer=_peer(connection))
+        self.context.events.tell("connected", peer=_peer(connection))
         self.trimmer.soon()
         with self.context.unauthenticated.entered(connection):
             message = self._first_message(connection)
@@ -84,7 +84,7 @@ class Admission:
             if isinstance(message, Kill):
                 self._kill(connection, message, identity)
             elif isinstance(message, StatusRequest):
-                self.context.events.note("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
+                self.context.events.tell("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
                 connection.limits = Limits()  # a status is longer than what clients without a token are sent
                 send_message(connection, status_of(self.context, self.assigner.policy.name, _scope(identity)))
             else:
@@ -122,11 +122,11 @@ class Admission:
         self, connection: Connection, denial: Denial, asked: str, who: Identity | None = None, client: str = ""
     ) -> None:
         if who is None and self.wrong.take():
-            self.context.events.note("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
+            self.context.events.tell("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
             return  # without a reply: a client that has a token does not send hundreds of wrong ones
         known = {} if who is None else {"tenant": who.tenant, "key": who.key}
         known |= {"client": client} if client else {}
-        self.context.events.note("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
+        self.context.events.tell("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
@@ -135,9 +135,9 @@ class Admission:
         try:
             return receive_message(connection, HELLO_SECONDS)
         except TimeoutError:
-            self.context.events.note("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
+            self.context.events.tell("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
         except ProtocolError as error:
-            self.context.events.note("refused", why="protocol", peer=_peer(connection))
+            self.context.events.tell("refused", why="protocol", peer=_peer(connection))
             _log.warning("a connection was closed that does not follow the protocol", error=str(error))
             complain(connection, str(error))
         except TransportError as error:
@@ -156,7 +156,7 @@ class Admission:
             return
         ((session, client),) = found.items()
         facts = {"session": session, "client": client, "tenant": identity.tenant, "key": identity.key}
-        self.context.events.note("killed", **facts, peer=_peer(connection))
+        self.context.events.tell("killed", **facts, peer=_peer(connection))
         who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
         self.context.tenants.end(session, f"it was ended by {who}, with `djinn kill`")
         send_message(connection, Killed(session, client))
@@ -180,7 +180,7 @@ class Admission:
             self.context.keys.add(identity.key)
         facts = {"tenant": identity.tenant, "key": identity.key, "client": hello.client}
         where = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
-        self.context.events.note("admitted", **facts, **where)
+        self.context.events.tell("admitted", **facts, **where)
         badge = Badge(identity.tenant, identity.key, identity.quota)
         try:
             ticket = executor.issue_ticket(hello.client, badge=badge)
@@ -215,7 +215,7 @@ class Admission:
             refuse(connection, "the executor cannot be reached: connect again", retry=True)
             return
         connection.limits = Limits()
-        self.context.events.note("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
+        self.context.events.tell("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
         try:
             send_message(inner, attach)
             pair = relay_directions(connection, inner)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.server_observers import ServerEvent
+from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.logs import get_logger, redact
 from djinn_core.system.shared_files import open_privately
 from djinn_server.gateway.log_rate_limit import LogRateLimit
@@ -23,13 +23,14 @@ BUSY_SECONDS: Final = 30.0  # between log lines that a client was refused becaus
 _log = get_logger("djinn.server")
 
 
-class Audit:
-    """A server observer that writes a file which only its owner can read, where there is one, and the server's log.
+class Audit(Observer):
+    """An observer that writes a file which only its owner can read, where there is one, and the server's log.
 
     The file is opened again where another process (logrotate) has moved it away.
     """
 
     name = "audit"
+    events = EVENTS
 
     def __init__(self, path: Path | None = None) -> None:
         """Raises `ConfigurationError` where the file cannot be written."""
@@ -40,7 +41,7 @@ class Audit:
         except OSError as error:
             raise ConfigurationError(f"cannot write the audit log {path}: {error.strerror or error}") from error
 
-    def observe(self, event: ServerEvent) -> None:
+    def observe(self, event: Event) -> None:
         """Write one line about an event of `EVENTS`, none about others.
 
         Of many refusals for the same reason some are left out, and the next line says how many.

@@ -9,8 +9,8 @@ from typing import Final
 
 import attrs
 
+from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.operations_pages import OperationsPages
-from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Listener
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.system.printable import one_line
@@ -31,22 +31,24 @@ _TEXT: Final = 200  # characters
 
 
 @attrs.define
-class GatewayCounters:
-    """A server observer that counts for `/metrics`: refusals by kind, admissions by tenant, since the gateway started.
+class GatewayCounters(Observer):
+    """An observer that counts for `/metrics`: refusals by kind, admissions by tenant, since the gateway started.
 
     Attributes:
         assignments: decisions of the assignment policy, which are no events.
     """
 
-    name: str = "counts"
+    name = "counts"
+    events = frozenset({"connected", "refused", "admitted", "relayed"})
+
     connections: int = 0
     refused: Counter[str] = attrs.field(factory=Counter)
     admitted: Counter[str] = attrs.field(factory=Counter)
     relayed: int = 0
     assignments: AssignmentCounters = attrs.field(factory=AssignmentCounters)
 
-    def observe(self, event: ServerEvent) -> None:
-        """As `ServerObserver.observe`, in the thread of the event."""
+    def observe(self, event: Event) -> None:
+        """As `Observer.observe`, in the thread of the event."""
         fields = event.fields
         if event.name == "connected":
             self.connections += 1
@@ -61,16 +63,17 @@ class GatewayCounters:
             self.relayed += 1
 
 
-class RecentEvents:
-    """A server observer that keeps the latest refusals, deaths of executors and ends of sessions for `djinn status` and dashboards."""
+class RecentEvents(Observer):
+    """An observer that keeps the latest refusals, deaths of executors and ends of sessions for `djinn status` and dashboards."""
 
     name = "recent"
+    events = _KEPT_NAMES
 
     def __init__(self) -> None:
         self._kept: deque[EventStatus] = deque(maxlen=_KEPT)
 
-    def observe(self, event: ServerEvent) -> None:
-        """As `ServerObserver.observe`."""
+    def observe(self, event: Event) -> None:
+        """As `Observer.observe`."""
         if event.name not in _KEPT_NAMES:
             return
         facts = [

@@ -144,7 +144,7 @@ class Gateway:
         write_connection_file(path, content)
         self._file = (path, content)
         _log.info("ready", urls=urls, process=os.getpid())
-        self._events.note("started", urls=urls, process=os.getpid())
+        self._events.tell("started", urls=urls, process=os.getpid())
         operations = self._operations.url if self._operations is not None else ""
         others = (
             self._token.origin,
@@ -181,7 +181,7 @@ class Gateway:
             shutil.rmtree(self._accounts[0], ignore_errors=True)
             os.close(self._accounts[1])
             self._accounts = None
-        self._events.note("stopped", process=os.getpid())
+        self._events.tell("stopped", process=os.getpid())
         self._events.close()
         self._audit.close()
 

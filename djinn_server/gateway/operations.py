@@ -54,7 +54,7 @@ class Operations:
             return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the server is starting or ends\n")
         who = self.context.authentication.identify(shown)
         if isinstance(who, Denial):
-            self.context.events.note("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
+            self.context.events.tell("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
             return HttpResponse(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
         if pages is not None:
             return _ask(pages, PageRequest(rest, who))

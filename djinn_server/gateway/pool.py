@@ -183,7 +183,7 @@ class SupervisedExecutor:
                 return
             died = {"process": self._process.process_id, "exit_status": status}
             _log.error("an executor died; its sessions are lost", **died)
-            self._events.note("executor_died", device=self._device_id, tenant=self._process.tenant, **died)
+            self._events.tell("executor_died", device=self._device_id, tenant=self._process.tenant, **died)
             if not self._restart():
                 return
 
@@ -205,7 +205,7 @@ class SupervisedExecutor:
             self._state = "ready"
             self._restarts += 1
             _log.info("an executor was started again", process=self._process.process_id)
-            self._events.note("executor_restarted", device=self._device_id, process=self._process.process_id)
+            self._events.tell("executor_restarted", device=self._device_id, process=self._process.process_id)
             return True
         return False
 

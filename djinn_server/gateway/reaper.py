@@ -38,7 +38,7 @@ class SessionReaper:
         if invalid:
             self._context.tenants.evict(invalid)
             self._context.keys.difference_update(invalid)
-            self._context.events.note("evicted", keys=invalid, why="revoked or expired")
+            self._context.events.tell("evicted", keys=invalid, why="revoked or expired")
         self._context.tenants.release_idle()
         self._context.tenants.refresh_loads()
 

@@ -121,8 +121,8 @@ class PeerValues:
     ) -> None:
         begun = time.perf_counter()
         arrived = self.exchange.expect(expected.transfer, expected.source, partial(self.waits.read_ahead, connection))
-        if self.context.events.observed:
-            self.context.events.note(
+        if self.context.events.wants("transferred"):
+            self.context.events.tell(
                 "transferred",
                 transfer=expected.transfer,
                 source=expected.source,

@@ -28,7 +28,7 @@ from djinn.scheduling import simulated
 from djinn.testing.session import executor_processes
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.calibrations import keep_calibration
-from djinn_core.hookspecs.observers import Event
+from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.ir.result import PipelineResult
 from djinn_costs.roofline.calibration.calibrate import Bench, calibrated_models
 from djinn_costs.roofline.calibration.measuring import measuring
@@ -170,10 +170,12 @@ def ways(small: bool) -> tuple[Way, ...]:
 
 
 @attrs.define
-class Watch:
-    """Notes when the first part of a program left and when the last answer came; an observer."""
+class Watch(Observer):
+    """Notes when the first part of a program left and when the last answer came."""
 
-    name: str = "watch"
+    name = "watch"
+    events = frozenset({"submitted", "completed"})
+
     began: float = 0.0
     ended: float = 0.0
 

@@ -23,7 +23,7 @@ CELLS = {
     "progress": """
 from djinn_client.runtime import client
 from djinn_client.runtime.sending import progress
-bar, = [o for o in client.context.observers._observers if o.name == "progress"]
+bar, = [s.observer for s in client.context.observers.sinks if s.observer.name == "progress"]
 bar._patience = 0.0
 torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).to(x.device)
 None

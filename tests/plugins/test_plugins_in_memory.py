@@ -24,14 +24,14 @@ SERVED = ("local",)  # left out where this machine's server is to be reached as 
 
 AT_CLIENTS = """
 import djinn
-from djinn.hooks import CostEstimate, OptimizationResult, hookimpl
+from djinn.hooks import CostEstimate, Observer, OptimizationResult, hookimpl
 from djinn.patterns import linear, matcher, op
 
 djinn_api_version = "2.0"
 events = []
 
 
-class Observer:
+class Watching(Observer):
     name = "in_memory"
 
     def observe(self, event):
@@ -56,7 +56,7 @@ class Costs:
 
 @hookimpl
 def djinn_register_observers():
-    return [Observer()]
+    return [Watching()]
 
 
 @hookimpl

@@ -157,9 +157,9 @@ def test_a_selection_is_the_built_in_plugins_and_exactly_these(
 
 
 def test_an_instance_may_be_a_plugin() -> None:
-    from djinn_core.hookspecs import hookimpl
+    from djinn.hooks import Observer, hookimpl
 
-    class Watcher:
+    class Watcher(Observer):
         name = "watcher"
         djinn_api_version = "2.0"
 

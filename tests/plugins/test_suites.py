@@ -23,6 +23,7 @@ from djinn.hooks import (
     EventFeed,
     HttpResponse,
     Identity,
+    Observer,
     OptimizationResult,
     PatternMatch,
     Placement,
@@ -451,13 +452,6 @@ def test_assignment_policies_that_are_wrong() -> None:
     expect_failure(lambda: suite.test_it_is_an_assignment_policy(made(decide=None)), "assign")
 
 
-def test_server_observers_that_know_too_little() -> None:
-    suite = testing.ServerObserverConformance()
-    picky = made(observe=lambda self, event: event.fields["duration"])
-    with pytest.raises(KeyError):
-        suite.test_it_takes_every_event(picky, "started")
-
-
 def test_pages_that_show_a_tenant_what_others_do() -> None:
     suite = testing.OperationsPagesConformance()
 
@@ -481,11 +475,27 @@ def test_pages_that_show_a_tenant_what_others_do() -> None:
 def test_observers_that_know_too_little() -> None:
     suite = testing.ObserverConformance()
 
-    def observe(self: Any, event: Event) -> None:
-        assert event.fields["duration"] >= 0, "no duration"
+    class Strict(Observer):
+        name = "strict"
 
-    with pytest.raises(KeyError):
-        suite.test_it_takes_every_event(made(observe=observe), "planned")
+        def observe(self, event: Event) -> None:
+            assert event.fields["duration"] >= 0, "no duration"
+
+    for process in ("client", "gateway", "executor"):
+        with pytest.raises(KeyError):
+            suite.test_it_takes_every_event(Strict(), process)
+
+
+def test_observers_of_no_process() -> None:
+    suite = testing.ObserverConformance()
+
+    class Nowhere(Observer):
+        name = "nowhere"
+        processes = frozenset({"server"})
+
+        def observe(self, event: Event) -> None: ...
+
+    expect_failure(lambda: suite.test_it_is_an_observer(Nowhere()), "there are no processes ['server']")
 
 
 def test_plugins_that_register_nothing_or_run_out() -> None:

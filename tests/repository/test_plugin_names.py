@@ -27,7 +27,6 @@ CHOSEN = (
     "memory_policies",
     "authenticators",
     "assignment_policies",
-    "server_observers",
     "observers",
 )
 WORDS = {

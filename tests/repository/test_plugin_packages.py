@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -56,6 +57,28 @@ def test_names_of_the_server_are_found():
     }
     assert wanted <= names_of_the_server()
     assert ("djinn.operations", "read_status") not in names_of_the_server()
+
+
+def plugins(package):
+    """Return the names of the plugins of a package."""
+    groups = project(package).get("entry-points", {})
+    return {
+        name
+        for group, points in groups.items()
+        if group == "djinn" or (group.startswith("djinn.") and group != "djinn.integrations")
+        for name in points
+    }
+
+
+def test_the_list_of_packages_is_complete():
+    text = (ROOT / "docs" / "packages.md").read_text()
+    rows = re.findall(
+        r"^\| \[`(\w+)`\]\(\.\./plugins/\w+/README\.md\) \| ([^|]*) \| (?:client|server|both) \| .+ \|$",
+        text,
+        re.MULTILINE,
+    )
+    listed = {folder: set(re.findall(r"`(\w+)`", names)) for folder, names in rows}
+    assert listed == {package.name: plugins(package) for package in PACKAGES}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import djinn
+from djinn.hooks import Observer
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.stages.annotate import annotate
 from djinn_core.planning.stages.estimate import estimate
@@ -172,13 +173,13 @@ class Listening:
     def djinn_register_observers(self) -> list[object]:
         listener = self
 
-        class Remembers:
+        class Remembers(Observer):
             name = "remembers"
 
             def observe(self, event: object) -> None:
                 listener.seen.append(event.name)
 
-        class Raises:
+        class Raises(Observer):
             name = "raises"
 
             def observe(self, event: object) -> None:
@@ -187,7 +188,7 @@ class Listening:
         return [Raises(), Remembers()]
 
 
-def test_observers_are_told_and_one_that_raises_is_dropped() -> None:
+def test_observers_are_told_and_one_that_raises_keeps_nothing_from_the_others() -> None:
     plugin = Listening()
     djinn.shut_down()
     djinn.configure(plugins=[plugin], threads=1, plan_first_runs=True)

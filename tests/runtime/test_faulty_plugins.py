@@ -10,7 +10,7 @@ import torch
 from configured import configured
 
 import djinn
-from djinn.hooks import CostEstimate, OptimizationResult, PatternMatch, Rewrite, hookimpl
+from djinn.hooks import CostEstimate, Observer, OptimizationResult, PatternMatch, Rewrite, hookimpl
 
 REMOTE = "remote_accelerator:0"
 LIBRARY = "sndhdr" if sys.version_info < (3, 12) else "wave"
@@ -38,6 +38,10 @@ class Faulty:
         return self.does(*given)
 
     estimate = optimize = place = schedule = observe = install = uninstall = adapt = match
+
+
+class Told(Faulty, Observer):
+    pass
 
 
 class Install(Faulty):
@@ -93,7 +97,7 @@ class Plugin:
 
     @hookimpl
     def djinn_register_observers(self):
-        return [Faulty("observe_raises", raises), Faulty("wants_3", lambda _: None, events=3)]
+        return [Told("observe_raises", raises), Told("wants_3", lambda _: None, events=3)]
 
     @hookimpl
     def djinn_register_interceptors(self):

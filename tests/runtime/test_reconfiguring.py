@@ -9,6 +9,7 @@ import torch
 from configured import configured
 
 import djinn
+from djinn.hooks import Observer
 from djinn_client.runtime import client
 from djinn_client.runtime.reconfiguring import changed, needing_new_session
 from djinn_core.settings import Settings
@@ -141,7 +142,7 @@ def test_in_a_pool_plans_are_made_anew(alone):
 def test_observers_of_the_open_session_change(alone):
     seen = []
 
-    class Watching:
+    class Watching(Observer):
         name = "watching"
 
         def observe(self, event):

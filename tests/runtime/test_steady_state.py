@@ -11,7 +11,7 @@ import torch
 from long_forms import long_or
 
 import djinn
-from djinn.hooks import Event, OptimizationContext, OptimizationResult, Rewrite, Substitution
+from djinn.hooks import Event, Observer, OptimizationContext, OptimizationResult, Rewrite, Substitution
 from djinn.testing import ProgramBuilder
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.plan_cache import PlanCache
@@ -108,7 +108,7 @@ def test_known_step_takes_one_small_message_each_way(embedded):
     assert counts["bytes_received"] <= 180  # 139, of which some report the executor's free memory
 
 
-class Tracer:
+class Tracer(Observer):
     """An observer with a trace context for each submission."""
 
     name = "tracer"

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.server_observers import ServerEvent
+from djinn_core.hookspecs.observers import Event
 from djinn_server.gateway.audit import Audit
 
 
@@ -25,7 +25,7 @@ def audit(log):
 
 
 def note(audit, name, **fields):
-    audit.observe(ServerEvent(name, time.time(), "gateway", fields))
+    audit.observe(Event(name, time.time(), "gateway", fields))
 
 
 def events(path):

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from servers import start_server, wait_for
 
 import djinn
+from djinn.hooks import Observer
 from djinn.testing import executor_processes, kill_executor
 from djinn_client.runtime.connecting.status import ask_servers
 from djinn_client.runtime.receiving import read_progress
@@ -320,7 +321,7 @@ class Following:
     def djinn_register_observers(self):
         follower = self
 
-        class Notes:
+        class Notes(Observer):
             name = "notes"
 
             def observe(self, event):

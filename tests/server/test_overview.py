@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from djinn_client.runtime.connecting.connect import open_connections
 from djinn_client.runtime.connecting.status import read_status
 from djinn_core.cli import main
-from djinn_core.hookspecs.server_observers import ServerEvent
+from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.handles import make_handle
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
@@ -130,15 +130,15 @@ def test_hints_are_bounded(values):
 
 def test_events_are_kept_for_those_whom_they_concern():
     recent = RecentEvents()
-    recent.observe(ServerEvent("connected", 1.0, "gateway", {"peer": "x"}))
-    recent.observe(ServerEvent("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
-    recent.observe(ServerEvent("executor_died", 3.0, "gateway", {"tenant": "alice", "exit_status": -9}))
+    recent.observe(Event("connected", 1.0, "gateway", {"peer": "x"}))
+    recent.observe(Event("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
+    recent.observe(Event("executor_died", 3.0, "gateway", {"tenant": "alice", "exit_status": -9}))
     for _ in range(2000):
-        recent.observe(ServerEvent("refused", 4.0, "gateway", {"why": "token", "tenant": "bob"}))
+        recent.observe(Event("refused", 4.0, "gateway", {"why": "token", "tenant": "bob"}))
     assert [one.tenant for one in recent.of("bob", 3)] == ["bob"] * 3
     assert len(recent.of(None, 10_000)) <= 1000
     again = RecentEvents()
-    again.observe(ServerEvent("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
+    again.observe(Event("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
     assert "\x1b" not in again.of(None)[0].text
     assert again.of("alice") == ()
 

@@ -11,7 +11,7 @@ import torch
 from djinn_client.runtime.connecting.logins import Login, save_login
 from djinn_commands.connect.records import Record, save_record
 from djinn_core.hookspecs.executors import NO_TENANT
-from djinn_core.hookspecs.server_observers import ServerEvent
+from djinn_core.hookspecs.observers import Event
 from djinn_core.protocol.connection_file import ConnectionFile, write_connection_file
 from djinn_core.system.shared_files import locked
 from djinn_core.wire.digests import digest_of_content
@@ -44,7 +44,7 @@ def certificate(folder):
 
 def audit_log(folder):
     audit = Audit(folder / "audit.log")
-    audit.observe(ServerEvent("started", 0.0, "gateway"))
+    audit.observe(Event("started", 0.0, "gateway"))
     audit.close()
 
 

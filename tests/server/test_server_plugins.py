@@ -15,15 +15,15 @@ from servers import SECONDS, start_server, wait_for
 import djinn
 from djinn.testing import (
     AuthenticatorConformance,
-    ServerObserverConformance,
+    ObserverConformance,
     self_signed_tls,
 )
 from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_client.runtime.connecting.status import ask_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, SessionLost
 from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
+from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.quotas import Quota
-from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.protocol.tls_transports import under_tls
 from djinn_core.registry.registry import Registry
@@ -48,7 +48,7 @@ from pathlib import Path
 
 import attrs
 
-from djinn.hooks import Denial, Identity, hookimpl
+from djinn.hooks import Denial, Identity, Observer, hookimpl
 
 djinn_api_version = "2.0"
 
@@ -87,7 +87,7 @@ class Badges:
         return key == "alice-1" and mode(self.folder) != "revoked"
 
 
-class Notes:
+class Notes(Observer):
     name = "notes"
 
     def __init__(self, folder):
@@ -99,14 +99,14 @@ class Notes:
             file.write(json.dumps(line) + "\\n")
 
 
-class Angry:
+class Angry(Observer):
     name = "angry"
 
     def observe(self, event):
         raise ZeroDivisionError("no event is good enough")
 
 
-class Asleep:
+class Asleep(Observer):
     name = "asleep"
 
     def observe(self, event):
@@ -119,7 +119,7 @@ def djinn_register_authenticators(settings):
 
 
 @hookimpl
-def djinn_register_server_observers(settings):
+def djinn_register_observers(settings):
     return [Notes(settings.folder), Angry(), Asleep()]
 """
 
@@ -238,7 +238,7 @@ def test_observers_are_told_in_both_processes(guarded):
     assert done
     assert all(line["failures"] == 0 and line["duration"] >= 0 for line in done)
     assert "no event is good enough" in guarded.log
-    failed = [json.loads(line) for line in guarded.log.splitlines() if "a server observer failed" in line]
+    failed = [json.loads(line) for line in guarded.log.splitlines() if "an observer failed" in line]
     assert all("guards" in line["plugin"] for line in failed)
 
 
@@ -284,6 +284,20 @@ class Stub:
 
     def __init__(self, **members):
         self.__dict__.update({"name": "stub", **members})
+
+
+class Watching(Observer):
+    """An observer of gateways that does what a test says."""
+
+    name = "watching"
+    events = frozenset({"connected"})
+    processes = frozenset({"gateway"})
+
+    def __init__(self, take):
+        self._take = take
+
+    def observe(self, event):
+        self._take(event)
 
 
 def of(**objects):
@@ -376,16 +390,30 @@ def test_observers_that_are_slow_or_fail_delay_nothing(monkeypatch, caplog):
             raise ValueError("not this one")
 
     made = ServerEvents("gateway")
-    assert not made.observed
-    made.observe_with(of(server_observers=[Stub(observe=observe)]))
+    assert not made.wants("connected")
+    made.observe_with(of(observers=[Watching(observe)]))
+    assert made.wants("connected")
     for number in range(100):
-        made.bound(tenant="alice", token=SECRET).note("connected", number=number)
+        made.bound(tenant="alice", token=SECRET).tell("connected", number=number)
     gate.set()
     made.close(60.0)
     assert 4 <= len(seen) <= 6
     assert all(fields["tenant"] == "alice" and fields["token"] == "[hidden]" for fields in seen)
     assert "not this one" in caplog.text
     assert "plugin 'guards' (djinn-guards 1.0)" in caplog.text
+
+
+def test_only_what_an_observer_wants_is_told(monkeypatch):
+    seen = []
+    made, other = ServerEvents("gateway"), ServerEvents("executor")
+    for one in (made, other):
+        one.observe_with(of(observers=[Watching(seen.append)]))
+        for name in ("started", "connected"):
+            one.tell(name)
+        one.close(60.0)
+    assert [(event.name, event.process) for event in seen] == [("connected", "gateway")]
+    assert not made.wants("started")
+    assert not other.wants("connected")
 
 
 def test_counts_follow_events():
@@ -399,7 +427,7 @@ def test_counts_follow_events():
         ("relayed", {}),
         ("stopped", {}),
     ]:
-        counts.observe(ServerEvent(name, 1.0, "gateway", fields))
+        counts.observe(Event(name, 1.0, "gateway", fields))
     assert (counts.connections, counts.relayed, dict(counts.admitted)) == (1, 1, {"alice": 1})
     assert dict(counts.refused) == {"token": 2, "flood": 1, "operations_token": 1}
 
@@ -429,7 +457,7 @@ class Renamed:
         self.prepare, self.authenticate, self.is_valid = inner.prepare, inner.authenticate, inner.is_valid
 
 
-class TestAudit(ServerObserverConformance):
+class TestAudit(ObserverConformance):
     @pytest.fixture
     def observer(self, tmp_path):
         audit = Audit(tmp_path / "audit")
@@ -437,7 +465,7 @@ class TestAudit(ServerObserverConformance):
         audit.close()
 
 
-class TestCounts(ServerObserverConformance):
+class TestCounts(ObserverConformance):
     @pytest.fixture
     def observer(self):
         return GatewayCounters()

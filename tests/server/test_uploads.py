@@ -73,20 +73,20 @@ def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
     assert not session.uploads.asked
 
 
-def test_a_bar_shows_how_far_an_upload_is(keeping, monkeypatch):
+def test_a_bar_shows_how_far_an_upload_is(keeping):
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120)
     observer = UploadProgress(lambda: TerminalBar(console), patience=0.0)
-    monkeypatch.setattr(client.context.observers, "_observers", [observer])
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(6)])
-    again = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(6)])
-    again.load_state_dict(model.state_dict())
-    model.to("remote_accelerator:0").cpu()
-    assert "/6.3 MB" in shown.getvalue()
-    assert "were there" not in shown.getvalue()
-    again.to("remote_accelerator:0").cpu()
-    assert "GB were there" in shown.getvalue()
+    with client.observed_by(observer):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(6)])
+        again = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(6)])
+        again.load_state_dict(model.state_dict())
+        model.to("remote_accelerator:0").cpu()
+        assert "/6.3 MB" in shown.getvalue()
+        assert "were there" not in shown.getvalue()
+        again.to("remote_accelerator:0").cpu()
+        assert "GB were there" in shown.getvalue()
     assert observer._bar is None, "it ends with the upload"
 
 
@@ -95,15 +95,15 @@ def test_a_bar_shows_how_far_the_server_is():
     console = Console(file=shown, force_terminal=True, width=120)
     observer = ServerProgress(lambda: TerminalBar(console), patience=2.0)
     for seconds, done in enumerate((0, 1 << 30, 2 << 30, 3 << 30)):
-        observer.observe(Event("downloading", float(seconds), {"done": done, "expected": 4 << 30}))
+        observer.observe(Event("downloading", float(seconds), "client", {"done": done, "expected": 4 << 30}))
         assert ("The server downloads" in shown.getvalue()) == (seconds >= 2)
     assert "/4.3 GB" in shown.getvalue()
-    observer.observe(Event("downloading", 4.0, {"done": 4 << 30, "expected": 4 << 30}))
+    observer.observe(Event("downloading", 4.0, "client", {"done": 4 << 30, "expected": 4 << 30}))
     assert observer._bar is None
     for seconds in (5.0, 8.0):
-        observer.observe(Event("reading", seconds, {"done": 1, "expected": 1000}))
+        observer.observe(Event("reading", seconds, "client", {"done": 1, "expected": 1000}))
     assert "The server reads" in shown.getvalue()
-    observer.observe(Event("submitted", 9.0, {}))
+    observer.observe(Event("submitted", 9.0, "client"))
     assert observer._bar is None
 
 

@@ -158,7 +158,7 @@ class Replies:
         late, there = number in deferred.left, number not in self.pending
         counts = not (late and there)  # also where another thread has taken in the reply meanwhile
         self._stats.round_trips += counts
-        begun = time.perf_counter() if "waited" not in observers.unwanted else 0.0
+        begun = time.perf_counter() if observers.wants("waited") else 0.0
         try:
             if not there:
                 limited = port.wait_timeout or device_state.thread.waits_until is not None
@@ -423,7 +423,7 @@ class Replies:
             self.when_links_seen(completed.links)
         if completed.room is not None:
             self.when_room_told(completed.room)
-        if "completed" not in observers.unwanted:
+        if observers.wants("completed"):
             self._tell(completed)
         if (timeline := observers.timeline) is not None:
             timeline.completed(self.reader.number, number, pending, completed, sum(map(len, body)))

@@ -44,10 +44,11 @@ class ProgressBar(Protocol):
         """Remove the bar."""
 
 
-class UploadProgress:
+class UploadProgress(Observer):
     """An observer that shows how far an upload is: bytes sent, bytes that the server had, rate, time left."""
 
     name = "progress"
+    events = frozenset({"uploading", "uploaded", "completed", "disconnected"})
 
     def __init__(self, make: Callable[[], ProgressBar], patience: float = PATIENCE) -> None:
         """`make`: a bar for one upload."""
@@ -94,7 +95,7 @@ class UploadProgress:
         self._bar.draw(self._done, self._expected, seconds, f"Uploading{cached}")
 
 
-class ServerProgress:
+class ServerProgress(Observer):
     """An observer that shows how far the server is with weights that it downloads or reads itself."""
 
     name = "server_progress"

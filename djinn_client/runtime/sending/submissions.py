@@ -285,7 +285,7 @@ class Submissions:
         self._link.send(frame)
         if timeline is not None:
             timeline.sent(replies.reader.number, number, pending, begun, sending, size)
-        if "submitted" not in observers.unwanted:
+        if observers.wants("submitted"):
             observers.tell("submitted", submission=number, executor=replies.reader.number, instructions=len(program))
         return number
 
@@ -334,7 +334,7 @@ class Submissions:
             claims=claims,
             synchronize=submission.synchronize,
             trace=observers.trace_context("submission", self._replies.reader.number, number)
-            if observers.tracing is not None
+            if observers.tracing
             else "",
         )
 

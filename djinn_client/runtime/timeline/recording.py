@@ -37,7 +37,7 @@ from djinn_client.runtime.timeline.recorded import (
 )
 from djinn_client.runtime.timeline.user_places import OTHER, UserPlace, UserPlaces, line_of
 from djinn_core.errors import DjinnError
-from djinn_core.hookspecs.observers import Event
+from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.wire.messages import Completed
 
 
@@ -96,8 +96,8 @@ class _ThreadLists(threading.local):
     record: ThreadRecord | None = None
 
 
-class Recording:
-    """The raw records, and the hooks that make them. Implements `Observer`, `SubmissionRecorder` and `CaptureRecorder`.
+class Recording(Observer):
+    """The raw records, and the hooks that make them. Implements `SubmissionRecorder` and `CaptureRecorder`.
 
     Attributes:
         begun, ended: the block's moments. thread: the one that it is of. ops: whether each instruction is timed by executors.
@@ -327,7 +327,7 @@ class Recording:
 
     def observe(self, event: Event) -> None:
         """As `Observer.observe`: waits and connections, on the thread that had them."""
-        if event.name not in self.events or self._asking:
+        if self._asking:
             return
         now, record, fields = time.perf_counter(), self._mine(), event.fields
         begun = now - fields["seconds"]

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import logging
 
-from djinn.hooks import Event
+from djinn.hooks import Event, Observer
 
 _log = logging.getLogger("djinn_simulated")
+_SESSIONS = frozenset({"connected", "disconnected"})
 
 
-class Teller:
+class Teller(Observer):
     """Adds up what simulated devices say that they worked. The client's own work, and what the network takes, is not in it."""
 
     name = "simulated"
+    events = _SESSIONS
+    processes = frozenset({"client"})
 
     def __init__(self) -> None:
         self._seconds = 0.0
         self._programs = 0
         self._simulated = False
 
-    @property
-    def events(self) -> tuple[str, ...]:
-        """As `Observer` says: sessions, and submissions to devices that are simulated."""
-        return ("connected", "disconnected", *(("completed",) if self._simulated else ()))
-
     def observe(self, event: Event) -> None:
         """Note what devices took, and tell it when the session ends."""
         if event.name == "connected":
             kinds = event.fields.get("kinds", ())
             self._simulated, self._seconds, self._programs = "simulated" in kinds, 0.0, 0
+            self.events = _SESSIONS | {"completed"} if self._simulated else _SESSIONS
             if self._simulated:
                 _log.warning("the device is simulated: it keeps time, and what comes back is zeros")
         elif event.name == "completed" and self._simulated:

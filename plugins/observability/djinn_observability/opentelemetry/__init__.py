@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from djinn.hooks import Observer, ServerObserver
+    from djinn.hooks import Observer
 
 djinn_api_version = "2.0"
 
@@ -36,22 +36,16 @@ def exports() -> bool:
 
 @hookimpl
 def djinn_register_observers() -> Iterable[Observer]:
-    """An observer where the program has configured OpenTelemetry, or the environment names a collector; otherwise none."""
-    if "opentelemetry.trace" not in sys.modules and not exports():
+    """Observers where the program has configured OpenTelemetry, or the environment names a collector; otherwise none."""
+    exporting = exports()
+    if "opentelemetry.trace" not in sys.modules and not exporting:
         return []
     from djinn_observability.opentelemetry.client_observer import ClientObserver
-    from djinn_observability.opentelemetry.telemetry import for_collector, of_the_program
+    from djinn_observability.opentelemetry.server_observer import ServerObserver
+    from djinn_observability.opentelemetry.telemetry import check_exporter, for_collector, of_the_program
 
-    telemetry = of_the_program() or (for_collector("djinn-client") if exports() else None)
-    return [ClientObserver(telemetry)] if telemetry is not None else []
-
-
-@hookimpl
-def djinn_register_server_observers() -> Iterable[ServerObserver]:
-    """An observer where the environment names a collector; otherwise none."""
-    if not exports():
-        return []
-    from djinn_observability.opentelemetry.server_observer import OpenTelemetryServerObserver
-    from djinn_observability.opentelemetry.telemetry import for_collector
-
-    return [OpenTelemetryServerObserver(for_collector)]
+    own = of_the_program()
+    if not exporting:
+        return [ClientObserver(lambda _: own)] if own is not None else []
+    check_exporter()
+    return [ClientObserver(lambda service: own or for_collector(service)), ServerObserver(for_collector)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, SpanKind
 
-from djinn.hooks import Event
+from djinn.hooks import Event, Observer
 from djinn_observability.opentelemetry.telemetry import SUBMIT, Telemetry, finish
 
 
@@ -28,10 +29,38 @@ class _Uploads:
     recalled: int = 0
 
 
-class ClientObserver:
-    """Implements `Observer` and `TracingObserver`."""
+class ClientObserver(Observer):
+    """Makes spans and metrics of a client's events."""
 
     name = "opentelemetry"
+    events = frozenset({
+        "connected", "disconnected", "reconnected", "planned", "submitted", "completed", "waited", "uploaded",
+    })  # fmt: skip
+    processes = frozenset({"client"})
+
+    def __init__(self, make: Callable[[str], Telemetry]) -> None:
+        """`make` gives the telemetry of a service by its name; called once, in a client."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: _Spans | None = None
+
+    def observe(self, event: Event) -> None:
+        """As `Observer.observe`."""
+        self._spans().observe(event)
+
+    def trace_context(self, kind: str, executor: int, number: int) -> str:
+        """As `Observer.trace_context`; the span of a submission begins here."""
+        return self._spans().trace_context(kind, executor, number)
+
+    def _spans(self) -> _Spans:
+        with self._lock:
+            if self._made is None:
+                self._made = _Spans(self._make("djinn-client"))
+            return self._made
+
+
+class _Spans:
+    """Spans that are open, and instruments."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -47,7 +76,7 @@ class ClientObserver:
         self._servers: list[dict[str, Any]] = [{}]
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """As `TracingObserver.trace_context`; the span of a submission begins here."""
+        """As `Observer.trace_context`."""
         if kind != "submission":
             return _traceparent(trace.get_current_span().get_span_context())
         attributes = {**SUBMIT, **self._server(executor), "djinn.submission": number, "djinn.executor": executor}

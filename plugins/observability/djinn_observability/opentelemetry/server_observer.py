@@ -9,25 +9,30 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from djinn.hooks import ServerEvent
+from djinn.hooks import Event, Observer
 from djinn_observability.opentelemetry.telemetry import SUBMIT, Telemetry
 
 _NAMES = {"tenant": "djinn.tenant", "device": "djinn.device", "session": "djinn.session.id", "client": "djinn.client"}
 _MEASURED = ("djinn.tenant", "djinn.device")  # attributes of metrics: there are few of each
 
 
-class OpenTelemetryServerObserver:
-    """Implements `ServerObserver`."""
+class ServerObserver(Observer):
+    """Makes spans and metrics of the events of a gateway or an executor."""
 
-    name = "opentelemetry"
+    name = "opentelemetry_server"
+    events = frozenset({
+        "admitted", "refused", "executor_died", "executor_restarted", "stopped",
+        "session_began", "session_ended", "completed", "transferred",
+    })  # fmt: skip
+    processes = frozenset({"gateway", "executor"})
 
     def __init__(self, make: Callable[[str], Telemetry]) -> None:
         """`make` gives the telemetry of a service by its name; called at the first event, which says whose it is."""
         self._make = make
         self._says: _Says | None = None
 
-    def observe(self, event: ServerEvent) -> None:
-        """As `ServerObserver.observe`, on the observer's own thread."""
+    def observe(self, event: Event) -> None:
+        """As `Observer.observe`."""
         if self._says is None:
             self._says = _Says(self._make(f"djinn-{event.process}"))
         says, fields = self._says, event.fields
@@ -58,7 +63,7 @@ class _Says:
         self.recovered = meter.create_counter("djinn.executor.sessions.recovered", unit="{session}")
         self._died: dict[str, float] = {}  # by device
 
-    def completed(self, event: ServerEvent) -> None:
+    def completed(self, event: Event) -> None:
         """A submission was answered."""
         fields = event.fields
         queue = fields.get("queue", 0.0)
@@ -83,7 +88,7 @@ class _Says:
         self._queue.record(queue, measured)
         self._calls.record(whole, {**SUBMIT, **measured, **({"error.type": error} if error else {})})
 
-    def transferred(self, event: ServerEvent) -> None:
+    def transferred(self, event: Event) -> None:
         """Values of another executor are here, or will not come."""
         fields = event.fields
         parent = _parent(fields)
@@ -104,7 +109,7 @@ class _Says:
         about = {"error.type": str(fields.get("why", ""))} if name == "refused" else {}
         self._clients.add(1, {"djinn.outcome": name, **about})
 
-    def restarted(self, event: ServerEvent) -> None:
+    def restarted(self, event: Event) -> None:
         """An executor has died, or another one has taken its place: the time between is a span."""
         device = str(event.fields.get("device", ""))
         if event.name == "executor_died":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, Final
 
 import attrs
@@ -75,25 +76,34 @@ def of_the_program() -> Telemetry | None:
     return Telemetry(trace.get_tracer(_SCOPE), metrics.get_meter(_SCOPE))
 
 
-def for_collector(service: str) -> Telemetry:
-    """Tracer and meter for the collector that the environment names, by OTLP over HTTP, under the name of this service.
+def check_exporter() -> None:
+    """Check that events can be exported, without the time that importing the exporter takes.
 
     Raises:
         ConfigurationError: the SDK or the exporter is not installed.
     """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the environment names a collector of OpenTelemetry, and {error.name} is not installed: "
-            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, or set OTEL_SDK_DISABLED=true"
-        ) from error
+    for name in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
+        try:
+            found = find_spec(name)
+        except ImportError:  # of a package around it
+            found = None
+        if found is None:
+            raise ConfigurationError(
+                f"the environment names a collector of OpenTelemetry, and {name} is not installed: "
+                "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, or set OTEL_SDK_DISABLED=true"
+            )
+
+
+def for_collector(service: str) -> Telemetry:
+    """Tracer and meter for the collector that the environment names, by OTLP over HTTP, under the name of this service."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}
     resource = Resource.create({**named, "process.pid": os.getpid()})
     traces = TracerProvider(resource=resource)

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import Event
+from djinn.hooks import Event, Observer
 from djinn.session import observed_by
 from djinn.timelines import ADVICE, UserPlace, UserPlaces, called, duration, line_of, preformatted, unit_of
 
@@ -41,7 +41,7 @@ class Wait:
     seconds: float
 
 
-class WaitReport:
+class WaitReport(Observer):
     """Round trips inside a block of `explain_waits()`; `str()` shows them as a table, the longest first."""
 
     def __init__(self) -> None:
@@ -54,8 +54,6 @@ class WaitReport:
 
     def observe(self, event: Event) -> None:
         """As `Observer.observe`: on the thread that has waited, with the stack of what it waited for."""
-        if event.name != "waited":
-            return
         place = self._places.find(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
         key = id(place[0]), *place[1:]
         with self._lock:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import djinn
 from djinn import session
-from djinn.hooks import ConfigurationError, Event
+from djinn.hooks import ConfigurationError, Event, Observer
 from djinn.platforms import ThreadTimes
 
 DEVICE: Final = "remote_accelerator:0"
@@ -23,18 +23,18 @@ class Clock(Protocol):
         """Seconds so far; to be read when nothing is under way."""
 
 
-class ExecutorClock:
-    """Adds up the time that executors say they spent on submissions; an observer."""
+class ExecutorClock(Observer):
+    """Adds up the time that executors say they spent on submissions."""
 
     name = "executor_clock"
+    events = frozenset({"completed"})
 
     def __init__(self) -> None:
         self._seconds = 0.0
 
     def observe(self, event: Event) -> None:
         """Take note of a submission's time."""
-        if event.name == "completed":
-            self._seconds += event.fields["execute"]
+        self._seconds += event.fields["execute"]
 
     def read(self) -> float:
         """Seconds of the executor's own clock."""

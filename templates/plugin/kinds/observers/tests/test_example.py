@@ -17,9 +17,9 @@ class TestObserver(ObserverConformance):
         return djinn_example.ExampleObserver()
 
 
-def test_events_are_counted():
+def test_seconds_are_added_up_by_tenant():
     observer = djinn_example.ExampleObserver()
-    observer.observe(Event("completed", 1.0, {"duration": 0.5}))
-    observer.observe(Event("completed", 2.0, {"duration": 0.25}))
-    assert observer.counts["completed"] == 2
-    assert observer.seconds["completed"] == 0.75
+    for tenant, duration in (("alice", 0.5), ("bob", 1.0), ("alice", 0.25)):
+        observer.observe(Event("completed", 1.0, "executor", {"tenant": tenant, "duration": duration}))
+    observer.observe(Event("completed", 1.0, "client", {"execute": 2.0}))
+    assert observer.seconds == {"alice": 0.75, "bob": 1.0, "": 2.0}
