@@ -6,7 +6,8 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Protocol, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
 from djinn_core.hookspecs import API_VERSION
 from djinn_core.registry.kinds import Kind
@@ -65,7 +66,7 @@ def _optional_faults(candidate: object, members: Mapping[str, Any]) -> Iterator[
 
 def _attribute_faults(candidate: object, protocol: type) -> Iterator[str]:
     for member, annotation in _attributes(protocol).items():
-        expected = get_origin(annotation) or annotation
+        expected = _classes(annotation)
         if not hasattr(candidate, member):
             yield f"it lacks the attribute `{member}` ({_spelled(annotation)})"
         elif not isinstance(value := getattr(candidate, member), expected):
@@ -80,6 +81,12 @@ def _method_faults(candidate: object, protocol: type) -> Iterator[str]:
             yield f"its method `{member}` is asynchronous, but is called without await"
         elif not _accepts(method, len(expected.parameters) - 1):
             yield f"its method `{member}{inspect.signature(method)}` must accept `{member}{expected}`"
+
+
+def _classes(annotation: Any) -> tuple[type, ...]:
+    """Classes of the values that an annotation allows, without what it says of their items."""
+    parts = get_args(annotation) if get_origin(annotation) in {Union, UnionType} else (annotation,)
+    return tuple(get_origin(part) or part for part in parts)
 
 
 @cache
