@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
     from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
-    from djinn_core.hookspecs.cost_models import BackgroundCalibrated, CalibratedCostModel, CostModel, Probe
+    from djinn_core.hookspecs.cost_models import CostModel, Probe
     from djinn_core.hookspecs.devices import Device, DeviceRuntime
     from djinn_core.hookspecs.executors import (
         Badge,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         LaunchWish,
         NoticedLaunched,
     )
-    from djinn_core.hookspecs.growth import GrowthTolerant
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interceptors import Interceptor
     from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
@@ -60,16 +59,14 @@ if TYPE_CHECKING:
         Judge,
         Optimization,
         OptimizationContext,
-        PlacementJudge,
         PlacementTrial,
-        RoundingOptimization,
         Trial,
     )
     from djinn_core.hookspecs.patterns import Pattern
-    from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy, PreferredPolicy
+    from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
     from djinn_core.hookspecs.quotas import Quota
     from djinn_core.hookspecs.renderers import Renderer
-    from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker, SchedulingContext
+    from djinn_core.hookspecs.schedulers import NodePriority, Scheduler, SchedulingContext
     from djinn_core.hookspecs.transports import (
         Buffer,
         Connection,
@@ -135,10 +132,8 @@ __all__ = [
     "AssignmentRefusal",
     "AssignmentRequest",
     "Authenticator",
-    "BackgroundCalibrated",
     "Badge",
     "Buffer",
-    "CalibratedCostModel",
     "Calibration",
     "Compiler",
     "CompilerContext",
@@ -171,7 +166,6 @@ __all__ = [
     "Frame",
     "Free",
     "Graph",
-    "GrowthTolerant",
     "HeaderEntry",
     "HttpResponse",
     "Identity",
@@ -192,6 +186,7 @@ __all__ = [
     "Modality",
     "NetworkTopology",
     "Node",
+    "NodePriority",
     "Nodes",
     "NoticedLaunched",
     "Observer",
@@ -207,12 +202,9 @@ __all__ = [
     "Placement",
     "PlacementContext",
     "PlacementDecision",
-    "PlacementJudge",
     "PlacementPolicy",
     "PlacementTrial",
     "PluginError",
-    "PreferredPolicy",
-    "PreferredScheduler",
     "Probe",
     "Program",
     "ProtocolError",
@@ -224,9 +216,8 @@ __all__ = [
     "Replay",
     "ReportDownload",
     "Rewrite",
-    "RoundingOptimization",
     "Run",
-    "ScheduleMaker",
+    "Scheduler",
     "SchedulingContext",
     "SchedulingGroup",
     "SchedulingStrategy",
@@ -269,21 +260,20 @@ _PLACES = {
     "djinn_core.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
     "djinn_core.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
     "djinn_core.hookspecs.compilers": "Compiler CompilerContext Replay",
-    "djinn_core.hookspecs.cost_models": "BackgroundCalibrated CalibratedCostModel CostModel Probe",
+    "djinn_core.hookspecs.cost_models": "CostModel Probe",
     "djinn_core.hookspecs.devices": "Device DeviceRuntime",
-    "djinn_core.hookspecs.growth": "GrowthTolerant",
     "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.interceptors": "Interceptor",
     "djinn_core.hookspecs.executors": "Badge ExecutorOptions Launched ExecutorEngine LaunchWish NoticedLaunched",
     "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
     "djinn_core.hookspecs.observers": "Event Observer",
     "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
-    "djinn_core.hookspecs.optimizations": "Judge Optimization OptimizationContext PlacementJudge PlacementTrial RoundingOptimization Trial",
+    "djinn_core.hookspecs.optimizations": "Judge Optimization OptimizationContext PlacementTrial Trial",
     "djinn_core.hookspecs.patterns": "Pattern",
-    "djinn_core.hookspecs.placement_policies": "PlacementContext PlacementPolicy PreferredPolicy",
+    "djinn_core.hookspecs.placement_policies": "PlacementContext PlacementPolicy",
     "djinn_core.hookspecs.quotas": "Quota",
     "djinn_core.hookspecs.renderers": "Renderer",
-    "djinn_core.hookspecs.schedulers": "PreferredScheduler ScheduleMaker SchedulingContext",
+    "djinn_core.hookspecs.schedulers": "NodePriority Scheduler SchedulingContext",
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",
     "djinn_core.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
     "djinn_core.hookspecs.weight_sources": "LocalPlace ReportDownload WeightFile WeightPermissions WeightSink WeightSource",

@@ -1,4 +1,4 @@
-"""Helpers for placement policies and schedulers: colocation constraints, sizes, orders, steps, and times."""
+"""Helpers for placement policies and schedulers: placements by node, colocation constraints, sizes, orders, and times."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from djinn_core.ir.colocation import Colocation, homes_of_values, resident_block
 from djinn_core.ir.replicas import repeatable, with_replicas
 from djinn_core.planning.builtins.cluster import read_cluster
 from djinn_core.planning.explain.units import duration, size
-from djinn_core.planning.stages.ordering import Dependences, groups_of, ready_order
+from djinn_core.planning.stages.assign_blocks import BlockHomes, assign_blocks
+from djinn_core.planning.stages.ordering import Dependences, ready_order
+from djinn_core.planning.stages.schedule import build_schedule
 from djinn_core.planning.stages.simulate import Memory, Occupied, Timeline, memory_peaks, simulate, simulated
-from djinn_core.planning.stages.steps import made_in_order, write_steps
+from djinn_core.planning.stages.steps import write_steps
 
 __all__ = [
+    "BlockHomes",
     "Colocation",
     "Dependences",
     "Memory",
     "Occupied",
     "Timeline",
+    "assign_blocks",
+    "build_schedule",
     "duration",
-    "groups_of",
     "homes_of_values",
-    "made_in_order",
     "memory_peaks",
     "read_cluster",
     "ready_order",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 import torch
@@ -11,22 +12,6 @@ import torch
 from djinn_core.hookspecs import hookspec
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
 from djinn_core.ir.graph import Graph, Node
-
-
-@runtime_checkable
-class CostModel(Protocol):
-    """Predicts work and time.
-
-    Attributes:
-        name: unique among cost models.
-        operations: ops without namespace and overload that it knows; empty means every op.
-    """
-
-    name: str
-    operations: frozenset[str]
-
-    def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
-        """Cost of `node` on `device`, or None to leave it to the next model."""
 
 
 @attrs.frozen
@@ -46,31 +31,46 @@ class Probe:
     quick: bool = False
 
 
-@runtime_checkable
-class CalibratedCostModel(CostModel, Protocol):
-    """A cost model with parameters that are measured on each device, by `djinn calibrate`.
+class CostModel(ABC):
+    """Predicts work and time of ops. The planner calls it for the nodes of each new graph, in the client, from any thread.
 
-    What `fit` made is kept, and is in `device.calibration.models[name]` when `estimate` is called. `calibration` is None
-    where nothing was measured yet.
+    If `estimate` raises or returns an estimate that is negative or not finite, the planner logs a warning that names the model
+    and asks the next model for the rest of this graph.
+
+    A model with `probes` has parameters that `djinn calibrate` measures on each device. The result of `fit` is stored, and is
+    in `device.calibration.models[name]` when `estimate` is called. `device.calibration` is None on a device that was not measured.
+
+    Attributes:
+        name: unique among cost models.
+        operations: ops without namespace and overload (`mm`) that the model knows; empty means every op.
+        tolerates_growth: as in `Pattern`.
     """
+
+    name: str
+    operations: frozenset[str] = frozenset()
+    tolerates_growth: bool = False
+
+    @abstractmethod
+    def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
+        """Return the cost of `node` on `device`, or None to leave it to the next model."""
 
     def probes(self) -> Iterable[Probe]:
-        """Operations to time. Each is timed several times, in turns with all others; together they may take a few seconds."""
+        """Return the programs to time. Each is timed several times; together they may take a few seconds. None by default."""
+        return ()
 
     def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
-        """Parameters, as JSON holds them, from the time of each probe by its name. A probe that failed is not there."""
-
-
-@runtime_checkable
-class BackgroundCalibrated(Protocol):
-    """Optional member of a cost model, with which devices are measured at first use. The first model that has it is asked.
-
-    The process has the settings of the device in its environment. It keeps its results with `keep_calibration` and ends with 0. It
-    should take seconds, in which the device works for one or two, and yield to other work.
-    """
+        """Return parameters as JSON values, from the seconds of each probe by its name. Probes that failed are missing."""
+        del seconds
+        return {}
 
     def background_command(self) -> Sequence[str]:
-        """Arguments of the Python interpreter for a process that measures one device."""
+        """Return arguments of the Python interpreter for a process that measures one device; empty by default.
+
+        The client starts this process for devices of a pool that were never measured. Of several models, the first with a command
+        is asked. The process has the settings of the device in its environment. It stores its results with `keep_calibration` and
+        ends with exit status 0. It should take seconds, use the device for one or two of them, and yield to other work.
+        """
+        return ()
 
 
 @hookspec
@@ -79,8 +79,7 @@ def djinn_register_cost_models(settings: Any) -> Iterable[CostModel]:
 
     Called once in the client process, when the plugins are first needed or configured again. For each node the models
     that name its op are asked first, then the general ones, each group in order of name, built-ins last; the first
-    result that is not None counts. A model that raises is skipped for that graph with a warning that names it. One that
-    satisfies `CalibratedCostModel` as well is measured by `djinn calibrate`. Since API version 1.
+    result that is not None counts. Since API version 1.
     """
     del settings
     raise NotImplementedError

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 
@@ -49,39 +50,31 @@ class OptimizationContext(ShortRepr):
     margin: float = MARGIN
 
 
-@runtime_checkable
-class Optimization(Protocol):
-    """Rewrites a program without changing its results.
+class Optimization(ABC):
+    """Rewrites a program without changing its results. The planner calls it once for each new graph, in the client, from any thread.
+
+    The planner verifies each rewrite before it applies it. If `optimize` raises or breaks a rule, the planner logs a warning
+    that names the optimization and leaves the plan as it was.
 
     Attributes:
         name: unique among optimizations.
         before, after: names of optimizations that must run after or before this one; unknown names are ignored.
-        after_placement: whether it wants to run again, once, when placement is known.
+        after_placement: True to run once more when the placement is known.
+        exact: False if results may differ in rounding from those of the program as written. The setting `exact`, which is on by
+            default, leaves such an optimization out.
+        tolerates_growth: as in `Pattern`.
     """
 
     name: str
-    before: frozenset[str]
-    after: frozenset[str]
-    after_placement: bool
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    after_placement: bool = False
+    exact: bool = True
+    tolerates_growth: bool = False
 
+    @abstractmethod
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """A rewrite with the reason for it, or `applied=False` with the reason against."""
-
-
-class RoundingOptimization(Protocol):
-    """Optional member of an optimization, which may leave it out.
-
-    Attributes:
-        exact: False if its results may differ in rounding from those of the program as written. Such an optimization is used
-            only where the setting `exact` is off.
-    """
-
-    exact: bool
-
-
-def keeps_rounding(optimization: Optimization) -> bool:
-    """True if an optimization's results round as those of the program do."""
-    return bool(getattr(optimization, "exact", True))
+        """Return a rewrite with the reason for it, or `applied=False` with the reason against."""
 
 
 @attrs.frozen
@@ -96,14 +89,6 @@ class Trial:
     optimization: str
     with_it: tuple[float, ...]
     without: tuple[float, ...]
-
-
-@runtime_checkable
-class Judge(Protocol):
-    """Says whether optimizations pay. An optimization that has this method as well is asked about the others."""
-
-    def pays(self, trial: Trial) -> bool | None:
-        """True if the optimization saves time; None while too little was measured. Called before a run, so it must be quick."""
 
 
 @attrs.frozen
@@ -122,12 +107,22 @@ class PlacementTrial:
     moving: float = 0.0
 
 
-@runtime_checkable
-class PlacementJudge(Protocol):
-    """Says whether placements over several executors pay. An optimization that has this method as well is asked."""
+class Judge(Optimization):
+    """An optimization that decides from measured runs whether the others pay. Without a judge, the client measures no trials.
+
+    The client asks the first judge. It calls the methods right before a run, under the lock of the recorders: they must be quick.
+    If a method raises, the client logs a warning that names the judge and keeps the plan.
+    """
+
+    def pays(self, trial: Trial) -> bool | None:
+        """Return True if the optimization saves time, None if more runs are needed. By default an optimization stays."""
+        del trial
+        return True
 
     def spreads(self, trial: PlacementTrial) -> bool | None:
-        """True if several executors are faster; None while too little was measured. Called before a run, so it must be quick."""
+        """Return True if several executors are faster, None if more runs are needed. By default a placement stays."""
+        del trial
+        return True
 
 
 @hookspec

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from djinn_core.hookspecs import hookspec
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import PatternMatch
 
 
-@runtime_checkable
-class Pattern(Protocol):
-    """Recognises one kind of subgraph.
+class Pattern(ABC):
+    """Recognises one kind of subgraph. The planner calls it once for each new graph, in the client, from any thread.
+
+    The planner caches the matches of a program. It reuses them for programs that differ in nothing that a pattern may read.
+    If `match` raises, or if a match does not fit the graph, the planner logs a warning that names the pattern and ignores its
+    matches for this graph.
 
     Attributes:
         name: unique among patterns.
-        operations: ops without namespace and overload (`mm`) that a match must contain. The driver keeps an index and
-            calls `match` only with nodes of these ops, and not at all when there are none.
-
-    What it says of a program is kept, and found again for programs that are the same in everything that it may look at.
-    With the optional member of `GrowthTolerant` a growing cache or a falling learning rate means no new analysis. Sizes of
-    weights of layers are always distinguished.
+        operations: ops without namespace and overload (`mm`) that a match must contain. The planner calls `match` only if the
+            graph has one of these ops.
+        tolerates_growth: True if the decisions do not depend on sizes that change from run to run, such as the length of a
+            sequence or of a cache. If every plugin object that takes part in a plan has it, the plan serves sizes up to 16 times
+            larger or smaller, otherwise up to 4 times. Plans always distinguish the sizes of a model's weights.
     """
 
     name: str
     operations: frozenset[str]
+    tolerates_growth: bool = False
 
+    @abstractmethod
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Matches in `graph` that contain at least one of `candidates`. Must not depend on anything but the graph."""
+        """Return the matches in `graph` that contain one of `candidates`, the nodes of `operations`. Read nothing but the graph."""
 
 
 @hookspec

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 
@@ -49,26 +50,28 @@ class PlacementContext(ShortRepr):
     margin: float = MARGIN
 
 
-@runtime_checkable
-class PlacementPolicy(Protocol):
-    """Chooses where things run. `name` is unique among policies."""
+class PlacementPolicy(ABC):
+    """Chooses where a program runs. The planner calls it once for each new graph, in the client, from any thread.
 
-    name: str
+    `djinn.scheduling.assign_blocks` builds a legal placement from a function that chooses a device for one node.
 
-    def place(self, context: PlacementContext) -> Placement:
-        """A device and a reason for every node of the plan, and a device for every value."""
-
-
-@runtime_checkable
-class PreferredPolicy(Protocol):
-    """Optional member of a policy, with which it offers itself where the setting `placement_policy` names none.
+    The planner verifies each placement. If `place` raises or breaks a rule, the planner logs a warning that names the policy,
+    and the built-in `single` places this graph. A policy may raise `DoesNotFit` if no placement fits: that is no failure.
 
     Attributes:
-        preference: of the policies that have one, that with the greatest is used over several devices (of equal ones the first
-            by name). Over one device, and where no policy has one, the built-in `single` is.
+        name: unique among policies.
+        preference: of the policies with a preference, the one with the greatest is the default over several devices (of equal
+            ones the first by name). None: the policy is used only if the setting `placement_policy` names it.
+        tolerates_growth: as in `Pattern`.
     """
 
-    preference: int
+    name: str
+    preference: int | None = None
+    tolerates_growth: bool = False
+
+    @abstractmethod
+    def place(self, context: PlacementContext) -> Placement:
+        """Return a device and a reason for every node of the plan, and a device for every value."""
 
 
 @hookspec
@@ -76,9 +79,8 @@ def djinn_register_placement_policies(settings: Any) -> Iterable[PlacementPolicy
     """Return the placement policies that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured again. The setting
-    `placement_policy` names the one that is used; by default that with the greatest `preference` over several devices, and else
-    the built-in `single`. One that raises or breaks an
-    invariant is replaced by `single` for that graph, with a warning that names it. Since API version 1.
+    `placement_policy` names the one that is used. Without it, programs over several devices use the policy with the greatest
+    `preference`, and other programs the built-in `single`. Since API version 1.
     """
     del settings
     raise NotImplementedError

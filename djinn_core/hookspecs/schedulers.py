@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import attrs
 
@@ -14,7 +15,7 @@ from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.program import Program
-from djinn_core.ir.schedule import ExecutionSchedule
+from djinn_core.ir.schedule import SchedulingStrategy
 from djinn_core.ir.short_repr import ShortRepr
 
 
@@ -44,34 +45,57 @@ class SchedulingContext(ShortRepr):
     latency_target: float = 0.0
 
 
-@runtime_checkable
-class ScheduleMaker(Protocol):
-    """Turns a placement into steps. `name` is unique among schedulers."""
-
-    name: str
-
-    def schedule(self, context: SchedulingContext) -> ExecutionSchedule:
-        """Groups and per-device steps that respect every edge of the graph."""
-
-
-@runtime_checkable
-class PreferredScheduler(Protocol):
-    """Optional member of a scheduler, with which it offers itself where `djinn plan` is told none.
+@attrs.frozen
+class NodePriority:
+    """The order in which a scheduler wants the nodes of a program to run.
 
     Attributes:
-        preference: of the schedulers that have one, that with the greatest is taken (of equal ones the first by name).
+        key: returns the sort key of a node by its id. The ready node with the least key runs first, of equal ones the first in
+            the program.
+        reason: why this order, in words that a person can check.
+        strict: False: each device that is free takes the ready node with the least key (list scheduling). True: nodes run in the
+            order of their keys as far as dependences allow, even if a device has to wait.
+        group_priority: returns the priority of the group that begins with a node; by default 0 for all groups.
     """
 
-    preference: int
+    key: Callable[[int], Any]
+    reason: str = attrs.field(validator=attrs.validators.instance_of(str))
+    strict: bool = False
+    group_priority: Callable[[int], int] | None = None
+
+
+class Scheduler(ABC):
+    """Orders the work of the devices. The planner calls it once for each new graph, in the client, from any thread.
+
+    A scheduler only ranks nodes. The planner builds the steps: it respects every dependence, moves values between devices,
+    frees them after their last use and verifies the result. If `priority` or a key raises, the planner logs a warning that names
+    the scheduler, and the built-in `sequential` schedules this graph. A scheduler may raise `DoesNotFit` if no order keeps to the
+    memory limits: that is no failure.
+
+    Attributes:
+        name: unique among schedulers.
+        strategy: how the groups of its schedules are labelled. `SEQUENTIAL` begins a new stage wherever the device changes.
+        preference: of the schedulers with a preference, the one with the greatest is the default of `djinn plan` (of equal ones
+            the first by name). None: it is used only if it is named.
+        tolerates_growth: as in `Pattern`.
+    """
+
+    name: str
+    strategy: SchedulingStrategy = SchedulingStrategy.PRIORITY
+    preference: int | None = None
+    tolerates_growth: bool = False
+
+    @abstractmethod
+    def priority(self, context: SchedulingContext) -> NodePriority:
+        """Return the priorities of the nodes in `context.plan.nodes`."""
 
 
 @hookspec
-def djinn_register_schedulers(settings: Any) -> Iterable[ScheduleMaker]:
+def djinn_register_schedulers(settings: Any) -> Iterable[Scheduler]:
     """Return the schedulers that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured again. The setting `scheduler`
-    names the one that is used (by default the built-in `sequential`). One that raises or breaks an invariant is replaced
-    by `sequential` for that graph, with a warning that names it. Since API version 1.
+    names the one that is used (by default the built-in `sequential`). Since API version 1.
     """
     del settings
     raise NotImplementedError

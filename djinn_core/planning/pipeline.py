@@ -10,11 +10,10 @@ import attrs
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.cost_models import CostModel
-from djinn_core.hookspecs.growth import tolerates_growth
-from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext, keeps_rounding
+from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
-from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
+from djinn_core.hookspecs.schedulers import Scheduler, SchedulingContext
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.placement import MARGIN, Placement
@@ -60,7 +59,7 @@ class Plugins(Protocol):
         """One of them is asked by `place`."""
 
     @property
-    def schedulers(self) -> Sequence[ScheduleMaker]:
+    def schedulers(self) -> Sequence[Scheduler]:
         """One of them is asked by `schedule`."""
 
 
@@ -334,11 +333,11 @@ def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str)
         *(("placement policy", p) for p in plugins.placement_policies if p.name == policy),
         *(("scheduler", s) for s in plugins.schedulers if s.name == scheduler),
     ]
-    return tuple(f"{kind} {one.name!r}" for kind, one in used if not tolerates_growth(one))
+    return tuple(f"{kind} {one.name!r}" for kind, one in used if not one.tolerates_growth)
 
 
 def _selected(plugins: Plugins, exact: bool) -> list[Optimization]:
-    return [o for o in plugins.optimizations if not exact or keeps_rounding(o)]
+    return [o for o in plugins.optimizations if o.exact or not exact]
 
 
 def _with_left_out(plan: OptimizationPlan, plugins: Plugins, selected: Sequence[Optimization]) -> OptimizationPlan:
@@ -431,7 +430,7 @@ class _StageTimes:
         return done
 
 
-N = TypeVar("N", PlacementPolicy, ScheduleMaker)
+N = TypeVar("N", PlacementPolicy, Scheduler)
 
 
 def _chosen(kind: str, name: str, offered: Sequence[N], built_in: N) -> N:

@@ -25,6 +25,7 @@ from djinn_core.planning.pipeline import PluginOverrides, Plugins, Request, plan
 from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_core.planning.stages.annotate import annotate
 from djinn_core.planning.stages.place import place
+from djinn_core.planning.stages.schedule import build_schedule
 from djinn_core.registry.registry import Registry
 
 _log = get_logger("djinn.pipeline")
@@ -133,7 +134,7 @@ class Scheduler:
         single = SingleDevice()
         placement = place(where, single, single)
         context = SchedulingContext(graph.program, graph, chosen, placement, Costs({}), self.network_topology)
-        return Sequential().schedule(context)
+        return build_schedule(context, Sequential())
 
     def _minimal(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         chosen = optimization_plan or _everything(graph)

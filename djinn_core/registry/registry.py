@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement_policies import PlacementPolicy
     from djinn_core.hookspecs.renderers import Renderer
-    from djinn_core.hookspecs.schedulers import ScheduleMaker
+    from djinn_core.hookspecs.schedulers import Scheduler
     from djinn_core.hookspecs.transports import Transport
     from djinn_core.hookspecs.weight_formats import WeightFormat
     from djinn_core.hookspecs.weight_sources import WeightSource
@@ -52,7 +52,7 @@ class Registry:
     cost_models: tuple[CostModel, ...]
     optimizations: tuple[Optimization, ...]
     placement_policies: tuple[PlacementPolicy, ...]
-    schedulers: tuple[ScheduleMaker, ...]
+    schedulers: tuple[Scheduler, ...]
     transports: tuple[Transport, ...]
     executors: tuple[ExecutorEngine, ...]
     devices: tuple[Device, ...]

@@ -11,12 +11,14 @@ import torch
 
 from djinn.hooks import (
     CostEstimate,
+    CostModel,
     DeviceCapabilities,
     DoesNotFit,
     Link,
     NetworkTopology,
     Placement,
     PlacementDecision,
+    PlacementPolicy,
     Run,
     storage_of,
 )
@@ -38,7 +40,7 @@ from djinn_schedulers.parallel import Parallel
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class AllOnTheFirst:
+class AllOnTheFirst(PlacementPolicy):
     """A policy for clusters of one device."""
 
     name = "all_on_the_first"
@@ -50,7 +52,7 @@ class AllOnTheFirst:
         return Placement(decisions, dict.fromkeys(values, first), self.name)
 
 
-class Scattered:
+class Scattered(PlacementPolicy):
     """A policy that decides at random."""
 
     name = "scattered"
@@ -66,7 +68,7 @@ class Scattered:
         return Placement(decisions, homes_of_values(graph, nodes, blocks, homes), self.name)
 
 
-class Workspaces:
+class Workspaces(CostModel):
     """A cost model that says what products take beside their operands: as much as their first operand."""
 
     name = "workspaces"

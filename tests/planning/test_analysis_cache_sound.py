@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djinn.hooks import PatternMatch
+from djinn.hooks import Pattern, PatternMatch
 from djinn.testing import ProgramBuilder, random_graph, topology
 from djinn_client.runtime.planning.plan_cache import PlanCache
 from djinn_core.ir.form import Form
@@ -21,7 +21,7 @@ from djinn_core.planning.stages.fingerprint import fingerprint
 from djinn_core.registry.registry import Registry
 
 
-class Curious:
+class Curious(Pattern):
     """Looks at everything that there is: it says something else for programs that differ in anything."""
 
     name = "curious"

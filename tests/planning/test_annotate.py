@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from djinn.fx import fx_graph
+from djinn.hooks import Pattern
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
@@ -256,7 +257,7 @@ def test_training_tells_weights_gradients_and_optimizer_state():
 
 
 @attrs.define
-class Claims:
+class Claims(Pattern):
     """Claims whatever it is told to."""
 
     name: str

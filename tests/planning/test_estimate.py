@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from djinn.fx import fx_graph
+from djinn.hooks import CostModel
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
 from djinn_core.planning.builtins.costs import Roofline
@@ -145,7 +146,7 @@ def test_time_is_the_longer_of_work_and_memory():
 
 
 @attrs.define
-class Model:
+class Model(CostModel):
     """Says `answer` for its ops, or raises it."""
 
     name: str

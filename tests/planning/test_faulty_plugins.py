@@ -7,7 +7,20 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from djinn.hooks import CostEstimate, OptimizationResult, PatternMatch, Placement, PlacementDecision, Rewrite
+from djinn.hooks import (
+    CostEstimate,
+    CostModel,
+    NodePriority,
+    Optimization,
+    OptimizationResult,
+    Pattern,
+    PatternMatch,
+    Placement,
+    PlacementDecision,
+    PlacementPolicy,
+    Rewrite,
+    Scheduler,
+)
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.errors import InvalidStage
 from djinn_core.planning.explain.described import describe
@@ -49,20 +62,17 @@ def also_matched(**fields):
 
 
 @attrs.define
-class Faulty:
+class Faulty(Pattern, CostModel, Optimization, PlacementPolicy, Scheduler):
     """Plugin object for any stage. Each method calls `does`."""
 
     does: object
     name: str = "faulty"
     operations: frozenset[str] = frozenset({"tanh", "neg"})
-    before: frozenset[str] = frozenset()
-    after: frozenset[str] = frozenset()
-    after_placement: bool = False
 
     def match(self, *given):
         return self.does(*given)
 
-    estimate = optimize = place = schedule = match
+    estimate = optimize = place = priority = match
 
 
 def placed(context, **fields):
@@ -71,10 +81,9 @@ def placed(context, **fields):
     return Placement(**{"decisions": decisions, "values": values, **fields})
 
 
-def scheduled(context, **fields):
-    from djinn_core.planning.builtins.scheduling import Sequential
-
-    return attrs.evolve(Sequential().schedule(context), **fields)
+def prioritized(key=lambda node: node, reason="because", **fields):
+    """Return a function that returns these priorities."""
+    return lambda _: NodePriority(key, reason, **fields)
 
 
 def refuses_fewer(context):
@@ -156,14 +165,15 @@ POLICIES = {
 SCHEDULERS = {
     "raises": raises,
     "returns None": lambda _: None,
-    "returns what is no schedule": lambda context: SimpleNamespace(**attrs.asdict(scheduled(context), recurse=False)),
-    "steps are None": lambda context: scheduled(context, steps=None),
-    "steps are texts": lambda context: scheduled(context, steps={d.id: ("a",) for d in context.topology.devices}),
-    "groups are texts": lambda context: scheduled(context, groups=("a",)),
-    "reasons are None": lambda context: scheduled(context, reasons=None),
-    "replaces values": lambda context: scheduled(context, replace={1: 2}),
-    "demands equal slots": lambda context: scheduled(context, equal_slots=((7, 8),)),
-    "it is for another program": lambda context: scheduled(context, program=attrs.evolve(context.program)),
+    "returns a function": lambda _: lambda node: node,
+    "returns what is no priority": lambda _: SimpleNamespace(key=lambda node: node, reason="", strict=False),
+    "the key is None": prioritized(None),
+    "the key raises": prioritized(raises),
+    "keys cannot be compared": prioritized(lambda node: object()),
+    "strict keys cannot be compared": prioritized(lambda node: node or "a", strict=True),
+    "the reason is None": prioritized(reason=None),
+    "group priorities raise": prioritized(group_priority=raises),
+    "the group priority is a number": prioritized(group_priority=3),
     "writes into its context": lambda context: emptied(context.resident),
 }
 KINDS = {

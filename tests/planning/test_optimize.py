@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from djinn.hooks import Optimization
 from djinn.testing import ProgramBuilder, optimization_context
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
@@ -15,14 +16,13 @@ SQUARE = (3, 3)
 
 
 @attrs.define
-class Fixed:
+class Fixed(Optimization):
     """Proposes one rewrite, or raises."""
 
     name: str
     rewrite: Rewrite | Exception = attrs.field(factory=Rewrite)
     before: frozenset[str] = frozenset()
     after: frozenset[str] = frozenset()
-    after_placement: bool = False
 
     def optimize(self, context):
         del context

@@ -7,6 +7,7 @@ import json
 import attrs
 import pytest
 
+from djinn.hooks import CostModel, Optimization
 from djinn.planning import rewrite
 from djinn.testing import ProgramBuilder, random_graph, topology
 from djinn_core.errors import ConfigurationError
@@ -49,15 +50,13 @@ def test_an_unknown_choice_names_what_there_is(field, registry):
 
 
 @attrs.define
-class Watches:
+class Watches(Optimization):
     """Notes when it is asked, and hints at something once it knows where things are."""
 
     name: str
     after_placement: bool
     passes: list = attrs.field(factory=list)
     exact: bool = True
-    before: frozenset[str] = frozenset()
-    after: frozenset[str] = frozenset()
 
     def optimize(self, context):
         self.passes.append(context.placement is not None)
@@ -80,7 +79,7 @@ def test_explanations_say_why(registry):
     text = explain(plan(random_graph(2, length=60), registry, Request(topology())))
     assert "common_subexpressions applied" in text
     assert "the first device" in text
-    assert "program order in 1 stages" in text
+    assert "program order; 1 groups in 1 stages" in text
     assert "matrix products" in text
 
 
@@ -95,11 +94,10 @@ def test_what_is_left_out_for_its_rounding_is_named(registry):
 
 
 @attrs.define
-class Fails:
+class Fails(CostModel):
     """Every kind of plugin at once, all of which raise."""
 
     name: str = "fails"
-    operations: frozenset[str] = frozenset()
 
     def estimate(self, graph, node, device):
         raise ArithmeticError("no estimate")
@@ -166,8 +164,8 @@ def test_a_substitution_that_fails_says_why(registry, compute, why):
     builder.op("aten::relu", builder.input(4, 4), shape=(4, 4))
     graph = builder.graph()
 
-    class Substituting:
-        name, before, after, after_placement = "substituting", frozenset(), frozenset(), False
+    class Substituting(Optimization):
+        name = "substituting"
 
         def optimize(self, context):
             (node,) = context.graph.nodes

@@ -22,6 +22,7 @@ from djinn.testing import (
 from djinn_core.ir.replicas import repeatable, with_replicas
 from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.builtins.scheduling import Sequential
+from djinn_core.planning.stages.schedule import build_schedule
 from djinn_core.planning.stages.verify import check_placement
 from djinn_core.planning.stages.verify_rewrite import check_rewrite
 from djinn_core.planning.stages.verify_schedule import check_schedule
@@ -51,7 +52,7 @@ def test_whatever_is_repeated_values_are_right(seed):
     ]
     resident = {v: placement.values[v] for v in graph.inputs if chance.random() < 0.5}
     context = attrs.evolve(repeated(context, chosen), resident=resident, fetch=graph.outputs)
-    made = Sequential().schedule(context)
+    made = build_schedule(context, Sequential())
     check_schedule(context, made, "replicas")
     inputs = random_inputs(graph)
     _, fetched = replay_schedule(graph, made, inputs, resident)
@@ -79,9 +80,9 @@ def diamond():
 
 def test_what_is_repeated_is_not_sent_and_its_weights_stay_as_copies():
     context, other, wide = diamond()
-    assert any(isinstance(s, Receive) and s.value == wide for s in Sequential().schedule(context).steps[other])
+    assert any(isinstance(s, Receive) and s.value == wide for s in build_schedule(context, Sequential()).steps[other])
     context = repeated(context, [(0, other)])
-    made = Sequential().schedule(context)
+    made = build_schedule(context, Sequential())
     check_schedule(context, made, "x")
     steps = made.steps[other]
     assert [s.value for s in steps if isinstance(s, Receive)] == list(context.graph.inputs)
@@ -95,11 +96,11 @@ def test_what_is_repeated_is_not_sent_and_its_weights_stay_as_copies():
 
 def test_a_replica_that_does_not_run_or_lacks_operands_is_refused():
     context, other, _ = diamond()
-    plain = Sequential().schedule(context)
+    plain = build_schedule(context, Sequential())
     context = repeated(context, [(0, other)])
     with pytest.raises(InvalidStage, match="replicas never run"):
         check_schedule(context, plain, "x")
-    made = Sequential().schedule(context)
+    made = build_schedule(context, Sequential())
     there = tuple(s for s in made.steps[other] if not isinstance(s, Receive))
     with pytest.raises(InvalidStage, match="never received"):
         check_schedule(context, attrs.evolve(made, steps={**made.steps, other: there}), "x")

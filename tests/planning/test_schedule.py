@@ -23,7 +23,7 @@ from djinn_core.planning.builtins.costs import Roofline
 from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.builtins.scheduling import Sequential
 from djinn_core.planning.stages.place import place
-from djinn_core.planning.stages.schedule import schedule
+from djinn_core.planning.stages.schedule import build_schedule, schedule
 from djinn_core.planning.stages.verify import check_placement
 from djinn_core.planning.stages.verify_schedule import check_schedule
 
@@ -58,7 +58,7 @@ def broken(mutate):
     builder.drop(first)
     context = scheduling_context(builder.graph())
     context = attrs.evolve(context, resident=dict.fromkeys(context.graph.inputs, context.topology.devices[0].id))
-    made = Sequential().schedule(context)
+    made = build_schedule(context, Sequential())
     (device,) = made.steps
     return context, attrs.evolve(made, **mutate(made, device)), first
 
@@ -120,7 +120,7 @@ class Stubborn:
             raise self.answer
         return self.answer
 
-    place = schedule = _give
+    place = priority = _give
 
 
 def test_a_scheduler_that_fails_is_replaced_and_named(caplog):

@@ -28,7 +28,7 @@ from djinn_core.ir.handles import storage_of
 from djinn_core.ir.rebinding import rebind
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.builtins.scheduling import Sequential
-from djinn_core.planning.stages.schedule import schedule
+from djinn_core.planning.stages.schedule import build_schedule, schedule
 from djinn_core.planning.stages.verify_schedule import check_schedule
 from djinn_schedulers.dynamic import Dynamic
 from djinn_schedulers.parallel import Parallel
@@ -66,7 +66,7 @@ def anywhere(seed, devices, length=24):
 def test_schedules_give_the_values_of_program_order(maker, seed, devices):
     context = anywhere(seed, devices)
     graph, inputs = context.graph, random_inputs(context.graph)
-    made = maker.schedule(context)
+    made = build_schedule(context, maker)
     check_schedule(context, made, maker.name)
     held, fetched = replay_schedule(graph, made, inputs, context.resident)
     expected = replay(graph, inputs)
@@ -91,7 +91,7 @@ def test_copies_that_devices_hold_are_not_sent_again_until_they_are_written(make
     inputs = [v for v in context.graph.inputs if context.resident.get(v) == context.placement.values[v]]
     copies = {v: tuple(n for n in names if n != context.resident[v]) for v in inputs}
     context = attrs.evolve(context, copies=copies)
-    made = maker.schedule(context)
+    made = build_schedule(context, maker)
     check_schedule(context, made, maker.name)
     written = {storage_of(v) for n in context.graph.nodes for v in n.writes}
     sent = {s.value for steps in made.steps.values() for s in steps if isinstance(s, Send)}
@@ -160,11 +160,11 @@ def test_values_are_sent_as_soon_as_they_are_made_and_received_when_they_are_nee
 
 def test_the_clock_overlaps_work_on_two_devices_and_waits_for_links():
     quick, slow = forked(), forked(latency=1e-2)
-    timeline = simulate(quick, Parallel().schedule(quick))
+    timeline = simulate(quick, build_schedule(quick, Parallel()))
     assert timeline.seconds == pytest.approx(5e-3)  # four products beside four others, and the end
-    assert simulate(slow, Parallel().schedule(slow)).seconds == pytest.approx(5e-3 + 2e-2)
+    assert simulate(slow, build_schedule(slow, Parallel())).seconds == pytest.approx(5e-3 + 2e-2)
     narrow = forked(bandwidth=256 / 1e-2)  # a matrix of 8 by 8 takes 10 ms
-    narrow_line = simulate(narrow, Parallel().schedule(narrow))
+    narrow_line = simulate(narrow, build_schedule(narrow, Parallel()))
     assert narrow_line.seconds == pytest.approx(5e-3 + 2e-2)
     assert narrow_line.limit.startswith("link from server/cpu")
     assert narrow_line.interval == pytest.approx(1e-2)
@@ -186,7 +186,7 @@ def test_copies_that_the_placement_wants_stay_where_they_came_to():
 
 
 def write(context):
-    made = Sequential().schedule(context)
+    made = build_schedule(context, Sequential())
     check_schedule(context, made, "sequential")
     return made
 
@@ -242,7 +242,7 @@ def test_stages_of_a_pipeline_work_on_successive_inputs_at_the_same_time():
         topology=NetworkTopology(context.topology.devices),
         resident=values,
     )
-    timeline = simulate(context, Pipeline().schedule(context))
+    timeline = simulate(context, build_schedule(context, Pipeline()))
     assert timeline.seconds == pytest.approx(5e-3)  # four inputs through two stages; 8 ms one after the other
 
 
@@ -250,7 +250,7 @@ def test_what_is_fetched_is_computed_first():
     graph, (_, second, _) = fork((4, 4))
     context = scheduling_context(graph, 1)
     wanted = graph.nodes[second[-1]].outputs[0]
-    made = Priority().schedule(attrs.evolve(context, fetch=(wanted,)))
+    made = build_schedule(attrs.evolve(context, fetch=(wanted,)), Priority())
     ran = [n for steps in made.steps.values() for s in steps if isinstance(s, Run) for n in s.nodes]
     assert ran[:4] == second
     assert max(g.priority for g in made.groups) == 1
@@ -270,15 +270,15 @@ def wasteful():
 def test_dynamic_keeps_to_a_limit_of_memory_and_says_what_it_tried():
     context = wasteful()
     (device,) = context.placement.devices
-    free = Dynamic().schedule(context)
-    assert memory_peaks(context, Sequential().schedule(context).steps)[device] > 8 * 64 * 64 * 4
+    free = build_schedule(context, Dynamic())
+    assert memory_peaks(context, build_schedule(context, Sequential()).steps)[device] > 8 * 64 * 64 * 4
     limited = attrs.evolve(context, memory_limits={device: 2 * 64 * 64 * 4})
-    made = Dynamic().schedule(limited)
+    made = build_schedule(limited, Dynamic())
     check_schedule(limited, made, "dynamic")
     assert memory_peaks(context, made.steps)[device] <= 2 * 64 * 64 * 4
     assert "the quickest that keeps to the limits (tried as well: program order" in made.reasons[-1]
     assert "the quickest" in free.reasons[-1]
-    in_time = Dynamic().schedule(attrs.evolve(context, latency_target=1.0))
+    in_time = build_schedule(attrs.evolve(context, latency_target=1.0), Dynamic())
     assert memory_peaks(context, in_time.steps)[device] <= 2 * 64 * 64 * 4
     assert "the least memory of those in time" in in_time.reasons[-1]
 
@@ -290,7 +290,7 @@ def test_schedules_that_hold_too_much_are_refused_and_the_fallback_names_it():
     with pytest.raises(
         InvalidStage, match=r"no order keeps to the limits of memory: least memory .* more than allowed"
     ):
-        Dynamic().schedule(limited)
+        build_schedule(limited, Dynamic())
     with pytest.raises(InvalidStage, match=r"would hold .* has room for 4,096 \(the setting memory_limits"):
         schedule(limited, Dynamic(), Sequential())
     roomy = attrs.evolve(context, memory_limits={device: 2 * 64 * 64 * 4})

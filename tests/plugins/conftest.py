@@ -15,9 +15,9 @@ import pytest
 from djinn_core.registry.kinds import KINDS
 
 PATTERN = """
-from djinn_core.hookspecs import hookimpl
+from djinn.hooks import Pattern, hookimpl
 djinn_api_version = "2.0"
-class Example:
+class Example(Pattern):
     name = "{name}"
     operations = frozenset({{"mm"}})
     def match(self, graph, candidates):

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, Protocol, cast, runtime_checkable
 
 import click
 import pytest
 
 from djinn_core.hookspecs.api_names import ApiName
 from djinn_core.registry.contract import complaint
-from djinn_core.registry.kinds import KINDS
+from djinn_core.registry.kinds import KINDS, Kind
 
 KIND = {kind.name: kind for kind in KINDS}
+
+
+@runtime_checkable
+class Finds(Protocol):
+    """What the objects of an imagined kind must satisfy."""
+
+    name: str
+    operations: frozenset[str]
+
+    def match(self, graph: object, candidates: Sequence[object]) -> Iterable[object]:
+        """Find something."""
+
+
+FINDS = cast("Kind", SimpleNamespace(protocol=Finds, optional_members={"preference": int}))
 
 
 def pattern(**members: Any) -> object:
@@ -20,9 +36,9 @@ def pattern(**members: Any) -> object:
 
 
 def test_a_sound_object_passes() -> None:
-    assert complaint(pattern(), KIND["patterns"]) == ""
-    assert complaint(pattern(match=lambda self, *nodes: []), KIND["patterns"]) == ""
-    assert complaint(pattern(match=lambda self, graph, candidates, deep=False: []), KIND["patterns"]) == ""
+    assert complaint(pattern(), FINDS) == ""
+    assert complaint(pattern(match=lambda self, *nodes: []), FINDS) == ""
+    assert complaint(pattern(match=lambda self, graph, candidates, deep=False: []), FINDS) == ""
 
 
 async def _later(self: object, graph: object, candidates: object) -> list[object]:
@@ -43,11 +59,11 @@ async def _later(self: object, graph: object, candidates: object) -> list[object
     ],
 )
 def test_the_member_at_fault_is_named(members: dict[str, Any], message: str) -> None:
-    assert message in complaint(pattern(**members), KIND["patterns"])
+    assert message in complaint(pattern(**members), FINDS)
 
 
 def test_a_class_is_no_instance() -> None:
-    assert complaint(type(pattern()), KIND["patterns"]).endswith("must return instances: Made()")
+    assert complaint(type(pattern()), FINDS).endswith("must return instances: Made()")
 
 
 def test_commands_are_those_of_click() -> None:
@@ -76,11 +92,5 @@ def test_an_object_without_anything_lacks_every_member(kind: Any) -> None:
 
 
 def test_optional_members_have_their_types() -> None:
-    def policy(**members: Any) -> object:
-        return type("Made", (), {"name": "made", "place": lambda self, context: None, **members})()
-
-    assert complaint(policy(), KIND["placement_policies"]) == ""
-    assert complaint(policy(preference=3), KIND["placement_policies"]) == ""
-    assert "its `preference` is 'high', but must be a int" in complaint(
-        policy(preference="high"), KIND["placement_policies"]
-    )
+    assert complaint(pattern(preference=3), FINDS) == ""
+    assert "its `preference` is 'high', but must be a int" in complaint(pattern(preference="high"), FINDS)

@@ -24,7 +24,8 @@ from djinn_server.launch.process import ExecutorProcess
 SETTINGS_PLUGIN = """
 import attrs
 from pathlib import Path
-from djinn_core.hookspecs import hookimpl
+from djinn import hooks
+from djinn.hooks import hookimpl
 
 djinn_api_version = "2.0"
 
@@ -37,7 +38,7 @@ class Settings:
 djinn_settings = Settings
 
 @attrs.frozen
-class Pattern:
+class Pattern(hooks.Pattern):
     rows: int
     name: str = "with_settings"
     operations: frozenset = frozenset({"mm"})

@@ -24,7 +24,7 @@ SERVED = ("local",)  # left out where this machine's server is to be reached as 
 
 AT_CLIENTS = """
 import djinn
-from djinn.hooks import CostEstimate, Observer, OptimizationResult, hookimpl
+from djinn.hooks import CostEstimate, CostModel, Observer, Optimization, OptimizationResult, hookimpl
 from djinn.patterns import linear, matcher, op
 
 djinn_api_version = "2.0"
@@ -38,15 +38,15 @@ class Watching(Observer):
         events.append(event.name)
 
 
-class Optimization:
-    name, before, after, after_placement = "in_memory", frozenset(), frozenset(), False
+class InMemory(Optimization):
+    name = "in_memory"
 
     def optimize(self, context):
         events.append("optimized")
         return OptimizationResult(self.name, False, "there is nothing to do")
 
 
-class Costs:
+class Costs(CostModel):
     name, operations = "in_memory", frozenset({"add"})
 
     def estimate(self, graph, node, device):

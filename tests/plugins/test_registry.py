@@ -323,7 +323,7 @@ def test_settings_become_a_selection() -> None:
 
 def test_cost_models_that_name_their_ops_come_first_and_built_in_ones_last(module: Make) -> None:
     source = (
-        HEAD + "class Model:\n"
+        HEAD + "from djinn.hooks import CostModel\nclass Model(CostModel):\n"
         "    def __init__(self, name, *ops): self.name, self.operations = name, frozenset(ops)\n"
         "    def estimate(self, graph, node, device): return None\n"
         "@hookimpl\ndef djinn_register_cost_models(): return [{}]\n"

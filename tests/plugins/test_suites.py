@@ -16,6 +16,7 @@ from djinn import testing
 from djinn.hooks import (
     AssignmentRefusal,
     CostEstimate,
+    CostModel,
     Credentials,
     Denial,
     DeviceRuntime,
@@ -23,12 +24,16 @@ from djinn.hooks import (
     EventFeed,
     HttpResponse,
     Identity,
+    NodePriority,
     Observer,
+    Optimization,
     OptimizationResult,
+    Pattern,
     PatternMatch,
     Placement,
+    PlacementPolicy,
     Rewrite,
-    SchedulingContext,
+    Scheduler,
     Substitution,
     hookimpl,
 )
@@ -123,9 +128,9 @@ class TestInterceptor(testing.InterceptorConformance):
         return DeviceInterceptor()
 
 
-def made(**members: Any) -> Any:
+def made(*bases: type, **members: Any) -> Any:
     """An object with these members; functions become methods."""
-    return type("Made", (), {"name": "made"} | members)()
+    return type("Made", bases, {"name": "made"} | members)()
 
 
 def expect_failure(check: Callable[[], None], message: str) -> None:
@@ -139,7 +144,7 @@ def matching(nodes: Callable[[Any], tuple[int, ...]], **fields: Any) -> Any:
         facts = {"pattern": "made", "confidence": 0.9, "reason": "so", "nodes": nodes(candidates)} | fields
         return [PatternMatch(**facts)] if candidates else []
 
-    return made(operations=frozenset({"mm"}), match=match)
+    return made(Pattern, operations=frozenset({"mm"}), match=match)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +167,10 @@ def test_matches_that_do_not_fit(pattern: Any, message: str) -> None:
 
 def test_patterns_that_break_their_contract() -> None:
     suite = testing.PatternConformance()
-    spelt = made(operations=frozenset({"aten::mm"}), match=lambda self, graph, candidates: [])
+    spelt = made(Pattern, operations=frozenset({"aten::mm"}), match=lambda self, graph, candidates: [])
     expect_failure(lambda: suite.test_it_is_a_pattern(spelt), "names without namespace")
-    expect_failure(lambda: suite.test_it_is_a_pattern(made(match=1)), "lacks the attribute `operations`")
-    blind = made(operations=frozenset({"mm"}), match=lambda self, graph, candidates: [])
+    expect_failure(lambda: suite.test_it_is_a_pattern(made(match=1)), "is no instance of djinn.hooks.Pattern")
+    blind = made(Pattern, operations=frozenset({"mm"}), match=lambda self, graph, candidates: [])
     expect_failure(
         lambda: suite.test_it_recognises_what_it_should(blind, {"mlp": GRAPHS["perceptron"]}),
         "does not recognise 'mlp'",
@@ -178,7 +183,7 @@ def test_patterns_that_break_their_contract() -> None:
 
     expect_failure(
         lambda: suite.test_it_depends_on_nothing_but_the_graph(
-            made(operations=frozenset({"mm"}), match=fickle), GRAPHS
+            made(Pattern, operations=frozenset({"mm"}), match=fickle), GRAPHS
         ),
         "two results",
     )
@@ -188,7 +193,7 @@ def test_cost_models_that_answer_nonsense() -> None:
     suite = testing.CostModelConformance()
 
     def model(estimate: Callable[..., Any]) -> Any:
-        return made(operations=frozenset(), estimate=estimate)
+        return made(CostModel, estimate=estimate)
 
     negative = model(lambda self, graph, node, device: CostEstimate(1.0, 0, 0, -1.0))
     expect_failure(lambda: suite.test_its_estimates_are_sane(negative, GRAPHS), "negative")
@@ -202,10 +207,10 @@ def test_cost_models_that_answer_nonsense() -> None:
 
 
 def optimizing(rewrite: Callable[[Any], Rewrite], **members: Any) -> Any:
-    empty: frozenset[str] = frozenset()
-    standard = {"before": empty, "after": empty, "after_placement": False}
     return made(
-        optimize=lambda self, context: OptimizationResult("made", True, "so", rewrite(context)), **standard | members
+        Optimization,
+        optimize=lambda self, context: OptimizationResult("made", True, "so", rewrite(context)),
+        **members,
     )
 
 
@@ -245,14 +250,14 @@ def substituting(operation: str, compute: Callable[..., torch.Tensor], applied: 
             )
         )
 
-    class Optimization:
-        name, before, after, after_placement = "made", frozenset[str](), frozenset[str](), False
+    class Substituting(Optimization):
+        name = "made"
 
         def optimize(self, context: Any) -> OptimizationResult:
             change = rewrite(context)
             return OptimizationResult("made", bool(change), "so", change)
 
-    return Optimization()
+    return Substituting()
 
 
 @pytest.mark.parametrize(
@@ -327,7 +332,9 @@ def test_placements_that_do_not_hold() -> None:
         placement = SingleDevice().place(context)
         return attrs.evolve(placement, decisions=placement.decisions[1:])
 
-    expect_failure(lambda: suite.test_its_placements_hold(made(place=place), GRAPHS, 1), "are not placed")
+    expect_failure(
+        lambda: suite.test_its_placements_hold(made(PlacementPolicy, place=place), GRAPHS, 1), "are not placed"
+    )
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
@@ -341,14 +348,14 @@ def test_the_spread_that_schedulers_are_tried_with_is_a_legal_placement(devices:
     assert len(used) == devices
 
 
-def test_schedules_that_do_not_hold() -> None:
+def test_scheduler_suite_refuses_priorities_that_cannot_be_used() -> None:
     suite = testing.SchedulerConformance()
-
-    def schedule(self: Any, context: SchedulingContext) -> Any:
-        sound = Sequential().schedule(context)
-        return attrs.evolve(sound, steps={device: steps[1:] for device, steps in sound.steps.items()})
-
-    expect_failure(lambda: suite.test_its_schedules_hold(made(schedule=schedule), GRAPHS, 2), "invalid schedule")
+    nothing = made(Scheduler, priority=lambda self, context: None)
+    expect_failure(lambda: suite.test_its_schedules_hold(nothing, GRAPHS, 2), "return a NodePriority")
+    calls = itertools.count()
+    fickle = made(Scheduler, priority=lambda self, context: NodePriority(lambda node: -next(calls) % 7, "so"))
+    expect_failure(lambda: suite.test_its_schedules_hold(fickle, GRAPHS, 2), "two results")
+    expect_failure(lambda: suite.test_it_is_a_scheduler(made(PlacementPolicy, place=nothing)), "no Scheduler")
 
 
 class Lossy(CpuDevice):

@@ -7,7 +7,8 @@ import torch
 from configured import configured
 
 import djinn
-from djinn.hooks import CostEstimate, OptimizationResult, hookimpl
+from djinn import hooks
+from djinn.hooks import CostEstimate, CostModel, OptimizationResult, hookimpl
 from djinn.testing import open_session
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.placement_trials import LOOKS
@@ -16,7 +17,7 @@ REMOTE = "remote_accelerator:0"
 LAYERS = 4
 
 
-class Expensive:
+class Expensive(CostModel):
     """Says that every product takes long, so that two branches are predicted to pay on two executors."""
 
     name = "expensive"
@@ -28,12 +29,10 @@ class Expensive:
         return CostEstimate(0, 0, 0, 0.05 if node.operation in {"linear", "mm", "addmm"} else 1e-6)
 
 
-class Judge:
+class Judge(hooks.Judge):
     """Says what it was told to say, once it has seen a run of each way."""
 
     name = "judge"
-    before = after = frozenset()
-    after_placement = False
     tolerates_growth = True
 
     def __init__(self):

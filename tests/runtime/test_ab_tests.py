@@ -7,18 +7,17 @@ import torch
 
 import djinn
 import djinn_optimizations.adaptive
-from djinn.hooks import OptimizationResult, Rewrite, Substitution, arguments, hookimpl
+from djinn import hooks
+from djinn.hooks import Optimization, OptimizationResult, Rewrite, Substitution, arguments, hookimpl
 from djinn_client.runtime.planning import ab_tests, planner
 
 REMOTE = "remote_accelerator:0"
 
 
-class Slower:
+class Slower(Optimization):
     """Does each `linear` sixteen times; right, and useless."""
 
     name = "slower"
-    before = after = frozenset()
-    after_placement = False
     tolerates_growth = True
 
     def optimize(self, context):
@@ -42,12 +41,10 @@ class Slower:
         return [results[1] + 0 * sum(results)]
 
 
-class Judge:
+class Judge(hooks.Judge):
     """Has seen enough when there are three runs of each way, and says what it was told to say."""
 
     name = "judge"
-    before = after = frozenset()
-    after_placement = False
     tolerates_growth = True
 
     def __init__(self, verdict):

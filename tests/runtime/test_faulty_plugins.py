@@ -10,7 +10,19 @@ import torch
 from configured import configured
 
 import djinn
-from djinn.hooks import CostEstimate, Observer, OptimizationResult, PatternMatch, Rewrite, hookimpl
+from djinn.hooks import (
+    CostEstimate,
+    CostModel,
+    Observer,
+    Optimization,
+    OptimizationResult,
+    Pattern,
+    PatternMatch,
+    PlacementPolicy,
+    Rewrite,
+    Scheduler,
+    hookimpl,
+)
 
 REMOTE = "remote_accelerator:0"
 LIBRARY = "sndhdr" if sys.version_info < (3, 12) else "wave"
@@ -21,23 +33,20 @@ def raises(*_):
 
 
 @attrs.define
-class Faulty:
+class Faulty(Pattern, CostModel, Optimization, PlacementPolicy, Scheduler):
     """Plugin object of any kind. Each method calls `does`."""
 
     name: str
     does: object
     events: object = None
     operations: frozenset[str] = frozenset({"mm", "add"})
-    before: frozenset[str] = frozenset()
-    after: frozenset[str] = frozenset()
-    after_placement: bool = False
     module: str = LIBRARY
     only_under_run: bool = False
 
     def match(self, *given):
         return self.does(*given)
 
-    estimate = optimize = place = schedule = observe = install = uninstall = adapt = match
+    estimate = optimize = place = priority = observe = install = uninstall = adapt = match
 
 
 class Told(Faulty, Observer):

@@ -13,7 +13,7 @@ from configured import configured
 
 import djinn
 from djinn import session
-from djinn.hooks import CostEstimate, hookimpl
+from djinn.hooks import CostEstimate, CostModel, hookimpl
 from djinn.testing import open_session
 from djinn_client.runtime.planning import first_calibration
 from djinn_client.runtime.planning.calibrations import keep_calibration
@@ -34,11 +34,10 @@ keep_calibration(session.device(), {"measured": {"seconds": 0.25}})
 """
 
 
-class Measured:
+class Measured(CostModel):
     """Knows only devices that were measured."""
 
     name = "measured"
-    operations = frozenset()
     tolerates_growth = True
 
     def estimate(self, graph, node, device):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import djinn
+from djinn.hooks import CostModel, Optimization
 from djinn.patterns import matcher, op
 from djinn.semantic import MetadataRegistry, PatternRegistry, SemanticAnalyzer
 from djinn.testing import random_graph, topology
@@ -65,8 +66,8 @@ def test_stages_and_groups_of_a_schedule():
 def test_a_scheduler_asks_what_is_added_and_forgets_when_told():
     asked = []
 
-    class Watching:
-        name, before, after, after_placement, operations = "watching", frozenset(), frozenset(), False, frozenset()
+    class Watching(CostModel, Optimization):
+        name = "watching"
 
         def optimize(self, context):
             asked.append("optimize")

@@ -13,12 +13,13 @@ from djinn_client.runtime.planning.placement_trials import (
     UNMEASURED,
     PlacementTrials,
     TriedPlacement,
-    placement_judge_among,
 )
+from djinn_client.runtime.planning.plan_maker import judge_among
 from djinn_client.runtime.planning.prediction_errors import ENOUGH, MOST, PRIOR, PredictionErrors, margin_of
 from djinn_client.runtime.stats import Stats
 from djinn_core.ir.program import Program
 from djinn_optimizations.adaptive import Adaptive
+from djinn_optimizations.cleanup import DeadCode
 
 EMPTY = Program((), (), ())
 
@@ -119,10 +120,10 @@ def test_runs_that_differ_by_a_fifth_leave_equal_ways_on_one_executor():
     assert wrong < 200 / 4
 
 
-def test_the_judge_is_the_plugin_that_has_the_method():
+def test_judge_among_returns_the_first_judge():
     judge = Adaptive()
-    assert placement_judge_among([object(), judge]) is judge
-    assert placement_judge_among([object()]) is None
+    assert judge_among([DeadCode(), judge]) is judge
+    assert judge_among([DeadCode()]) is None
 
 
 # --- margins --------------------------------------------------------------------------------------------------------

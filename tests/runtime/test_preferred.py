@@ -9,10 +9,7 @@ from djinn_core.settings import Settings
 
 
 def offered(**preferences):
-    return [
-        SimpleNamespace(name=name) if rank is None else SimpleNamespace(name=name, preference=rank)
-        for name, rank in preferences.items()
-    ]
+    return [SimpleNamespace(name=name, preference=rank) for name, rank in preferences.items()]
 
 
 def test_the_greatest_preference_decides_over_several_devices():

@@ -9,7 +9,7 @@ import torch
 from configured import configured
 
 import djinn
-from djinn.hooks import Observer
+from djinn.hooks import Observer, Optimization
 from djinn_client.runtime import client
 from djinn_client.runtime.reconfiguring import changed, needing_new_session
 from djinn_core.settings import Settings
@@ -78,12 +78,10 @@ def test_values_of_a_former_session_do_not_count(alone):
         lost.tolist()
 
 
-class Remembering:
+class Remembering(Optimization):
     """An optimization that rounds otherwise, and notes how often it was asked."""
 
     name = "remembering"
-    before = after = frozenset()
-    after_placement = False
     exact = False
 
     def __init__(self):

@@ -11,7 +11,7 @@ import torch
 from long_forms import long_or
 
 import djinn
-from djinn.hooks import Event, Observer, OptimizationContext, OptimizationResult, Rewrite, Substitution
+from djinn.hooks import Event, Observer, Optimization, OptimizationContext, OptimizationResult, Rewrite, Substitution
 from djinn.testing import ProgramBuilder
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.plan_cache import PlanCache
@@ -218,10 +218,10 @@ def test_many_sizes_make_few_plans(embedded):
     assert steps(long_or(25, 60)) <= 3
 
 
-class Innocent:
+class Innocent(Optimization):
     """An optimization of another author that does nothing and says nothing of growth."""
 
-    name, exact, before, after, after_placement = "innocent", True, frozenset(), frozenset(), False
+    name = "innocent"
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         return OptimizationResult(self.name, applied=False, reason="there is nothing to do")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.placement_policies import PlacementPolicy, PreferredPolicy
-from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker
+from djinn_core.hookspecs.placement_policies import PlacementPolicy
+from djinn_core.hookspecs.schedulers import Scheduler
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.settings import Settings
 
@@ -25,13 +25,13 @@ def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: 
 
 def preferred_policy(offered: Sequence[PlacementPolicy]) -> str:
     """Name of the policy for several devices where none is named; the built-in one where none offers itself."""
-    ranked = [(-policy.preference, policy.name) for policy in offered if isinstance(policy, PreferredPolicy)]
+    ranked = [(-policy.preference, policy.name) for policy in offered if policy.preference is not None]
     return min(ranked)[1] if ranked else SINGLE
 
 
-def preferred_scheduler(offered: Sequence[ScheduleMaker]) -> str:
+def preferred_scheduler(offered: Sequence[Scheduler]) -> str:
     """Name of the scheduler for several devices where none is named; the built-in one where none offers itself."""
-    ranked = [(-made.preference, made.name) for made in offered if isinstance(made, PreferredScheduler)]
+    ranked = [(-made.preference, made.name) for made in offered if made.preference is not None]
     return min(ranked)[1] if ranked else IN_ORDER
 
 

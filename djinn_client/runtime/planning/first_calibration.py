@@ -16,7 +16,7 @@ from typing import Final
 from djinn_client.runtime.connecting.open_session import OpenSession
 from djinn_client.runtime.connecting.servers import find_servers
 from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of
-from djinn_core.hookspecs.cost_models import BackgroundCalibrated
+from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.logs import get_logger
 from djinn_core.settings import Settings
 
@@ -24,9 +24,9 @@ LIMIT_SECONDS: Final = 900.0  # that a process may take on a busy machine
 _log = get_logger("djinn.calibration")
 
 
-def command_among(models: Iterable[object]) -> Sequence[str]:
+def command_among(models: Iterable[CostModel]) -> Sequence[str]:
     """Arguments of Python with which the first of the cost models measures a device; empty if none does."""
-    return next((tuple(m.background_command()) for m in models if isinstance(m, BackgroundCalibrated)), ())
+    return next((command for m in models if (command := tuple(m.background_command()))), ())
 
 
 def never_measured(opened: Iterable[OpenSession]) -> list[OpenSession]:
@@ -54,7 +54,7 @@ def environment_for(one: OpenSession, settings: Settings, environment: Mapping[s
 
 
 def calibrate_in_background(
-    opened: Sequence[OpenSession], settings: Settings, models: Iterable[object], done: Callable[[], None]
+    opened: Sequence[OpenSession], settings: Settings, models: Iterable[CostModel], done: Callable[[], None]
 ) -> threading.Thread | None:
     """Measure what was never measured, where a cost model can and the setting `calibrate` is on; call `done` when it is.
 

@@ -8,7 +8,7 @@ other way is run again a few times, ever more seldom, because single runs mislea
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -16,7 +16,7 @@ import attrs
 
 from djinn_client.runtime.planning.ab_tests import Verdicts, verdict_of
 from djinn_client.runtime.stats import Stats
-from djinn_core.hookspecs.optimizations import PlacementJudge, PlacementTrial
+from djinn_core.hookspecs.optimizations import Judge, PlacementTrial
 from djinn_core.ir.program import Program
 from djinn_core.logs import get_logger
 
@@ -85,15 +85,10 @@ def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
     return pays if len(used.seconds) < LOOKS[-1] else None
 
 
-def placement_judge_among(optimizations: Iterable[object]) -> PlacementJudge | None:
-    """The first of the optimizations that judges placements."""
-    return next((o for o in optimizations if isinstance(o, PlacementJudge)), None)
-
-
 class PlacementTrials:
     """Chooses between one executor and several. Not thread-safe: the recorders' lock is held around it."""
 
-    def __init__(self, judge: PlacementJudge, policy: str, stats: Stats, verdicts: Verdicts) -> None:
+    def __init__(self, judge: Judge, policy: str, stats: Stats, verdicts: Verdicts) -> None:
         self._judge, self._policy, self._stats, self._verdicts = judge, policy, stats, verdicts
 
     def choose(self, tried: TriedPlacement) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from djinn_client.runtime.context import ClientContext
 from djinn_client.runtime.planning.ab_tests import Without
 from djinn_client.runtime.planning.constraints import policy_for
 from djinn_client.runtime.planning.disk_plan_cache import DiskPlanCache, disk_plan, plans_file
-from djinn_client.runtime.planning.placement_trials import PlacementTrials, placement_judge_among
+from djinn_client.runtime.planning.placement_trials import PlacementTrials
 from djinn_client.runtime.planning.plan_cache import PlanLookup
 from djinn_client.runtime.planning.planner import PlannedProgram, Planner, Planning, Recent
 from djinn_client.runtime.planning.program_index import KnownPrograms
@@ -19,8 +20,7 @@ from djinn_client.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_client.runtime.planning.value_hints import hints_for, hints_from, kinds_from, letters_of
 from djinn_client.runtime.pool.pool_planner import PlanningInputs
 from djinn_client.runtime.sending.template import PreparedTemplate
-from djinn_core.hookspecs.growth import tolerates_growth
-from djinn_core.hookspecs.optimizations import Judge
+from djinn_core.hookspecs.optimizations import Judge, Optimization
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
@@ -122,26 +122,31 @@ def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tu
     return asked_by_size(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
 
 
+def judge_among(optimizations: Iterable[Optimization]) -> Judge | None:
+    """Return the first of the optimizations that is a judge."""
+    return next((o for o in optimizations if isinstance(o, Judge)), None)
+
+
 def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Planning:
     """Planning of the programs of a session on `devices` devices; what is known of them and of their values begins again with it."""
     registry, settings = context.configured()
     plans = context.plans = PlanMaker(context, recent)
     context.asked_by_size = asked_by_size_in(registry, settings, devices)
-    unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))
+    unsure = frozenset(o.name for o in registry.optimizations if not o.tolerates_growth)
     factor = NARROW_FACTOR if context.asked_by_size else FACTOR
     keeper = plans if devices == 1 else None
-    judge = next((o for o in registry.optimizations if isinstance(o, Judge)), None)
+    judge = judge_among(registry.optimizations)
     return Planning(plans.plan, plans.made, keeper, factor, judge, unsure)
 
 
 def placement_trials(context: ClientContext, planner: Planner, devices: int) -> PlacementTrials | None:
     """Trials of placements on several devices; None where no plugin judges them."""
     registry, settings = context.configured()
-    placements = placement_judge_among(registry.optimizations)
-    if placements is None:
+    judge = judge_among(registry.optimizations)
+    if judge is None:
         return None
     name = policy_for(settings, registry.placement_policies, devices)
-    return PlacementTrials(placements, name, context.stats, planner.verdicts)
+    return PlacementTrials(judge, name, context.stats, planner.verdicts)
 
 
 def plan_in_pool(

@@ -18,12 +18,11 @@ _ASSUMED = {"cpu": (5e10, 1e10, 2e-6)}
 _ASSUMED_ELSEWHERE = (2e13, 5e11, 5e-6)
 
 
-class Roofline:
+class Roofline(CostModel):
     """Estimates every op: FLOPs as PyTorch counts them, bytes of all operands and results, and work space by family. Views cost nothing."""
 
     name = "roofline"
     tolerates_growth = True
-    operations: frozenset[str] = frozenset()
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
         """Cost of `node`: the larger of compute time and memory time, and the time to start it."""

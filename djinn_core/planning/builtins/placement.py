@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from djinn_core.errors import DoesNotFit, InvalidStage
+from djinn_core.errors import DoesNotFit
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
 from djinn_core.ir.colocation import storage_sizes
@@ -20,7 +20,7 @@ from djinn_core.planning.stages.placement_fit import SHOWN, shortages
 djinn_api_version = "2.0"
 
 
-class SingleDevice:
+class SingleDevice(PlacementPolicy):
     """Runs everything on the device that has most bytes of the inputs; without inputs, on the first device that fits.
 
     A device that has to spill comes after all others.
@@ -34,11 +34,8 @@ class SingleDevice:
 
         Raises:
             DoesNotFit: no device has the memory and the dtypes that the program needs.
-            InvalidStage: there are no devices.
         """
         devices = context.topology.devices
-        if not devices:
-            raise InvalidStage("no device can run this program, because there are none; connect a server")
         held, fresh = _bytes_held(context.graph, context.resident), _EmptyDevices()
         obstacles: dict[str, str] = {}
         if (drawing := _random_home(context)) is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality, PatternMatch
 from djinn_core.planning.matching.match_result import Found
@@ -15,8 +16,8 @@ from djinn_core.planning.matching.terms import Term, has_conditions
 
 
 @attrs.frozen(eq=False)
-class Matcher:
-    """A pattern that finds a term; made by `matcher`. It fits the Protocol `Pattern`."""
+class Matcher(Pattern):
+    """A pattern that finds a term; made by `matcher`."""
 
     name: str
     operations: frozenset[str]
@@ -87,7 +88,7 @@ def matcher(
         phase: what a match reveals of its nodes.
         modality: the same.
         tolerates_growth: True if the functions and conditions decide the same for programs that differ in sizes only; see
-            `GrowthTolerant`. Without functions and conditions it is True.
+            `Pattern`. Without functions and conditions it is True.
 
     Raises:
         ConfigurationError: the term may end with anything.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import PatternMatch
 from djinn_core.planning.matching.terms import names_of
@@ -25,7 +26,7 @@ _NEIGHBOURS = 256  # nodes around a candidate that are searched
 
 
 @attrs.define(eq=False, slots=False)
-class Structure:
+class Structure(Pattern):
     """A pattern that finds a subgraph.
 
     Attributes:
@@ -36,6 +37,7 @@ class Structure:
         reason: a sentence; `{x}` stands for the op that plays the part `x`.
         check: what must hold of the nodes, by their part in `shape`.
         details: facts about a match.
+        tolerates_growth: as in `Pattern`; True by default if there are neither `check` nor `details`.
     """
 
     name: str
@@ -45,16 +47,13 @@ class Structure:
     reason: str
     check: Callable[[Graph, Roles], bool] | None = None
     details: Callable[[Graph, Roles], Mapping[str, Any]] | None = None
-
-    @property
-    def tolerates_growth(self) -> bool:
-        """True if the structure depends on no sizes; see `Pattern`."""
-        return self.check is None and self.details is None
-
-    @cached_property
-    def operations(self) -> frozenset[str]:
-        """Ops that a candidate must be one of."""
-        return self._operations[self.anchor]
+    tolerates_growth: bool = attrs.field(
+        default=attrs.Factory(lambda self: self.check is None and self.details is None, takes_self=True)
+    )
+    operations: frozenset[str] = attrs.field(
+        init=False,
+        default=attrs.Factory(lambda self: names_of(self.shape.nodes[self.anchor]["operations"]), takes_self=True),
+    )
 
     @cached_property
     def _operations(self) -> dict[Hashable, frozenset[str]]:

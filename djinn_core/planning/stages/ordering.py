@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.ir.schedule import SchedulingGroup, SchedulingStrategy
 
 
 def orderings(context: SchedulingContext) -> list[tuple[int, int]]:
@@ -143,21 +143,42 @@ class _DeviceQueue:
         return heapq.heappop(self.ready)[1] if self.ready else -1
 
 
-def groups_of(
-    order: Sequence[int],
-    found: Dependences,
-    strategy: SchedulingStrategy,
-    priority: Callable[[Sequence[int]], int] = lambda _: 0,
-) -> tuple[SchedulingGroup, ...]:
-    """Groups in stages: a device begins a new one where it needs what another makes in the same stage or later."""
+def strict_order(nodes: Sequence[int], before: Iterable[tuple[int, int]], key: Callable[[int], Any]) -> list[int]:
+    """Return the nodes in the order of their keys, as far as the pairs of `before` allow: the first of a pair runs first."""
+    afters: dict[int, list[int]] = defaultdict(list)
+    missing: Counter[int] = Counter()
+    for source, target in before:
+        afters[source].append(target)
+        missing[target] += 1
+    ready = [(key(node), node) for node in nodes if not missing[node]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        node = heapq.heappop(ready)[1]
+        order.append(node)
+        for after in afters.get(node, ()):
+            missing[after] -= 1
+            if not missing[after]:
+                heapq.heappush(ready, (key(after), after))
+    return order
+
+
+def consecutive_groups(context: SchedulingContext, order: Sequence[int]) -> list[tuple[int, str, list[int]]]:
+    """Return stage, device and nodes of groups: each run of nodes on one device is a group, in a stage of its own."""
+    device_of = {d.node: d.device for d in context.placement.decisions}
+    runs = itertools.groupby(order, device_of.__getitem__)
+    return [(stage, device, list(run)) for stage, (device, run) in enumerate(runs)]
+
+
+def staged_groups(order: Sequence[int], found: Dependences) -> list[tuple[int, str, list[int]]]:
+    """Return stage, device and nodes of groups. A device begins a new group to use a result of the same stage or a later one."""
     stage_of: dict[int, int] = {}
     open_groups: dict[str, tuple[int, list[int]]] = {}
     done: list[tuple[int, str, list[int]]] = []
     device_of, before = found.device, found.before
-    alone = len(set(device_of.values())) == 1
     for node in order:
         device, needed = device_of[node], 0
-        for other in () if alone else before.get(node, ()):
+        for other in before.get(node, ()):
             if device_of[other] != device and stage_of[other] >= needed:
                 needed = stage_of[other] + 1
         stage, nodes = open_groups.get(device, (-1, []))
@@ -168,6 +189,4 @@ def groups_of(
         nodes.append(node)
         stage_of[node] = stage
     done.sort(key=lambda group: group[0])
-    return tuple(
-        SchedulingGroup(stage, device, tuple(nodes), strategy, priority(nodes)) for stage, device, nodes in done
-    )
+    return done

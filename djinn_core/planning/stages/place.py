@@ -34,8 +34,10 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
 
     Raises:
         DoesNotFit: nothing fits; the message says on which devices what is short, by how much and for what.
-        InvalidStage: the fallbacks break a rule as well.
+        InvalidStage: the fallbacks break a rule as well, or there are no devices.
     """
+    if not context.topology.devices:
+        raise InvalidStage("no device can run this program, because there are none; connect a server")
     tried = _Attempts(context)
     for candidate in (policy, *(f for f in fallbacks if f is not policy)):
         own = any(candidate is f for f in fallbacks)

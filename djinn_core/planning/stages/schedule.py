@@ -2,37 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import attrs
 
-from djinn_core.errors import DoesNotFit
-from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
-from djinn_core.ir.schedule import ExecutionSchedule
+from djinn_core.errors import DoesNotFit, InvalidStage
+from djinn_core.hookspecs.schedulers import NodePriority, Scheduler, SchedulingContext
+from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
 from djinn_core.planning.stages.attribution import title, warn_skipped
+from djinn_core.planning.stages.ordering import (
+    Dependences,
+    consecutive_groups,
+    orderings,
+    ready_order,
+    staged_groups,
+    strict_order,
+)
+from djinn_core.planning.stages.steps import write_steps
 from djinn_core.planning.stages.verify_schedule import check_schedule
 
 
-def schedule(context: SchedulingContext, maker: ScheduleMaker, fallback: ScheduleMaker) -> ExecutionSchedule:
-    """The scheduler's steps; the fallback's, with a warning and a reason that name it, where it fails or breaks a rule.
+def schedule(context: SchedulingContext, scheduler: Scheduler, fallback: Scheduler) -> ExecutionSchedule:
+    """Return the steps by the priorities of `scheduler`. If it fails, return those of the fallback, with a warning that names it.
 
     Raises:
         DoesNotFit: the fallback holds more than a device may, as well.
         InvalidStage: the fallback breaks a rule as well.
     """
     failed: tuple[str, ...] = ()
-    if maker is not fallback:
+    if scheduler is not fallback:
         try:
-            return _checked(context, maker)
+            return _checked(context, scheduler)
         except DoesNotFit as error:
             failed = (f"{error}; {fallback.name!r} schedules this graph",)
         except Exception as error:
             failed = (
-                warn_skipped("scheduler", maker, error, f"{fallback.name!r} schedules this graph", context.graph),
+                warn_skipped("scheduler", scheduler, error, f"{fallback.name!r} schedules this graph", context.graph),
             )
     made = _checked(context, fallback)
     return attrs.evolve(made, reasons=(*failed, *made.reasons)) if failed else made
 
 
-def _checked(context: SchedulingContext, maker: ScheduleMaker) -> ExecutionSchedule:
-    made = maker.schedule(context)
-    check_schedule(context, made, title("scheduler", maker))
+def build_schedule(context: SchedulingContext, scheduler: Scheduler) -> ExecutionSchedule:
+    """Return the schedule in which nodes run by the priorities of `scheduler`, without verifying it.
+
+    Raises:
+        InvalidStage: the scheduler returned no `NodePriority`.
+    """
+    wanted = scheduler.priority(context)
+    if not isinstance(wanted, NodePriority):
+        raise InvalidStage(f"{title('scheduler', scheduler)} returned a {type(wanted).__name__}; return a NodePriority")
+    order = _order(context, wanted)
+    groups = _groups(context, order, wanted, scheduler.strategy)
+    stages, devices = len({group.stage for group in groups}), len(context.placement.devices)
+    return ExecutionSchedule(
+        program=context.program,
+        groups=groups,
+        steps=write_steps(context, order),
+        replace=context.plan.replace,
+        equal_slots=context.plan.equal_slots,
+        scheduler=scheduler.name,
+        reasons=(f"{wanted.reason}; {len(groups)} groups in {stages} stages on {devices} devices",),
+    )
+
+
+def _order(context: SchedulingContext, wanted: NodePriority) -> Sequence[int]:
+    nodes = context.plan.nodes
+    keys = {node: wanted.key(node) for node in nodes}
+    if not wanted.strict and len(context.placement.devices) > 1:
+        return ready_order(nodes, Dependences.of(context), keys.__getitem__)
+    # One device never waits, so both ways give one order. The order of the program respects all dependences.
+    if all(not keys[later] < keys[node] for node, later in pairwise(nodes)):
+        return nodes
+    return strict_order(nodes, orderings(context), keys.__getitem__)
+
+
+def _groups(
+    context: SchedulingContext, order: Sequence[int], wanted: NodePriority, strategy: SchedulingStrategy
+) -> tuple[SchedulingGroup, ...]:
+    if strategy is SchedulingStrategy.SEQUENTIAL or len(context.placement.devices) == 1:
+        groups = consecutive_groups(context, order)
+    else:
+        groups = staged_groups(order, Dependences.of(context))
+    priority = wanted.group_priority
+    return tuple(
+        SchedulingGroup(stage, device, tuple(nodes), strategy, priority(nodes[0]) if priority is not None else 0)
+        for stage, device, nodes in groups
+    )
+
+
+def _checked(context: SchedulingContext, scheduler: Scheduler) -> ExecutionSchedule:
+    made = build_schedule(context, scheduler)
+    check_schedule(context, made, title("scheduler", scheduler))
     return made

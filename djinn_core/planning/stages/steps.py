@@ -7,24 +7,21 @@ use. As all devices take their part of one order in which everything comes after
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import Node
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.replicas import by_node
 from djinn_core.ir.schedule import (
-    ExecutionSchedule,
     Fetch,
     Free,
     Receive,
     Run,
-    SchedulingStrategy,
     Send,
     Step,
     Upload,
 )
-from djinn_core.planning.stages.ordering import Dependences, groups_of
 
 _START = -1  # before the first node
 
@@ -36,29 +33,6 @@ def write_steps(context: SchedulingContext, order: Sequence[int]) -> dict[str, t
     for turn, node_id in enumerate(order):
         moves.take(turn, nodes[node_id])
     return _write(context, moves, order)
-
-
-def made_in_order(
-    context: SchedulingContext,
-    order: Sequence[int],
-    found: Dependences,
-    strategy: SchedulingStrategy,
-    scheduler: str,
-    reason: str,
-    priority: Callable[[Sequence[int]], int] = lambda _: 0,
-) -> ExecutionSchedule:
-    """The schedule in which nodes run in `order`, with groups in stages; `priority` is told the nodes of each group."""
-    groups = groups_of(order, found, strategy, priority)
-    stages = len({group.stage for group in groups})
-    return ExecutionSchedule(
-        program=context.program,
-        groups=groups,
-        steps=write_steps(context, order),
-        replace=context.plan.replace,
-        equal_slots=context.plan.equal_slots,
-        scheduler=scheduler,
-        reasons=(f"{reason}; {len(groups)} groups in {stages} stages on {len(context.placement.devices)} devices",),
-    )
 
 
 class _Moves:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, origin
-from djinn.hooks import Graph, Node, Nodes, PatternMatch
+from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch
 from djinn_attention.diamonds import ANCHOR, diamonds
 from djinn_attention.heads import count
 from djinn_attention.linear import linear_attentions
@@ -19,7 +19,7 @@ from djinn_attention.whole import Parts, wholes
 _WEIGHING = SOFTMAX | {"acos", "exp"}
 
 
-class Attention:
+class Attention(Pattern):
     """Attention, as one of PyTorch's fused ops or as softmax(q·kᵀ [scaled, masked])·v through any views."""
 
     name = "attention"

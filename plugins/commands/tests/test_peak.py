@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from djinn.costs import work_of
-from djinn.hooks import CostEstimate, DataResidency, DeviceCapabilities, NetworkTopology
+from djinn.hooks import CostEstimate, CostModel, DataResidency, DeviceCapabilities, NetworkTopology
 from djinn.planning import Registry, Request, run_stages
 from djinn.testing import ProgramBuilder
 from djinn_commands.planning.peak import peak_of
@@ -14,11 +14,10 @@ from djinn_commands.planning.peak import peak_of
 KIB = 1024
 
 
-class WorkSpace:
+class WorkSpace(CostModel):
     """A cost model that knows bytes alone."""
 
     name = "work_space"
-    operations: frozenset[str] = frozenset()
 
     def estimate(self, graph, node, device):
         del device

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djinn.costs import work_of
-from djinn.hooks import CalibratedCostModel, Calibration, DeviceCapabilities
+from djinn.hooks import Calibration, DeviceCapabilities
 from djinn.testing import ProgramBuilder
 from djinn_costs.roofline.elementwise import sized_probes
 from djinn_costs.roofline.fitting import fit_seconds, non_negative
@@ -58,7 +58,7 @@ def product(rows, contracted, columns):
 
 def test_it_can_be_calibrated_and_its_probes_have_names_of_their_own():
     model = MeasuredRoofline()
-    assert isinstance(model, CalibratedCostModel)
+    assert list(model.probes())
     names = [probe.name for probe in model.probes()]
     assert len(names) == len(set(names))
 

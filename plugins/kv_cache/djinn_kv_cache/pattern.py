@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import attrs
 
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, chain, origin
-from djinn.hooks import DataResidency, ExecutionPhase, Graph, Node, Nodes, PatternMatch
+from djinn.hooks import DataResidency, ExecutionPhase, Graph, Node, Nodes, Pattern, PatternMatch
 from djinn_kv_cache.caches import Cache, Caches, Kind
 from djinn_kv_cache.reads import Read, reads
 from djinn_kv_cache.sides import attends
@@ -25,7 +25,7 @@ _TOLD = {
 }
 
 
-class KeyValueCache:
+class KeyValueCache(Pattern):
     """KV caches, growing and static, for fused and unfused attention."""
 
     name = "kv_cache"

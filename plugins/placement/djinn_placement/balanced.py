@@ -6,56 +6,30 @@ from collections.abc import Iterable
 
 import attrs
 
-from djinn.hooks import (
-    DeviceCapabilities,
-    InvalidStage,
-    Placement,
-    PlacementContext,
-    PlacementDecision,
-    PlacementPolicy,
-    hookimpl,
-    storage_of,
-)
-from djinn.scheduling import homes_of_values, resident_blocks, storage_sizes, together
+from djinn.hooks import DeviceCapabilities, Node, Placement, PlacementContext, PlacementPolicy, hookimpl, storage_of
+from djinn.scheduling import BlockHomes, assign_blocks, storage_sizes
 
 djinn_api_version = "2.0"
 
 
-class Balanced:
+class Balanced(PlacementPolicy):
     """Memory in proportion to what devices have of it, contiguous in the order of use, blind to speed."""
 
     name = "balanced"
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
-        """The program in stretches, one a device; what lives somewhere already stays.
-
-        Raises:
-            InvalidStage: there are no devices.
-        """
-        if not context.topology.devices:
-            raise InvalidStage("there are no devices; connect a server")
-        graph, replace, nodes = context.graph, context.plan.replace, context.plan.nodes
-        blocks = together(graph, nodes, replace)
-        homes = resident_blocks(blocks, graph.inputs, context.resident)
-        stayed = frozenset(homes)
+        """Split the program into contiguous segments, one per device. Values that live on a device do not move."""
+        graph, replace = context.graph, context.plan.replace
         shares = _Shares.of(context.topology.devices, storage_sizes(graph, graph.inputs))
         inputs = frozenset(graph.inputs)
-        decisions = []
-        for node_id in nodes:
-            node, block = graph.nodes[node_id], blocks.node(node_id)
-            used = [replace.get(v, v) for v in node.inputs]
-            fresh = [v for v in used if v in inputs]
-            settled = [homes[b] for v in fresh if (b := blocks.block(v)) in stayed]
-            device = shares.take([storage_of(v) for v in fresh], settled[-1] if settled else None)
-            if block is not None:
-                device = homes.setdefault(block, device)
-            for value in fresh:
-                homes.setdefault(blocks.block(value), device)
-            decisions.append(PlacementDecision(node_id, device, shares.reason(device, block in stayed)))
-        for value in graph.inputs:
-            homes.setdefault(blocks.block(value), shares.current)
-        return Placement(tuple(decisions), homes_of_values(graph, nodes, blocks, homes), self.name)
+
+        def choose(node: Node, homes: BlockHomes) -> tuple[str, str]:
+            fresh = [used for value in node.inputs if (used := replace.get(value, value)) in inputs]
+            settled = [homes.of(value) for value in fresh if homes.is_resident(value)]
+            return shares.take([storage_of(value) for value in fresh], settled[-1] if settled else None)
+
+        return assign_blocks(context, self.name, choose)
 
 
 @attrs.define
@@ -79,8 +53,8 @@ class _Shares:
             ends.append((device.id, end))
         return cls(ends, sizes, devices[0].id, total=total)
 
-    def take(self, storages: list[int], settled: str | None) -> str:
-        """The device for a node that reads these inputs first; where they have a home, the work goes on there."""
+    def take(self, storages: list[int], settled: str | None) -> tuple[str, str]:
+        """Return the device of a node that reads these inputs, and the reason. If an input lives on a device, use that device."""
         for storage in storages:
             if storage not in self.seen:
                 self.seen.add(storage)
@@ -90,13 +64,7 @@ class _Shares:
         elif storages:
             middle = self.at - self.sizes[storages[-1]] / 2
             self.current = next((device for device, end in self.ends if middle <= end), self.ends[-1][0])
-        return self.current
-
-    def reason(self, device: str, stayed: bool) -> str:
-        """Reason why a node is on `device`."""
-        if stayed:
-            return "what it writes is there"
-        return f"the share of {device} in {self.total:,} bytes of inputs, in the order of use"
+        return self.current, f"the share of {self.current} in {self.total:,} bytes of inputs, in the order of use"
 
 
 @hookimpl

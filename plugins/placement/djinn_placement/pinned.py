@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision, PlacementPolicy, hookimpl
-from djinn.scheduling import Colocation, homes_of_values, resident_blocks, together
+from djinn.hooks import InvalidStage, Node, Placement, PlacementContext, PlacementPolicy, hookimpl
+from djinn.scheduling import BlockHomes, assign_blocks
 
 djinn_api_version = "2.0"
 
 
-class Pinned:
+class Pinned(PlacementPolicy):
     """Ops of modules whose path matches a pattern run on the device of that pattern, the others where their data comes from.
 
     Patterns are those of `fnmatch`; one that matches a module is valid for the modules inside it. The first match counts.
@@ -23,56 +23,36 @@ class Pinned:
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
-        """A device for everything, from the setting `pins`.
+        """Return a device for everything, from the setting `pins`.
 
         Raises:
-            InvalidStage: a pin names a device that is not there, or there are no devices.
+            InvalidStage: a pin names a device that does not exist.
         """
         devices = [d.id for d in context.topology.devices]
-        if not devices:
-            raise InvalidStage("there are no devices; connect a server")
         pins = _Pins([(pattern, _named(device, devices, pattern)) for pattern, device in context.pins.items()])
-        graph, replace, nodes = context.graph, context.plan.replace, context.plan.nodes
-        blocks = together(graph, nodes, replace)
-        homes = resident_blocks(blocks, graph.inputs, context.resident)
-        reasons = dict.fromkeys(homes, "what it writes is there")
-        _settle(context, pins, blocks, homes, reasons)
-        decisions, pinned = [], set()
-        for node_id in nodes:
-            node, block = graph.nodes[node_id], blocks.node(node_id)
-            used = [blocks.block(replace.get(v, v)) for v in node.inputs]
-            pin = pins.of(node.module)
-            came = next((homes[b] for b in used if b in homes), devices[0])
-            device, reason = pin or (came, "no pin matches; its first operand is there" if used else "no pin matches")
-            if block is not None:
-                home = homes.setdefault(block, device)
-                device, reason = home, reasons.setdefault(block, reason)
-            for other in used:
-                homes.setdefault(other, device)
-            if pin is not None and device == pin[0]:
-                pinned.add(node_id)
-            decisions.append(PlacementDecision(node_id, device, reason))
-        for value in graph.inputs:
-            homes.setdefault(blocks.block(value), devices[0])
-        homes_by_value = homes_of_values(graph, nodes, blocks, homes)
-        return Placement(tuple(decisions), homes_by_value, self.name, pinned=frozenset(pinned))
+        nodes, homes = context.graph.nodes, BlockHomes(context)
+        for node_id in context.plan.nodes:
+            _settle(nodes[node_id], context, pins, homes)
+
+        def choose(node: Node, homes: BlockHomes) -> tuple[str, str]:
+            if (pin := pins.of(node.module)) is not None:
+                return pin
+            home = next((found for value in node.inputs if (found := homes.of(value)) is not None), devices[0])
+            return home, "no pin matches; its first operand is there" if node.inputs else "no pin matches"
+
+        placement = assign_blocks(context, self.name, choose, homes)
+        pinned = [d for d in placement.decisions if (pin := pins.of(nodes[d.node].module)) and d.device == pin[0]]
+        return attrs.evolve(placement, pinned=frozenset(d.node for d in pinned))
 
 
-def _settle(
-    context: PlacementContext, pins: _Pins, blocks: Colocation, homes: dict[int, str], reasons: dict[int, str]
-) -> None:
-    """Blocks, and inputs of nodes, of pinned modules; what lives somewhere already stays."""
-    replace = context.plan.replace
-    for node_id in context.plan.nodes:
-        node = context.graph.nodes[node_id]
-        pin, block = pins.of(node.module), blocks.node(node_id)
-        if pin is None:
-            continue
-        if block is not None and block not in homes:
-            homes[block], reasons[block] = pin
-        for value in node.inputs:
-            if context.graph.producer(replace.get(value, value)) is None:
-                homes.setdefault(blocks.block(replace.get(value, value)), pin[0])
+def _settle(node: Node, context: PlacementContext, pins: _Pins, homes: BlockHomes) -> None:
+    """Give the results and inputs of a pinned module the device of its pin. Values that live on a device stay there."""
+    if (pin := pins.of(node.module)) is None:
+        return
+    homes.settle_node(node, *pin)
+    for value in node.inputs:
+        if context.graph.producer(context.plan.replace.get(value, value)) is None:
+            homes.settle(value, *pin)
 
 
 @attrs.define

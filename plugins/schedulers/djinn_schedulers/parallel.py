@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from djinn.hooks import ExecutionSchedule, ScheduleMaker, SchedulingContext, SchedulingStrategy, hookimpl
-from djinn.scheduling import Dependences, made_in_order, ready_order
+from djinn.hooks import NodePriority, Scheduler, SchedulingContext, SchedulingStrategy, hookimpl
+from djinn.scheduling import Dependences
 
 djinn_api_version = "2.0"
 
 
-class Parallel:
+class Parallel(Scheduler):
     """No device idles while something is ready for it; the longest way to the end of the program goes first."""
 
     name = "parallel"
+    strategy = SchedulingStrategy.PARALLEL
     preference = 1
     tolerates_growth = True
 
-    def schedule(self, context: SchedulingContext) -> ExecutionSchedule:
-        """Steps in the order in which the devices would take them."""
-        nodes, found = context.plan.nodes, Dependences.of(context)
-        if len(context.placement.devices) > 1:
-            left = found.remaining(nodes)
-            nodes = tuple(ready_order(nodes, found, lambda node: -left[node]))
+    def priority(self, context: SchedulingContext) -> NodePriority:
+        """Return the seconds from the start of each node to the end of the program, the longest first."""
         reason = "of what is ready, that on which most still depends"
-        return made_in_order(context, nodes, found, SchedulingStrategy.PARALLEL, self.name, reason)
+        if len(context.placement.devices) == 1:  # every order takes as long
+            return NodePriority(lambda node: node, reason)
+        left = Dependences.of(context).remaining(context.plan.nodes)
+        return NodePriority(lambda node: -left[node], reason)
 
 
 @hookimpl
-def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+def djinn_register_schedulers() -> Iterable[Scheduler]:
     """The scheduler `parallel`."""
     return [Parallel()]

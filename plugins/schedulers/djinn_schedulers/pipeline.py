@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from djinn.hooks import ExecutionSchedule, ScheduleMaker, SchedulingContext, SchedulingStrategy, hookimpl
-from djinn.scheduling import Dependences, made_in_order, ready_order
+from djinn.hooks import NodePriority, Scheduler, SchedulingContext, SchedulingStrategy, hookimpl
 
 djinn_api_version = "2.0"
 
 
-class Pipeline:
+class Pipeline(Scheduler):
     """Devices that hold successive parts of a model work on successive inputs at the same time.
 
     A loop over micro-batches that computes and differentiates each gives the schedule that is known as 1F1B: what is older
@@ -18,18 +17,16 @@ class Pipeline:
     """
 
     name = "pipeline"
+    strategy = SchedulingStrategy.PIPELINE
     tolerates_growth = True
 
-    def schedule(self, context: SchedulingContext) -> ExecutionSchedule:
-        """Steps in the order in which the devices would take them."""
-        nodes, found = context.plan.nodes, Dependences.of(context)
-        if len(context.placement.devices) > 1:
-            nodes = tuple(ready_order(nodes, found, lambda node: node))
-        reason = "of what is ready, the oldest in the program"
-        return made_in_order(context, nodes, found, SchedulingStrategy.PIPELINE, self.name, reason)
+    def priority(self, context: SchedulingContext) -> NodePriority:
+        """Return the ids of the nodes as their keys."""
+        del context
+        return NodePriority(lambda node: node, "of what is ready, the oldest in the program")
 
 
 @hookimpl
-def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+def djinn_register_schedulers() -> Iterable[Scheduler]:
     """The scheduler `pipeline`."""
     return [Pipeline()]

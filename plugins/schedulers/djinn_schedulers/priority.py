@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from djinn.hooks import ExecutionSchedule, ScheduleMaker, SchedulingContext, SchedulingStrategy, hookimpl, storage_of
-from djinn.scheduling import Dependences, made_in_order, ready_order
+from djinn.hooks import NodePriority, Scheduler, SchedulingContext, hookimpl, storage_of
+from djinn.scheduling import Dependences
 
 djinn_api_version = "2.0"
 
 
-class Priority:
+class Priority(Scheduler):
     """Order that puts ops for fetched values first, then what hints name, then what most depends on.
 
     A hint `priority` is a pair of node ids and a number; the larger goes first among what is equally wanted.
@@ -19,17 +19,15 @@ class Priority:
     name = "priority"
     tolerates_growth = True
 
-    def schedule(self, context: SchedulingContext) -> ExecutionSchedule:
-        """Steps in the order in which the devices would take them; groups have the priority of their first nodes."""
+    def priority(self, context: SchedulingContext) -> NodePriority:
+        """Return the rank of each node, and what depends on it; groups have the priority of their first nodes."""
         nodes, found = context.plan.nodes, Dependences.of(context)
         wanted, hinted = _wanted(context, nodes, found), _hinted(context)
         most = max(hinted.values(), default=0) + 1
         ranks = {node: hinted.get(node, 0) + most * (node in wanted) for node in nodes}
         left = found.remaining(nodes)
-        nodes = tuple(ready_order(nodes, found, lambda node: (-ranks[node], -left[node])))
         reason = f"{len(wanted):,} of {len(nodes):,} nodes first, which fetched values are computed from"
-        strategy = SchedulingStrategy.PRIORITY
-        return made_in_order(context, nodes, found, strategy, self.name, reason, lambda group: ranks[group[0]])
+        return NodePriority(lambda node: (-ranks[node], -left[node]), reason, group_priority=ranks.__getitem__)
 
 
 def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> set[int]:
@@ -55,6 +53,6 @@ def _hinted(context: SchedulingContext) -> Mapping[int, int]:
 
 
 @hookimpl
-def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+def djinn_register_schedulers() -> Iterable[Scheduler]:
     """The scheduler `priority`."""
     return [Priority()]

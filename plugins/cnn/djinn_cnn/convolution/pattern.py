@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from djinn.hooks import Graph, Node, Nodes, PatternMatch
+from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch
 from djinn.patterns import CONVOLUTION, is_given
 from djinn_cnn.convolution.block import Block, block_at, is_foldable
 from djinn_cnn.convolution.facts import Geometries, Geometry
 
 
-class Convolution:
+class Convolution(Pattern):
     """A convolution with the bias, norm and activation that only its result goes through.
 
     Convolutions of one output size that follow each other are one `stage`; stages are counted from 0.

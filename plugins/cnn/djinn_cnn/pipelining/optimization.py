@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
+from djinn.hooks import Optimization, OptimizationContext, OptimizationResult, Rewrite
 from djinn_cnn.pipelining.state import what_is_carried
 
 # What a program takes of the client, which records it and sends it: measured offline, not at run time.
@@ -13,7 +13,7 @@ CLIENT_EACH: Final = 12e-6  # seconds an op
 CLIENT_ALL: Final = 5e-4  # seconds
 
 
-class Pipelining:
+class Pipelining(Optimization):
     """Tells the placement policy that many inputs follow each other, and over how many devices they can be spread.
 
     It is faster where programs of one structure come before their predecessors were waited for, none of them takes or leaves
@@ -22,9 +22,6 @@ class Pipelining:
 
     name = "pipelining"
     tolerates_growth = True
-    before: frozenset[str] = frozenset()
-    after: frozenset[str] = frozenset()
-    after_placement = False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """The hint `pipeline`, with the number of devices; or why not."""

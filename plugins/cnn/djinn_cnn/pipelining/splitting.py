@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from djinn.hooks import DataResidency, OptimizationContext, OptimizationResult, Rewrite
+from djinn.hooks import DataResidency, Optimization, OptimizationContext, OptimizationResult, Rewrite
 from djinn_cnn.pipelining.batches import BatchRegion, region_of
 from djinn_cnn.pipelining.state import what_is_carried
 
@@ -14,7 +14,7 @@ RUNS: Final = 8  # a weight that comes to a device stays there, so its transfer 
 HOP: Final = 1e-4  # seconds that a message between devices takes at least
 
 
-class SplitBatches:
+class SplitBatches(Optimization):
     """Parts of a batch, each with the same ops; placement policies put them on devices of their own.
 
     It is faster if each device is given so much that it is done earlier in spite of what travels: the parts of the input, and
@@ -25,9 +25,7 @@ class SplitBatches:
     name = "split_batches"
     exact = False
     tolerates_growth = True  # a substitution holds for the very calls that it looked at
-    before: frozenset[str] = frozenset()
     after = frozenset({"pipelining", "fold_batch_norms", "fuse_projections"})
-    after_placement = False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """The batch in as many parts as there are devices; or why not."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import DoesNotFit, Placement, PlacementContext, PlacementDecision, storage_of
+from djinn.hooks import DoesNotFit, Placement, PlacementContext, PlacementDecision, PlacementPolicy, storage_of
 from djinn.scheduling import homes_of_values
 from djinn_costs.cost_based.grouped import for_groups
 from djinn_costs.cost_based.listing import PlacedUnits
@@ -14,7 +14,7 @@ from djinn_costs.cost_based.options import Option, Options
 from djinn_costs.cost_based.successive import for_successive
 
 
-class CostBased:
+class CostBased(PlacementPolicy):
     """Policy of the earliest predicted end: on one device, unless several pay or one does not hold it."""
 
     name = "cost_based"

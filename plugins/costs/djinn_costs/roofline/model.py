@@ -12,7 +12,17 @@ import numpy as np
 import torch
 
 from djinn.costs import Work, distinct_bytes, work_of
-from djinn.hooks import Calibration, CostEstimate, DeviceCapabilities, Graph, Node, Probe, arguments, storage_of
+from djinn.hooks import (
+    Calibration,
+    CostEstimate,
+    CostModel,
+    DeviceCapabilities,
+    Graph,
+    Node,
+    Probe,
+    arguments,
+    storage_of,
+)
 from djinn_costs.roofline.elementwise import LARGE, SIZES, SPLIT, PointwiseProbe, sized_probes
 from djinn_costs.roofline.fitting import fit_seconds
 from djinn_costs.roofline.products import ProductProbe, SmallOpsProbe, Swept, mixed_probes, shaped_probes, swept_probes
@@ -35,12 +45,11 @@ _SAME_AS = {
 }
 
 
-class MeasuredRoofline:
+class MeasuredRoofline(CostModel):
     """Answers where the device was measured, and leaves it to the next model where not."""
 
     name = "measured_roofline"
     tolerates_growth = True
-    operations: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Work], CostEstimate] = {}

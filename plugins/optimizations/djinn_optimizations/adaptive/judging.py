@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Final
 
-from djinn.hooks import OptimizationContext, OptimizationResult, PlacementTrial, Trial
+from djinn.hooks import Judge, OptimizationContext, OptimizationResult, PlacementTrial, Trial
 from djinn_optimizations.adaptive.ranks import chance_of_being_less
 
 LOOKS: Final = (8, 16, 24, 40)  # runs of each way after which the test is made
@@ -18,7 +18,7 @@ FEW: Final = (
 RUNS: Final = 8  # of a program in which several executors have to save the time for moving its weights
 
 
-class Adaptive:
+class Adaptive(Judge):
     """Rewrites nothing. It is given the executor's times with and without another optimization, and decides if that one pays.
 
     It decides the same of placements, by times of programs on one executor and over several.
@@ -28,9 +28,6 @@ class Adaptive:
     """
 
     name = "adaptive"
-    before: frozenset[str] = frozenset()
-    after: frozenset[str] = frozenset()
-    after_placement = False
     tolerates_growth = True
 
     def __init__(self, least: float = LEAST) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
+from djinn.hooks import Optimization, OptimizationContext, OptimizationResult, Rewrite
 from djinn_optimizations.cleanup.dead import dead_nodes
 from djinn_optimizations.cleanup.equal import merge
 
@@ -14,14 +14,12 @@ def _is_timed(context: OptimizationContext) -> bool:
     return any(node.op == _MARK for node in context.graph.nodes)
 
 
-class CommonSubexpressions:
+class CommonSubexpressions(Optimization):
     """Computes once what is computed twice."""
 
     name = "common_subexpressions"
     tolerates_growth = True
     before = frozenset({"dead_code"})
-    after: frozenset[str] = frozenset()
-    after_placement = False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Replace each repeated computation by the first."""
@@ -35,14 +33,11 @@ class CommonSubexpressions:
         return OptimizationResult(self.name, True, f"{len(merged.drop)} ops repeat others{held}", rewrite)
 
 
-class DeadCode:
+class DeadCode(Optimization):
     """Drops work without observable results."""
 
     name = "dead_code"
     tolerates_growth = True
-    before: frozenset[str] = frozenset()
-    after: frozenset[str] = frozenset()
-    after_placement = False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Drop every op that neither leads to a kept value nor has an effect."""

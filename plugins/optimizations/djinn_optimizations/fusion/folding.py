@@ -11,6 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from djinn.hooks import (
     DataResidency,
     Node,
+    Optimization,
     OptimizationContext,
     OptimizationResult,
     Rewrite,
@@ -21,16 +22,13 @@ from djinn.hooks import (
 _NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
 
 
-class FoldBatchNorms:
+class FoldBatchNorms(Optimization):
     """The norm's scale and shift go into the weights of the convolution, once; the norm itself is gone.
 
     It is always faster, by one pass over the output. Weights are folded again when they or the statistics change.
     """
 
     name = "fold_batch_norms"
-    before: frozenset[str] = frozenset()
-    after: frozenset[str] = frozenset()
-    after_placement = False
     exact = False
     tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
 

@@ -11,6 +11,7 @@ import torch
 from djinn.hooks import (
     DataResidency,
     Node,
+    Optimization,
     OptimizationContext,
     OptimizationResult,
     Rewrite,
@@ -26,7 +27,7 @@ CPU_ROWS: Final = 1
 CPU_BYTES: Final = 1 << 20
 
 
-class FuseProjections:
+class FuseProjections(Optimization):
     """One wide product in place of several products that read the same input.
 
     It is faster if the input has few rows, as in decoding: then reading the weights takes most of a product's time, and starting each
@@ -34,9 +35,6 @@ class FuseProjections:
     """
 
     name = "fuse_projections"
-    before: frozenset[str] = frozenset()
-    after: frozenset[str] = frozenset()
-    after_placement = False
     exact = False
     tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from djinn.hooks import Graph, Node, OptimizationContext, OptimizationResult, Rewrite, Substitution, storage_of
+from djinn.hooks import (
+    Graph,
+    Node,
+    Optimization,
+    OptimizationContext,
+    OptimizationResult,
+    Rewrite,
+    Substitution,
+    storage_of,
+)
 from djinn_optimizations.pooling.pairs import Pair, pair_of
 from djinn_optimizations.pooling.pooling import pooling_of
 
 
-class PoolFirst:
+class PoolFirst(Optimization):
     """Swaps a pooling with the op before it, or does two poolings as one.
 
     - The average of a pointwise convolution's results is the convolution of the average: a fraction of the products.
@@ -21,7 +30,6 @@ class PoolFirst:
     name = "pool_first"
     before = frozenset({"split_batches"})
     after = frozenset({"fold_batch_norms"})
-    after_placement = False
     exact = False
     tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
 

@@ -10,6 +10,7 @@ import torch
 
 from djinn.hooks import (
     Node,
+    Optimization,
     OptimizationContext,
     OptimizationResult,
     Rewrite,
@@ -25,7 +26,7 @@ NAME: Final = "prefill"
 Chooser = Callable[[OptimizationContext, Rows], ChunkChoice]
 
 
-class DivideSequences:
+class DivideSequences(Optimization):
     """Sends keys and values of each chunk to the devices of later chunks; caches, and ops after the layers, are on the last chunk's device.
 
     It is faster for prompts so long that the time saved exceeds the time for sending keys and values and for submitting more parts.
@@ -35,8 +36,6 @@ class DivideSequences:
     tolerates_growth = True
     # Other optimizations, which see the result of this one.
     before: frozenset[str] = frozenset({"common_subexpressions", "dead_code", "fuse_projections", "split_batches"})
-    after: frozenset[str] = frozenset()
-    after_placement = False
     exact = False
 
     def __init__(self, chooser: Chooser = choose) -> None:

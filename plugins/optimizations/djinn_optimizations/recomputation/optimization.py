@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
+from djinn.hooks import Optimization, OptimizationContext, OptimizationResult, Rewrite
 from djinn.scheduling import duration, size
 from djinn_optimizations.recomputation.choices import ReplicaChoice, choices
 from djinn_optimizations.recomputation.cone import cones
@@ -25,12 +25,11 @@ def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
     return found[best] if saved > max((1 - PAYS) * takes[0], WORTH * found[best].computing) else found[0]
 
 
-class Recomputation:
+class Recomputation(Optimization):
     """Has a device compute values itself that another device makes, if that is quicker than receiving them."""
 
     name = "recomputation"
     tolerates_growth = True
-    before: frozenset[str] = frozenset()
     after = frozenset({"common_subexpressions", "dead_code"})
     after_placement = True
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from djinn.dataflow import DataKinds, data_kinds, entering_kinds
-from djinn.hooks import ExecutionPhase, Graph, Modality, Node, Nodes, PatternMatch
+from djinn.hooks import ExecutionPhase, Graph, Modality, Node, Nodes, Pattern, PatternMatch
 from djinn_patterns.multimodal.adapters import adapters, projected
 from djinn_patterns.multimodal.branches import branches
 from djinn_patterns.multimodal.modality_fusion import OPERATIONS, How, ModalityFusion, fusions, mirrored
@@ -24,7 +24,7 @@ _TOLD: dict[How, str] = {
 _SURE = frozenset({"scatter", "concatenation", "cross_attention", "similarity", "comparison"})
 
 
-class FusionPoint:
+class FusionPoint(Pattern):
     """Pattern of the first fusion of several modalities."""
 
     name = "fusion_point"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.hooks import Graph, Node, PatternMatch, arguments
+from djinn.hooks import Graph, Node, Pattern, PatternMatch, arguments
 from djinn.patterns import is_given
 
 BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
@@ -14,7 +14,7 @@ _WEIGHED = frozenset({"div", "masked_fill", "mul", "where"})
 _BETWEEN = 3  # ops between the look-up and the reduction: weights of samples, masks
 
 
-class EmbeddingBag:
+class EmbeddingBag(Pattern):
     """A bag of embeddings: PyTorch's op, or a look-up that is reduced over the ids of a sample and not used otherwise."""
 
     name = "embedding_bag"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.hooks import Graph, Node, PatternMatch
+from djinn.hooks import Graph, Node, Pattern, PatternMatch
 from djinn.patterns import Gradients
 from djinn_patterns.recommender.attending import ATTENTION
 from djinn_patterns.recommender.feature_interaction import FeatureInteraction
@@ -25,7 +25,7 @@ _WHAT = {
 _LESS_SURE = {"mask": 0.9, "product": 0.92, "pairs": 0.93, "towers": 0.95, "distance": 0.9, "attention": 0.9}
 
 
-class Interaction:
+class Interaction(Pattern):
     """Features of a recommender that meet in products: of all pairs, in crosses, factorisation machines, two towers."""
 
     name = "interaction"

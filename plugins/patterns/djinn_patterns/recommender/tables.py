@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.hooks import Graph, Node, Nodes, PatternMatch
+from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch
 from djinn_patterns.recommender.features import LOOK_UPS, Features, features
 
 _JOINS = frozenset({"cat", "stack"})
@@ -12,7 +12,7 @@ _FEWEST = 2
 _ROWS = 2  # dimensions of what is looked up: samples and numbers
 
 
-class IdTables:
+class IdTables(Pattern):
     """Several tables of ids whose rows are put side by side."""
 
     name = "id_tables"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from djinn.hooks import Graph, Node, PatternMatch
+from djinn.hooks import Graph, Node, Pattern, PatternMatch
 from djinn.patterns import Gradients
 from djinn_patterns.recurrent.found import Recurrence
 from djinn_patterns.recurrent.fused import FUSED, fused
@@ -16,7 +16,7 @@ from djinn_patterns.recurrent.steps import Steps
 from djinn_patterns.recurrent.updates import BENDS, GATES, bent, kept
 
 
-class Recurrent:
+class Recurrent(Pattern):
     """A layer in which a state goes from position to position, however it is written."""
 
     name = "recurrent"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import attrs
 
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
-from djinn.hooks import Graph, Node, Nodes, PatternMatch
+from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch
 from djinn.patterns import NORMALISATION, Gradients, is_given
 from djinn_patterns.transformer.layers import MIXING
 from djinn_patterns.transformer.mixtures import routers_of
@@ -37,7 +37,7 @@ class _Half:
     beside: tuple[int, ...] = ()
 
 
-class TransformerBlock:
+class TransformerBlock(Pattern):
     """Attention with the feed-forward network after it, or beside it where both read the same."""
 
     name = "block"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.hooks import Graph, Node, Nodes, PatternMatch
+from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch
 from djinn_patterns.transformer.layers import PRODUCTS
 from djinn_patterns.transformer.networks import Network, activations, networks_of
 
 
-class FeedForward:
+class FeedForward(Pattern):
     """Linear layers with an activation between, or with one layer that gates another."""
 
     name = "mlp"

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import attrs
 
 from djinn.dataflow import SOFTMAX
-from djinn.hooks import Graph, Node, PatternMatch, arguments
+from djinn.hooks import Graph, Node, Pattern, PatternMatch, arguments
 from djinn.patterns import Flow, Layer
 from djinn_patterns.transformer.layers import Layers, layers_of
 
@@ -48,7 +48,7 @@ class Router:
         return tuple(sorted({*layer, *self.between, *(choice.id for choice in self.choices)}))
 
 
-class MixtureOfExperts:
+class MixtureOfExperts(Pattern):
     """A choice of the best few among the scores that a linear layer gives each token."""
 
     name = "mixture_of_experts"

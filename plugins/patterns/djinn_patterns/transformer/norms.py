@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import Graph, Node, Nodes, PatternMatch, arguments
+from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch, arguments
 from djinn.patterns import CONVOLUTION, NORMALISATION, is_given
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
@@ -48,7 +48,7 @@ def written_norms(graph: Graph) -> dict[int, WrittenNorm]:
     return {i: written for i, written in found.items() if not _makes_kernel(graph, written.nodes[-1])}
 
 
-class Norm:
+class Norm(Pattern):
     """A norm over channels, features or groups."""
 
     name = "norm"

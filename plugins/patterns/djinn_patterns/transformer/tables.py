@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from djinn.dataflow import FUSED_ATTENTION
-from djinn.hooks import Graph, Node, PatternMatch
+from djinn.hooks import Graph, Node, Pattern, PatternMatch
 from djinn.patterns import ACTIVATION, MATRIX_PRODUCT, NORMALISATION, Layer, is_backward
 from djinn_patterns.transformer.layers import PRODUCTS, Layers, layers_of
 
@@ -20,7 +20,7 @@ _MANY = 4  # scores for each number of what they are made of
 _REACH = 64  # ops that are looked at after a head
 
 
-class Embedding:
+class Embedding(Pattern):
     """A look-up of rows of a table."""
 
     name = "embedding"
@@ -37,7 +37,7 @@ class Embedding:
                 yield PatternMatch(self.name, (node.id,), 1.0, reason, details=details)
 
 
-class OutputHead:
+class OutputHead(Pattern):
     """A linear layer that gives a score for each row of a table that the program looks rows up in.
 
     Nothing but the choice of a token, or a loss, comes after it: no other layer, no norm, no activation.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from djinn.hooks import ScheduleMaker, hookimpl
+from djinn.hooks import Scheduler, hookimpl
 from djinn_schedulers.dynamic.scheduler import Dynamic
 
 __all__ = ["Dynamic", "djinn_api_version", "djinn_register_schedulers"]
@@ -13,6 +13,6 @@ djinn_api_version = "2.0"
 
 
 @hookimpl
-def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+def djinn_register_schedulers() -> Iterable[Scheduler]:
     """The scheduler `dynamic`."""
     return [Dynamic()]

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
-from djinn.hooks import DoesNotFit, ExecutionSchedule, SchedulingContext, SchedulingStrategy
-from djinn.scheduling import Dependences, Timeline, made_in_order, memory_peaks, ready_order, simulate
+from djinn.hooks import DoesNotFit, ExecutionSchedule, NodePriority, Scheduler, SchedulingContext, SchedulingStrategy
+from djinn.scheduling import Dependences, Timeline, memory_peaks, ready_order, simulate, write_steps
 from djinn_schedulers.dynamic.frugal import frugal_order
 
 
-class Dynamic:
+class Dynamic(Scheduler):
     """The quickest order that keeps to `memory_limits`; with a `latency_target`, the one of those in time that holds least."""
 
     name = "dynamic"
+    strategy = SchedulingStrategy.DYNAMIC
     tolerates_growth = True
 
-    def schedule(self, context: SchedulingContext) -> ExecutionSchedule:
-        """Steps in the order that was chosen; the reasons name the others with their figures.
+    def priority(self, context: SchedulingContext) -> NodePriority:
+        """Return positions in the chosen order as keys. The reason names the other orders with their figures.
 
         Raises:
             DoesNotFit: no order meets the memory limits.
         """
-        tried = [_TriedOrder.of(context, name, made) for name, made in _orders(context, self.name)]
+        tried = [_TriedOrder.of(context, name, order) for name, order in _orders(context).items()]
         allowed = [t for t in tried if t.excess <= 0]
         if not allowed:
             best = min(tried, key=lambda t: t.excess)
@@ -36,38 +37,39 @@ class Dynamic:
         chosen = min(in_time, key=lambda t: t.peak) if in_time else min(allowed, key=lambda t: t.line.seconds)
         why = "the least memory of those in time" if in_time else "the quickest that keeps to the limits"
         others = "; ".join(t.told() for t in tried if t is not chosen)
-        reasons = (*chosen.made.reasons, f"{chosen.told()}: {why} (tried as well: {others})")
-        return attrs.evolve(chosen.made, reasons=reasons)
+        positions = {node: position for position, node in enumerate(chosen.order)}
+        reason = f"{chosen.told()}: {why} (tried as well: {others})"
+        return NodePriority(positions.__getitem__, reason, strict=True)
 
 
-def _orders(context: SchedulingContext, scheduler: str) -> Iterator[tuple[str, ExecutionSchedule]]:
+def _orders(context: SchedulingContext) -> Mapping[str, Sequence[int]]:
     nodes, found = context.plan.nodes, Dependences.of(context)
     left = found.remaining(nodes)
-    orders: Mapping[str, Sequence[int]] = {
+    return {
         "program order": nodes,
         "most still depends on it": ready_order(nodes, found, lambda node: -left[node]),
         "oldest first": ready_order(nodes, found, lambda node: node),
         "least memory": frugal_order(context, nodes, found),
     }
-    for name, order in orders.items():
-        yield name, made_in_order(context, order, found, SchedulingStrategy.DYNAMIC, scheduler, name)
 
 
 @attrs.frozen(eq=False)
 class _TriedOrder:
-    """One order, and what came of it: `excess` is by how many bytes it breaks the limit that it breaks most."""
+    """One order with its predicted time and memory: `excess` is the number of bytes above the limit that it exceeds most."""
 
     name: str
-    made: ExecutionSchedule
+    order: Sequence[int]
     line: Timeline
     peak: int
     excess: int
 
     @classmethod
-    def of(cls, context: SchedulingContext, name: str, made: ExecutionSchedule) -> _TriedOrder:
-        peaks, limits = memory_peaks(context, made.steps), context.memory_limits
+    def of(cls, context: SchedulingContext, name: str, order: Sequence[int]) -> _TriedOrder:
+        steps, limits = write_steps(context, order), context.memory_limits
+        peaks = memory_peaks(context, steps)
         excess = max((peaks[d] - limit for d, limit in limits.items() if d in peaks), default=0)
-        return cls(name, made, simulate(context, made), max(peaks.values(), default=0), excess)
+        line = simulate(context, ExecutionSchedule(context.program, (), steps, context.plan.replace))
+        return cls(name, order, line, max(peaks.values(), default=0), excess)
 
     def told(self) -> str:
         """Name and figures."""

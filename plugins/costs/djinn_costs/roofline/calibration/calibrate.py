@@ -14,7 +14,7 @@ import torch
 
 from djinn import session
 from djinn.costs import keep_calibration
-from djinn.hooks import CalibratedCostModel, ConfigurationError, CostModel, DjinnError, Probe, SessionLost
+from djinn.hooks import ConfigurationError, CostModel, DjinnError, Probe, SessionLost
 from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
 
 _log = logging.getLogger("djinn_costs.roofline")
@@ -78,7 +78,7 @@ class Bench:
 
     clock: Clock
     device: torch.device
-    models: Sequence[CalibratedCostModel]
+    models: Sequence[CostModel]
     told: Callable[[str], None] = lambda _: None
     quick: bool = False
     seconds: dict[tuple[str, str], list[float]] = attrs.field(factory=dict)
@@ -94,10 +94,10 @@ class Bench:
                         self.told(probe.name)
                         self._take(model, probe)
 
-    def _probes(self, model: CalibratedCostModel) -> Iterator[Probe]:
+    def _probes(self, model: CostModel) -> Iterator[Probe]:
         return (probe for probe in model.probes() if probe.quick or not self.quick)
 
-    def _take(self, model: CalibratedCostModel, probe: Probe) -> None:
+    def _take(self, model: CostModel, probe: Probe) -> None:
         key = (model.name, probe.name)
         try:
             run = probe.prepare(self.device)
@@ -137,6 +137,6 @@ def _nothing() -> None:
     """A program without ops."""
 
 
-def calibrated_models(models: Sequence[CostModel]) -> list[CalibratedCostModel]:
-    """Those of the cost models that can be calibrated."""
-    return [m for m in models if isinstance(m, CalibratedCostModel)]
+def calibrated_models(models: Sequence[CostModel]) -> list[CostModel]:
+    """Return the cost models that have probes."""
+    return [m for m in models if any(True for _ in m.probes())]

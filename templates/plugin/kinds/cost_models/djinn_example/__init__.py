@@ -7,28 +7,21 @@ from djinn.hooks import CostEstimate, CostModel, DeviceCapabilities, Graph, Node
 from djinn.patterns import MATRIX_PRODUCT
 
 djinn_api_version = "2.0"
-
-# Where a device does not say how fast it is.
-ASSUMED_FLOPS = 1e11
+ASSUMED_FLOPS = 1e11  # for a device of unknown speed
 
 
-class ExampleCostModel:
+class ExampleCostModel(CostModel):
     """Two floating-point operations for each multiply-add, at the device's peak."""
 
     name = "example"
-    tolerates_growth = True  # what it says does not depend on how long a sequence or a cache is
-    operations = MATRIX_PRODUCT  # `mm`, `addmm`, `linear` and their like; an empty set would be every op
+    operations = MATRIX_PRODUCT  # `mm`, `addmm`, `linear` and their like; by default a model is asked about every op
+    tolerates_growth = True  # the estimate of an op depends on its own sizes alone
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
-        """The cost of `node`, or None to leave it to the next model."""
-        work = work_of(graph, node)  # what the op does, from its metadata alone
-        return CostEstimate(
-            flops=work.flops,
-            bytes_read=work.bytes_read,
-            bytes_written=work.bytes_written,
-            seconds=work.flops / (device.flops or ASSUMED_FLOPS),
-            model=self.name,
-        )
+        """Return the cost of `node`, or None to leave it to the next model."""
+        work = work_of(graph, node)  # FLOPs and bytes, from shapes and dtypes alone
+        seconds = work.flops / (device.flops or ASSUMED_FLOPS)
+        return CostEstimate(work.flops, work.bytes_read, work.bytes_written, seconds)
 
 
 @hookimpl

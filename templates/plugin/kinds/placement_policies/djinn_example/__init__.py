@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from djinn.hooks import Placement, PlacementContext, PlacementDecision, PlacementPolicy, hookimpl
+from djinn.hooks import Placement, PlacementContext, PlacementPolicy, hookimpl
+from djinn.scheduling import assign_blocks
 
 djinn_api_version = "2.0"
 
 
-class ExamplePolicy:
+class ExamplePolicy(PlacementPolicy):
     """One device for the whole program. Chosen with `djinn.configure(placement_policy="example")`."""
 
     name = "example"
-    tolerates_growth = True  # what it says does not depend on how long a sequence or a cache is
+    tolerates_growth = True  # the decision does not depend on how long a sequence or a cache is
 
     def place(self, context: PlacementContext) -> Placement:
-        """A device and a reason for every node of the plan, and a device for every value."""
+        """Return a device and a reason for every node of the plan, and a device for every value."""
         device = max(context.topology.devices, key=lambda candidate: (candidate.memory_free or 0, candidate.id))
-        reason = f"{device.id} has the most free memory, {device.memory_free or 0:,} bytes"
-        made = (value for node in context.graph.nodes for value in node.outputs)
-        return Placement(
-            decisions=tuple(PlacementDecision(node, device.id, reason) for node in context.plan.nodes),
-            values=dict.fromkeys((*context.graph.inputs, *made), device.id),
-            policy=self.name,
-        )
+        reason = f"{device.id} has the most free memory"
+        return assign_blocks(context, self.name, lambda node, homes: (device.id, reason))
 
 
 @hookimpl
