@@ -80,7 +80,8 @@ def djinn_register_placement_policies(settings: Any) -> Iterable[PlacementPolicy
 
     Called once in the client process, when the plugins are first needed or configured again. The setting
     `placement_policy` names the one that is used. Without it, programs over several devices use the policy with the greatest
-    `preference`, and other programs the built-in `single`. Since API version 1.
+    `preference`, and other programs the built-in `single`. If a
+    policy raises, `single` places that graph. Since API version 1.
     """
     del settings
     raise NotImplementedError

@@ -95,7 +95,8 @@ def djinn_register_schedulers(settings: Any) -> Iterable[Scheduler]:
     """Return the schedulers that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured again. The setting `scheduler`
-    names the one that is used (by default the built-in `sequential`). Since API version 1.
+    names the one that is used (by default the built-in `sequential`). If a scheduler raises, `sequential` schedules
+    that graph. Since API version 1.
     """
     del settings
     raise NotImplementedError

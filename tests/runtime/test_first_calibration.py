@@ -18,6 +18,7 @@ from djinn.testing import open_session
 from djinn_client.runtime.planning import first_calibration
 from djinn_client.runtime.planning.calibrations import keep_calibration
 from djinn_client.runtime.planning.first_calibration import command_among, environment_for, never_measured
+from djinn_core.planning.builtins.costs import Roofline
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import DeviceInfo
 
@@ -177,5 +178,5 @@ def test_the_process_starts_an_executor_like_those_of_the_program():
 
 
 def test_the_command_is_that_of_the_first_model_that_has_one():
-    assert command_among([object(), Measured()]) == ("-c", MEASURING)
-    assert command_among([object()]) == ()
+    assert command_among([Roofline(), Measured()]) == ("-c", MEASURING)
+    assert command_among([Roofline()]) == ()
