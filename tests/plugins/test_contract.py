@@ -10,6 +10,7 @@ import click
 import pytest
 
 from djinn_core.hookspecs.api_names import ApiName
+from djinn_core.hookspecs.placement_policies import PlacementPolicy
 from djinn_core.registry.contract import complaint
 from djinn_core.registry.kinds import KINDS, Kind
 
@@ -94,3 +95,14 @@ def test_an_object_without_anything_lacks_every_member(kind: Any) -> None:
 def test_optional_members_have_their_types() -> None:
     assert complaint(pattern(preference=3), FINDS) == ""
     assert "its `preference` is 'high', but must be a int" in complaint(pattern(preference="high"), FINDS)
+
+
+def test_attributes_of_a_base_class_have_their_types() -> None:
+    def policy(**members: Any) -> object:
+        return type("Made", (PlacementPolicy,), {"name": "made", "place": lambda self, context: None, **members})()
+
+    assert complaint(policy(), KIND["placement_policies"]) == ""
+    assert complaint(policy(preference=3), KIND["placement_policies"]) == ""
+    assert "its `preference` is 'high', but must be a int | None" in complaint(
+        policy(preference="high"), KIND["placement_policies"]
+    )
