@@ -75,7 +75,7 @@ def ties(*_, **fields):
 
 @attrs.define
 class Plugin:
-    djinn_api_version: int = 1
+    djinn_api_version: str = "2.0"
 
     @hookimpl
     def djinn_register_patterns(self):
