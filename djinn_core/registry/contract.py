@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from types import UnionType
 from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
@@ -89,13 +88,11 @@ def _classes(annotation: Any) -> tuple[type, ...]:
     return tuple(get_origin(part) or part for part in parts)
 
 
-@cache
 def _attributes(protocol: type) -> Mapping[str, Any]:
     """Types of the attributes of a Protocol."""
     return get_type_hints(protocol)
 
 
-@cache
 def _methods(protocol: type) -> Mapping[str, inspect.Signature]:
     """Signatures of the methods of a Protocol."""
     functions = inspect.getmembers(protocol, inspect.isfunction)
