@@ -38,7 +38,6 @@ class Faulty(Pattern, CostModel, Optimization, PlacementPolicy, Scheduler):
 
     name: str
     does: object
-    events: object = None
     operations: frozenset[str] = frozenset({"mm", "add"})
     module: str = LIBRARY
     only_under_run: bool = False
@@ -51,6 +50,14 @@ class Faulty(Pattern, CostModel, Optimization, PlacementPolicy, Scheduler):
 
 class Told(Faulty, Observer):
     pass
+
+
+class Traces(Told):
+    def observe(self, event):
+        pass
+
+    def trace_context(self, kind, executor, number):
+        return self.does(kind)
 
 
 class Install(Faulty):
@@ -106,7 +113,7 @@ class Plugin:
 
     @hookimpl
     def djinn_register_observers(self):
-        return [Told("observe_raises", raises), Told("wants_3", lambda _: None, events=3)]
+        return [Told("observe_raises", raises), Traces("trace_raises", raises), Traces("trace_text", lambda _: "now")]
 
     @hookimpl
     def djinn_register_interceptors(self):
@@ -128,7 +135,7 @@ NAMES = (
         "rewrites_none",
         "places_none",
     ),
-    *("schedules_text", "observe_raises", "wants_3", "install_raises"),
+    *("schedules_text", "observe_raises", "trace_raises", "trace_text", "install_raises"),
 )
 
 
