@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from djinn import testing
-from djinn_core.registry.kinds import KINDS
-
 QUIET = "ignore::pytest.PytestAssertRewriteWarning"  # a fork has modules of plugins of pytest imported already
 
 TEXT = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
@@ -59,9 +56,3 @@ def test_the_hints_that_are_read_are_listed() -> None:
     listed = set(re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .+ \|$", TEXT, flags=re.MULTILINE))
     assert read
     assert read <= listed
-
-
-def test_the_table_of_suites_is_complete() -> None:
-    listed = re.findall(r"^\| (?:`(\w+)`|any) \| `(\w+)` \|", TEXT, flags=re.MULTILINE)
-    assert {kind for kind, _ in listed} - {""} == {kind.name for kind in KINDS}
-    assert {suite for _, suite in listed} == {name for name in testing.__all__ if name.endswith("Conformance")}
