@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         NoticedLaunched,
     )
     from djinn_core.hookspecs.integrations import Integration
-    from djinn_core.hookspecs.interceptors import Interceptor
     from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
     from djinn_core.hookspecs.observers import Event, Observer
     from djinn_core.hookspecs.operations_pages import (
@@ -171,7 +170,6 @@ __all__ = [
     "Identity",
     "Instruction",
     "Integration",
-    "Interceptor",
     "InvalidStage",
     "Judge",
     "LaunchWish",
@@ -263,7 +261,6 @@ _PLACES = {
     "djinn_core.hookspecs.cost_models": "CostModel Probe",
     "djinn_core.hookspecs.devices": "Device DeviceRuntime",
     "djinn_core.hookspecs.integrations": "Integration",
-    "djinn_core.hookspecs.interceptors": "Interceptor",
     "djinn_core.hookspecs.executors": "Badge ExecutorOptions Launched ExecutorEngine LaunchWish NoticedLaunched",
     "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
     "djinn_core.hookspecs.observers": "Event Observer",

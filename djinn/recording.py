@@ -1,4 +1,4 @@
-"""For interceptors: what a function records, to be recorded again at a stroke; values that come later; random state.
+"""For integrations: what a function records, to be recorded again at a stroke; values that come later; random state.
 
 For substitutions: calling again what a node called; groups of what is computed.
 """

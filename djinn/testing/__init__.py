@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from djinn.testing.devices import DeviceConformance
     from djinn.testing.executors import ExecutorConformance
     from djinn.testing.integrations import IntegrationConformance
-    from djinn.testing.interceptors import InterceptorConformance
     from djinn.testing.memory_policies import MemoryPolicyConformance, sample_evictions
     from djinn.testing.observers import ObserverConformance
     from djinn.testing.operations_pages import OperationsPagesConformance
@@ -61,7 +60,6 @@ __all__ = [
     "DeviceConformance",
     "ExecutorConformance",
     "IntegrationConformance",
-    "InterceptorConformance",
     "MemoryPolicyConformance",
     "ObserverConformance",
     "OperationsPagesConformance",
@@ -116,7 +114,6 @@ _PLACES = {
     "djinn.testing.cost_models": "CostModelConformance",
     "djinn.testing.devices": "DeviceConformance",
     "djinn.testing.integrations": "IntegrationConformance",
-    "djinn.testing.interceptors": "InterceptorConformance",
     "djinn.testing.executors": "ExecutorConformance",
     "djinn.testing.memory_policies": "MemoryPolicyConformance sample_evictions",
     "djinn.testing.observers": "ObserverConformance",

@@ -18,7 +18,7 @@ from djinn_client.interception.runtime_interface import RuntimeFunctions, no_ses
 from djinn_client.runtime.early_start import EarlyStart
 from djinn_core.errors import DjinnError
 from djinn_core.logs import get_logger
-from djinn_core.registry.discovery import RUN, PluginCandidate, integrating
+from djinn_core.registry.discovery import PluginCandidate, integrating
 from djinn_core.system.gc_pause import collect_later, count_as_old
 from djinn_core.system.interrupts import handle_interrupts, warn_without_lock
 from djinn_core.system.processes import NoFork, in_forked_child
@@ -36,8 +36,7 @@ def attach(early: EarlyStart | None) -> None:
     """
     install()
     for library, candidates in integrating().items():
-        if library != RUN:
-            call_on_import(library, partial(_integrate, candidates))
+        call_on_import(library, partial(_integrate, candidates))
     handle_interrupts()
     warn_without_lock()
     port.take(RuntimeFunctions(**{name: _loading(name) for name in RuntimeFunctions.__struct_fields__}))

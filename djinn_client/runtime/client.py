@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ import msgspec
 from djinn_client.interception import interpreter_shutdown, sync
 from djinn_client.interception.device.numeric_settings import require_exact
 from djinn_client.interception.dispatch import forget_calls, forget_what_was_learnt
+from djinn_client.interception.install import install
 from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.runtime_interface import Runtime, RuntimeFunctions, port
 from djinn_client.runtime.client_session import ClientSession
@@ -38,7 +39,6 @@ from djinn_client.runtime.sending.progress import progress_observers
 from djinn_client.runtime.session import Session
 from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost
-from djinn_core.hookspecs.interceptors import Interceptor
 from djinn_core.hookspecs.observers import Observer
 from djinn_core.ir.handles import new_storage
 from djinn_core.ir.program import Program
@@ -125,8 +125,7 @@ def configure(
             _reconfigure(resolved, registry)
         else:
             shut_down()  # one that was lost
-            before = context.settings
-            _apply(resolved, registry, before is not None and before.plugin_settings != resolved.plugin_settings)
+            _apply(resolved, registry)
         context.overrides = overrides
 
 
@@ -147,8 +146,8 @@ def _reconfigure(resolved: Settings, registry: Registry) -> None:
     if restarting:
         _end_unless_held(", ".join(sorted(restarting)))
     elif not names & PLUGINS:
-        registry = in_use  # its observers and interceptors may have state
-    _apply(resolved, registry, "plugin_settings" in names)
+        registry = in_use  # its observers may have state
+    _apply(resolved, registry)
     if not restarting and names & (PLANNING | PLUGINS):
         session_planner.plan_anew(context)
     if names and not restarting:
@@ -176,12 +175,11 @@ def _end_unless_held(names: str) -> None:
     )
 
 
-def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> None:
-    """`reinstall`: interceptors that are installed may have other settings now."""
+def _apply(settings: Settings, registry: Registry) -> None:
     if context.settings is not None and settings != context.settings:
         _stop_early()
     context.settings, context.registry = settings, registry
-    _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, reinstall)
+    install()  # where the client is used without `import djinn`
     integrate_registered(context, registry)
     sinks = [Sink(one, registry.owner("observers", one.name)) for one in registry.observers]
     context.observers.become([*sinks, *map(Sink, progress_observers(settings.progress))])
@@ -198,26 +196,6 @@ def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> N
     if settings.debug:
         set_debug_level(settings.debug)
     context.answered, port.prepare = False, _prepare
-
-
-def _intercept(wanted: Mapping[str, Interceptor], reinstall: bool) -> None:
-    """Install the interceptors that are wanted now, and uninstall the others. `reinstall`: install those in use anew, too."""
-    for name in context.intercepting.keys() - (set() if reinstall else wanted.keys()):
-        _try_interceptor(name, context.intercepting.pop(name).uninstall)
-    for name, interceptor in wanted.items():
-        if name not in context.intercepting and _try_interceptor(name, interceptor.install):
-            context.intercepting[name] = interceptor
-
-
-def _try_interceptor(name: str, call: Callable[[], None]) -> bool:
-    """Install or uninstall an interceptor by `call`. Log an exception and return False if it raises."""
-    try:
-        call()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        log.warning("an interceptor failed and is skipped", interceptor=name, call=call.__name__, error=reason)
-        return False
-    return True
 
 
 def settings() -> Settings:

@@ -21,7 +21,6 @@ from djinn_core.settings import Settings
 if TYPE_CHECKING:
     from djinn_client.runtime.captured import Captured
     from djinn_core.hookspecs.integrations import Integration
-    from djinn_core.hookspecs.interceptors import Interceptor
     from djinn_core.ir.costs import Link
     from djinn_core.ir.result import PipelineResult
     from djinn_core.registry.embedded_executors import EmbeddedExecutor
@@ -66,9 +65,7 @@ class ClientContext(msgspec.Struct, eq=False):
     closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
     links: tuple[str, tuple[Link, ...]] = ("", ())  # to the devices, as they were measured in a session of that name
     hooks: list[InitHook] = msgspec.field(default_factory=list)
-    intercepting: dict[str, Interceptor] = msgspec.field(default_factory=dict)
     integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # by name; they are never taken back
-    under_run: bool = False  # in a process of `djinn run`
     observers: Observers = msgspec.field(default_factory=Observers)
     recordings: list[list[PipelineResult]] = msgspec.field(default_factory=list)
     captures: Captures = msgspec.field(default_factory=Captures)

@@ -7,18 +7,17 @@ plugins alone, as libraries may be imported before anything is configured; the s
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
 
 from djinn_client.interception.libraries.on_import import adapt_on_import
 from djinn_client.runtime.context import ClientContext
-from djinn_core.errors import ConfigurationError, DjinnError, PluginError
+from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.hookspecs.integrations import Integration
 from djinn_core.logs import get_logger
-from djinn_core.registry.discovery import RUN, PluginCandidate, integrating
-from djinn_core.registry.loading import PluginLoader, shown
+from djinn_core.registry.discovery import PluginCandidate
+from djinn_core.registry.loading import PluginLoader
 from djinn_core.registry.registry import Registry
 from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings, resolve
@@ -26,17 +25,11 @@ from djinn_core.settings import Settings, resolve
 _log = get_logger("djinn.plugins")
 
 
-def integrate_under_run(context: ClientContext) -> None:
-    """Load plugins with integrations for `djinn run`.
+def is_disabled(plugin: str) -> bool:
+    """Return True if the settings in force disable a plugin. For integrations, whose changes stay when they are disabled later."""
+    from djinn_client.runtime.client import context
 
-    Raises:
-        DjinnError: one of them cannot be used, or has failed.
-    """
-    context.under_run = True
-    for candidate in integrating().get(RUN, ()):
-        _integrate_candidate(context, candidate, _settings(context))
-    if context.registry is not None:
-        integrate_registered(context, context.registry)
+    return context.settings is not None and plugin in context.settings.disable
 
 
 def integrate_registered(context: ClientContext, registry: Registry) -> None:
@@ -66,13 +59,7 @@ def _integrate_candidate(context: ClientContext, candidate: PluginCandidate, set
 
 def _integrate(context: ClientContext, one: Integration, plugin: str, label: str) -> None:
     """Have an integration called with its module, once in this process."""
-    if one.only_under_run and not context.under_run:
-        return
-    if context.integrated.setdefault(one.name, one) is not one:  # atomic: libraries are imported on any thread
-        return
-    if one.only_under_run and one.module in sys.modules:
-        _adapt_now(one, label)
-    else:
+    if context.integrated.setdefault(one.name, one) is one:  # atomic: libraries are imported on any thread
         adapt_on_import({one.module: partial(_adapt, context, one, plugin)}, by=label)
 
 
@@ -80,15 +67,6 @@ def _adapt(context: ClientContext, one: Integration, plugin: str, module: Module
     """Its plugin may have been disabled since the library was imported, of which this is a part."""
     if plugin not in _settings(context).disable:
         one.adapt(module)
-
-
-def _adapt_now(one: Integration, label: str) -> None:
-    try:
-        one.adapt(sys.modules[one.module])
-    except DjinnError:
-        raise
-    except Exception as error:
-        raise PluginError(f"the integration {one.name!r} of {label} raised {shown(error)}") from error
 
 
 def _settings(context: ClientContext) -> Settings:

@@ -15,29 +15,20 @@ import attrs
 
 from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.tensors.lazy_tensor import device_type
-from djinn_core.errors import StartupError
 
 
 def begin() -> None:
     """From now on, and in the processes that this one spawns, `cuda` is the remote device; once.
 
     Raises:
-        StartupError: no plugin does that, or this PyTorch is not laid out as expected.
-        PluginError: the plugin that does it cannot be used.
+        StartupError: this version of PyTorch lacks what the facade replaces.
     """
     import djinn  # noqa: F401 - registers the remote device
-    from djinn_client.runtime.client import context
-    from djinn_client.runtime.integrations import integrate_under_run
+    from djinn_client.cuda_facade.install import install  # here, because other programs need none of it
 
     if device_type() != DEVICE_NAME:
         return
-    integrate_under_run(context)
-    if device_type() == DEVICE_NAME:
-        raise StartupError(
-            "`djinn run` lets the device `cuda` of a script be the remote one, and no plugin in use does that: install "
-            "one, such as plugins/integrations of Djinn's repository, or look in the settings for what "
-            "disables it. `djinn plugins` lists what is installed, disabled or broken"
-        )
+    install()
     _call_in_new_processes(begin)
 
 

@@ -25,7 +25,6 @@ from djinn_core.registry.report import PluginRow, Status
 from djinn_core.registry.version import CORE_DISTRIBUTION, core_version, described
 
 _PREFIX: Final = "djinn."  # of entry-point groups
-RUN: Final = "djinn-run"  # in place of a library, for integrations that are loaded when `djinn run` begins
 
 EntryPoint = importlib.metadata.EntryPoint
 

@@ -57,7 +57,6 @@ def _types_of(protocol: type) -> dict[str, Any]:
 
 INTEGRATIONS: Final = "integrations"
 KINDS: Final[tuple[Kind, ...]] = (
-    Kind("interceptors", "Interceptor"),
     Kind(INTEGRATIONS, "Integration"),
     Kind("patterns", "Pattern"),
     Kind("cost_models", "CostModel"),

@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.devices import Device
     from djinn_core.hookspecs.executors import ExecutorEngine
     from djinn_core.hookspecs.integrations import Integration
-    from djinn_core.hookspecs.interceptors import Interceptor
     from djinn_core.hookspecs.memory_policies import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
     from djinn_core.hookspecs.operations_pages import OperationsPages
@@ -46,7 +45,6 @@ class Registry:
     A kind is loaded when its objects are first asked for, by any thread. Objects may be given in place of those of plugins.
     """
 
-    interceptors: tuple[Interceptor, ...]
     integrations: tuple[Integration, ...]
     patterns: tuple[Pattern, ...]
     cost_models: tuple[CostModel, ...]

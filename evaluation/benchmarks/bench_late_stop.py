@@ -16,7 +16,6 @@ from time import perf_counter
 import torch
 
 import djinn
-from djinn_integrations.late_stop.interceptor import LateStopInterceptor
 from evaluation.benchmarks.bench_models import REMOTE, TOY, gpt2
 from evaluation.benchmarks.links import Conditions, connected_over
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
@@ -30,8 +29,7 @@ Config = dict[str, int]
 
 def token(config: Config, effort: Effort, late: bool) -> tuple[float, float]:
     """Seconds a token of greedy generation, and answers waited for a token."""
-    interceptor = LateStopInterceptor()
-    (interceptor.install if late else interceptor.uninstall)()
+    djinn.configure(disable=() if late else ("late_stop",))
     model = gpt2(**config).eval().to(REMOTE)
     given = torch.arange(16, device=REMOTE)[None]
     spent: dict[int, list[float]] = {SHORT: [], LONG: []}
@@ -53,7 +51,7 @@ def token(config: Config, effort: Effort, late: bool) -> tuple[float, float]:
             if call >= WARM_CALLS:
                 seconds.append(perf_counter() - begun)
             waits[count] = djinn.stats()["round_trips"] - waits[count]
-    interceptor.install()
+    djinn.configure(disable=())
     more = LONG - SHORT
     return (
         (statistics.median(spent[LONG]) - statistics.median(spent[SHORT])) / more,

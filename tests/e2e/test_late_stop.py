@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import djinn
-from djinn_integrations.late_stop.interceptor import LateStopInterceptor
-from djinn_integrations.late_stop.seam import installed
 
 REMOTE = "remote_accelerator:0"
 DELAY = 0.01  # seconds, each way
@@ -76,14 +74,6 @@ def small():
     return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=40, bos_token_id=1, eos_token_id=2)).eval()
 
 
-@pytest.fixture
-def interceptor():
-    made = LateStopInterceptor()
-    made.install()
-    yield made
-    made.install()
-
-
 def waits(model, count):
     """The tokens, and for how many replies was waited."""
     prompt = torch.tensor([[1, 7, 9]], device=model.device)
@@ -93,22 +83,13 @@ def waits(model, count):
     return tokens.shape[1] - 3, djinn.stats()["round_trips"] - before
 
 
-def test_answers_that_are_waited_for(connect, slow, small, interceptor):
+def test_answers_that_are_waited_for(connect, slow, small):
     with connect(slow):
         model = copy.deepcopy(small).to(REMOTE)
         assert waits(model, TOKENS)[0] == TOKENS
         # A machine that is busy with something else for a moment makes the client wait: one good run of three is enough.
         runs = ([waits(model, count)[1] for count in (1, TOKENS + 1)] for _ in range(3))
         assert any(many - few <= TOKENS // 3 for few, many in runs)
-        interceptor.uninstall()
+        djinn.configure(disable=("late_stop",))
         few, many = (waits(model, count)[1] for count in (1, TOKENS + 1))
         assert many - few == TOKENS
-
-
-def test_it_can_be_configured_away():
-    djinn.shut_down()
-    djinn.configure(disable=("late_stop",))
-    assert not installed.now
-    djinn.shut_down()
-    djinn.configure()
-    assert installed.now

@@ -12,8 +12,7 @@ import pytest
 
 LIBRARY = "device = 'cpu'\n"
 PLUGIN = """
-from djinn.hooks import hookimpl
-from djinn.libraries import Adapter
+from djinn.hooks import Integration, hookimpl
 
 djinn_api_version = "2.0"
 
@@ -22,7 +21,7 @@ def adapt(module):
 
 @hookimpl
 def djinn_register_integrations():
-    return [Adapter("a_library.part", adapt, only_under_run={under_run})]
+    return [Integration("teller", "a_library.part", adapt)]
 """
 TELL = "module.device = 'remote'"
 SHOW = """
@@ -38,11 +37,11 @@ print(a_library.part.device, file=sys.stderr)
 def install(tmp_path):
     """Install the library, and a plugin for it with a body of `adapt`; or with other source altogether."""
 
-    def install(adapt=TELL, *, library="a_library", under_run=False, source=PLUGIN):
+    def install(adapt=TELL, *, library="a_library", source=PLUGIN):
         (tmp_path / "a_library").mkdir()
         (tmp_path / "a_library" / "__init__.py").write_text("")
         (tmp_path / "a_library" / "part.py").write_text(LIBRARY)
-        (tmp_path / "plugin_teller.py").write_text(source.format(adapt=adapt, under_run=under_run))
+        (tmp_path / "plugin_teller.py").write_text(source.format(adapt=adapt))
         metadata = tmp_path / "djinn_teller-1.0.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: djinn-teller\nVersion: 1.0\n")
@@ -56,22 +55,16 @@ def install(tmp_path):
 def run(python, plain_environment, tmp_path):
     """Run a program beside what is installed; returns what it has said."""
 
-    def run(code="", *, before="", command=("-c",), status=0, **variables):
+    def run(code="", *, before="", **variables):
         environ = plain_environment | {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
         }
         text = textwrap.dedent(code) or SHOW.format(before=before)
-        if command != ("-c",):
-            (tmp_path / "script.py").write_text(text)
-            text = str(tmp_path / "script.py")
-        done = python.run(*command, text, env=environ | {"CUDA_VISIBLE_DEVICES": ""} | variables)
-        assert done.returncode == status, done.stderr
+        done = python.run("-c", text, env=environ | {"CUDA_VISIBLE_DEVICES": ""} | variables)
+        assert done.returncode == 0, done.stderr
         return done.stderr
 
     return run
-
-
-UNDER_RUN = ("-m", "djinn_core.cli", "run")
 
 
 def test_it_is_told_when_the_program_imports_it(install, run):
@@ -129,27 +122,6 @@ def test_one_that_is_configured_as_an_object_is_told_from_then_on(install, run):
         print(before, a_library.part.device, file=sys.stderr)
     """)
     assert said.splitlines() == ["cpu remote"]
-
-
-def test_some_are_for_programs_of_djinn_run_alone(install, run):
-    install("module.device += ' remote'", under_run=True)
-    assert run().splitlines() == ["cpu"]
-    code = "import a_library.part, sys\nprint(a_library.part.device, file=sys.stderr)"
-    assert run(code, command=UNDER_RUN).splitlines() == ["cpu remote"]
-
-
-def test_djinn_run_ends_with_what_one_of_them_raises(install, run):
-    source = PLUGIN.replace("a_library.part", "torch")
-    install("raise RuntimeError('no tail')", library="djinn-run", under_run=True, source=source)
-    said = run("print('it ran')", command=UNDER_RUN, status=1)
-    assert "plugin 'teller' (djinn-teller 1.0) raised RuntimeError: no tail" in said
-    assert "Traceback" not in said
-
-
-def test_djinn_run_says_that_nothing_makes_cuda_the_remote_device(run):
-    said = run("print('it ran')", command=UNDER_RUN, status=1, DJINN_DISABLE="cuda_facade")
-    assert "plugins/integrations of Djinn's repository" in said
-    assert "Traceback" not in said
 
 
 def test_a_library_that_the_client_imports_itself_is_told_once_the_client_is_there(monkeypatch):

@@ -44,7 +44,7 @@ BROKEN = {
     ),
     "spelt": ("djinn_api_version = 2", 'its `djinn_api_version` is 2, but must be text such as "2.0"'),
     "silent": ("x = 1", 'Add `djinn_api_version = "2.0"`'),
-    "hookless": ("djinn_api_version = '2.0'", "it implements no hook of Djinn. There are: djinn_register_interceptors"),
+    "hookless": ("djinn_api_version = '2.0'", "it implements no hook of Djinn. There are: djinn_register_integrations"),
     "unmarked": (
         "djinn_api_version = '2.0'\ndef djinn_register_devices(): return []",
         "Put `@djinn.hookimpl` above it",

@@ -38,7 +38,6 @@ from djinn.hooks import (
     hookimpl,
 )
 from djinn.testing.suite import missing
-from djinn_client.builtins.device import DeviceInterceptor
 from djinn_core.errors import InvalidStage
 from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.builtins.scheduling import Sequential
@@ -87,7 +86,6 @@ class TestFairShare(testing.AssignmentPolicyConformance):
 def test_the_built_in_plugins_come_through_the_same_door() -> None:
     registry = load_registry(Selection(plugins=(), strict=True), builtins=builtin_plugins())
     assert {row.name: row.kind for row in registry.rows if row.status == "active"} == {
-        "device": "interceptors",
         "costs": "cost_models",
         "placement": "placement_policies",
         "scheduling": "schedulers",
@@ -120,12 +118,6 @@ class TestSequential(testing.SchedulerConformance):
     @pytest.fixture
     def scheduler(self) -> Any:
         return Sequential()
-
-
-class TestInterceptor(testing.InterceptorConformance):
-    @pytest.fixture
-    def interceptor(self) -> Any:
-        return DeviceInterceptor()
 
 
 def made(*bases: type, **members: Any) -> Any:

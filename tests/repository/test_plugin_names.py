@@ -18,7 +18,6 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.to
 # Names of transports and devices are those of protocols and of hardware; names of patterns are what profiles speak of. Others may
 # be words of the core, too, where a line here says which.
 CHOSEN = (
-    "interceptors",
     "cost_models",
     "optimizations",
     "placement_policies",

@@ -13,6 +13,7 @@ import djinn
 from djinn.hooks import (
     CostEstimate,
     CostModel,
+    Integration,
     Observer,
     Optimization,
     OptimizationResult,
@@ -39,13 +40,11 @@ class Faulty(Pattern, CostModel, Optimization, PlacementPolicy, Scheduler):
     name: str
     does: object
     operations: frozenset[str] = frozenset({"mm", "add"})
-    module: str = LIBRARY
-    only_under_run: bool = False
 
     def match(self, *given):
         return self.does(*given)
 
-    estimate = optimize = place = priority = observe = install = uninstall = adapt = match
+    estimate = optimize = place = priority = observe = match
 
 
 class Told(Faulty, Observer):
@@ -58,18 +57,6 @@ class Traces(Told):
 
     def trace_context(self, kind, executor, number):
         return self.does(kind)
-
-
-class Install(Faulty):
-    def install(self):
-        raise KeyError("oops")
-
-    uninstall = install
-
-
-class Adapt(Faulty):
-    def adapt(self, module):
-        raise KeyError("oops")
 
 
 def ties(*_, **fields):
@@ -116,12 +103,8 @@ class Plugin:
         return [Told("observe_raises", raises), Traces("trace_raises", raises), Traces("trace_text", lambda _: "now")]
 
     @hookimpl
-    def djinn_register_interceptors(self):
-        return [Install("install_raises", raises)]
-
-    @hookimpl
     def djinn_register_integrations(self):
-        return [Adapt("adapt_raises", raises)]
+        return [Integration("adapt_raises", LIBRARY, raises)]
 
 
 NAMES = (
@@ -135,7 +118,11 @@ NAMES = (
         "rewrites_none",
         "places_none",
     ),
+<<<<<<< HEAD
     *("schedules_text", "observe_raises", "trace_raises", "trace_text", "install_raises"),
+=======
+    *("schedules_text", "observe_raises", "wants_3"),
+>>>>>>> 8674c2be (integrations: one class, and no kind interceptors)
 )
 
 

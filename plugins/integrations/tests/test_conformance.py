@@ -7,15 +7,25 @@ import pytest
 from djinn.testing import IntegrationConformance, PluginConformance
 from djinn_integrations import (
     accelerate,
-    cuda_facade,
     diffusers,
+    dynamo,
     hf_transformers,
+    late_stop,
     lightning,
     safetensors,
     sentence_transformers,
 )
 
-PLUGINS = [accelerate, cuda_facade, diffusers, hf_transformers, lightning, safetensors, sentence_transformers]
+PLUGINS = [
+    accelerate,
+    diffusers,
+    dynamo,
+    hf_transformers,
+    late_stop,
+    lightning,
+    safetensors,
+    sentence_transformers,
+]
 INTEGRATIONS = [integration for plugin in PLUGINS for integration in plugin.djinn_register_integrations()]
 
 

@@ -10,7 +10,6 @@ import torch
 import djinn
 from djinn.recording import Pending
 from djinn_integrations.late_stop.check import LateStopCheck
-from djinn_integrations.late_stop.interceptor import LateStopInterceptor
 from djinn_integrations.late_stop.pace import StepTimes
 
 REMOTE = "remote_accelerator:0"
@@ -81,14 +80,6 @@ def models():
         return made[name]
 
     return get
-
-
-@pytest.fixture(autouse=True)
-def installed():
-    interceptor = LateStopInterceptor()
-    interceptor.install()
-    yield interceptor
-    interceptor.install()
 
 
 @pytest.fixture

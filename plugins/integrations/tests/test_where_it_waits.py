@@ -11,9 +11,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.testing import InterceptorConformance
 from djinn_integrations.late_stop import seam
-from djinn_integrations.late_stop.interceptor import LateStopInterceptor
 from djinn_integrations.late_stop.pace import MOST, StepTimes
 
 REMOTE = "remote_accelerator:0"
@@ -45,20 +43,6 @@ def local():
 @pytest.fixture(scope="module")
 def remote(local):
     return copy.deepcopy(local).to(REMOTE)
-
-
-@pytest.fixture(autouse=True)
-def installed():
-    interceptor = LateStopInterceptor()
-    interceptor.install()
-    yield interceptor
-    interceptor.install()
-
-
-class TestConformance(InterceptorConformance):
-    @pytest.fixture
-    def interceptor(self):
-        return LateStopInterceptor()
 
 
 @pytest.fixture
@@ -165,9 +149,12 @@ def test_it_says_why(remote, caplog):
     assert "Criteria may have state" in caplog.text
 
 
-def test_it_can_be_turned_off(local, remote, made, installed):
-    installed.uninstall()
-    assert generate(remote).tolist() == generate(local).tolist()
+def test_it_can_be_disabled_in_an_open_session(local, remote, made):
+    djinn.configure(disable=("late_stop",))
+    try:
+        assert generate(remote).tolist() == generate(local).tolist()
+    finally:
+        djinn.configure(disable=())
     assert not made
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import Integration, hookimpl
-from djinn.libraries import Adapter
 from djinn_integrations.accelerate.checkpoints import adapt_checkpointing
 from djinn_integrations.accelerate.device import adapt_modeling, adapt_state
 
@@ -16,7 +15,7 @@ djinn_api_version = "2.0"
 def djinn_register_integrations() -> Iterable[Integration]:
     """The modules of Accelerate that choose, size or save devices."""
     return [
-        Adapter("accelerate.checkpointing", adapt_checkpointing),
-        Adapter("accelerate.state", adapt_state),
-        Adapter("accelerate.utils.modeling", adapt_modeling),
+        Integration("accelerate checkpoints", "accelerate.checkpointing", adapt_checkpointing),
+        Integration("accelerate device", "accelerate.state", adapt_state),
+        Integration("accelerate device map", "accelerate.utils.modeling", adapt_modeling),
     ]

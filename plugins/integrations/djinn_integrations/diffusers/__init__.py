@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import Integration, hookimpl
-from djinn.libraries import Adapter
 from djinn_integrations.diffusers.models import adapt_models, adapt_reading
 from djinn_integrations.diffusers.pipelines import adapt_pipelines
 
@@ -16,7 +15,7 @@ djinn_api_version = "2.0"
 def djinn_register_integrations() -> Iterable[Integration]:
     """The modules that find and read checkpoints."""
     return [
-        Adapter("diffusers.models.model_loading_utils", adapt_reading),
-        Adapter("diffusers.models.modeling_utils", adapt_models),
-        Adapter("diffusers.pipelines.pipeline_utils", adapt_pipelines),
+        Integration("diffusers weights", "diffusers.models.model_loading_utils", adapt_reading),
+        Integration("diffusers models", "diffusers.models.modeling_utils", adapt_models),
+        Integration("diffusers pipelines", "diffusers.pipelines.pipeline_utils", adapt_pipelines),
     ]

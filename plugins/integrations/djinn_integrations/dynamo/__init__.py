@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 
-from djinn.hooks import Interceptor, hookimpl
-from djinn_integrations.dynamo.interceptor import DynamoInterceptor
+from djinn.hooks import Integration, hookimpl
+from djinn_integrations.dynamo.switch import recording
 
 djinn_api_version = "2.0"
 
 
 @hookimpl
-def djinn_register_interceptors() -> Iterable[Interceptor]:
-    """The interceptor `dynamo`."""
-    return [DynamoInterceptor()]
+def djinn_register_integrations() -> Iterable[Integration]:
+    """Recording of graphs in one step. PyTorch finds the backend itself, by an entry point of its own group."""
+    return [Integration("dynamo", "torch._dynamo", _switch_on)]
+
+
+def _switch_on(module: ModuleType) -> None:
+    del module
+    recording.on = True

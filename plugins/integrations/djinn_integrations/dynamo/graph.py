@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import torch
 
+from djinn.libraries import is_disabled
 from djinn.recording import LazyTensor, RecordedCall, is_watched, metadata_of, record_call
-from djinn_integrations.dynamo.interceptor import installed
+from djinn_integrations.dynamo.switch import recording
 
 KEPT: Final = 64  # recordings of one graph, which differ in sizes or in what shares memory
 
@@ -24,7 +25,9 @@ class RecordedGraph:
         """Outputs of the graph."""
         tensors = [i for i in inputs if isinstance(i, LazyTensor)]
         others = [(place, i) for place, i in enumerate(inputs) if not isinstance(i, LazyTensor)]
-        if not installed.now or is_watched() or any(isinstance(i, torch.Tensor) for _, i in others):
+        if not recording.on or is_watched() or any(isinstance(i, torch.Tensor) for _, i in others):
+            return self._run(*inputs)
+        if is_disabled("dynamo"):
             return self._run(*inputs)
         modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         key = (metadata_of(tensors), tuple((place, type(i), _key_of(i)) for place, i in others), modes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import Integration, hookimpl
-from djinn.libraries import Adapter
 from djinn_integrations.hf_transformers.adapters import adapt_adapters
 from djinn_integrations.hf_transformers.device import adapt_pipeline, adapt_training_arguments
 from djinn_integrations.hf_transformers.padding import adapt_models
@@ -19,11 +18,11 @@ djinn_api_version = "2.0"
 def djinn_register_integrations() -> Iterable[Integration]:
     """The modules of transformers that choose devices, save their state or wait for them."""
     return [
-        Adapter("peft.peft_model", adapt_adapters),
-        Adapter("transformers.modeling_utils", adapt_models),
-        Adapter("transformers.modeling_utils", adapt_loading),
-        Adapter("transformers.pipelines", adapt_pipelines),
-        Adapter("transformers.pipelines.base", adapt_pipeline),
-        Adapter("transformers.trainer", adapt_trainer),
-        Adapter("transformers.training_args", adapt_training_arguments),
+        Integration("transformers adapters", "peft.peft_model", adapt_adapters),
+        Integration("transformers models", "transformers.modeling_utils", adapt_models),
+        Integration("transformers loading", "transformers.modeling_utils", adapt_loading),
+        Integration("transformers pipelines", "transformers.pipelines", adapt_pipelines),
+        Integration("transformers pipeline device", "transformers.pipelines.base", adapt_pipeline),
+        Integration("transformers trainer", "transformers.trainer", adapt_trainer),
+        Integration("transformers training arguments", "transformers.training_args", adapt_training_arguments),
     ]

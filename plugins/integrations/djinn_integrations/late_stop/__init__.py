@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 
-from djinn.hooks import Interceptor, hookimpl
-from djinn_integrations.late_stop.interceptor import LateStopInterceptor
+from djinn.hooks import Integration, hookimpl
 
 djinn_api_version = "2.0"
 
 
 @hookimpl
-def djinn_register_interceptors() -> Iterable[Interceptor]:
-    """The interceptor `late_stop`."""
-    return [LateStopInterceptor()]
+def djinn_register_integrations() -> Iterable[Integration]:
+    """The module of transformers that checks if a sequence is finished."""
+    return [Integration("late_stop", "transformers.generation.utils", _adapt)]
+
+
+def _adapt(module: ModuleType) -> None:
+    from djinn_integrations.late_stop.seam import adapt  # here, because it imports more of transformers
+
+    adapt(module)

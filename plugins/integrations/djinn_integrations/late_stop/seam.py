@@ -18,12 +18,11 @@ from typing import Any, Final
 
 import attrs
 
-from djinn.libraries import get_logger
+from djinn.libraries import get_logger, is_disabled
 from djinn.recording import LazyTensor, round_trip_seconds
 from djinn_integrations.late_stop.caches import TruncatableCache
 from djinn_integrations.late_stop.check import LateStopCheck
 from djinn_integrations.late_stop.conditions import longest_late, why_not, why_not_with
-from djinn_integrations.late_stop.interceptor import installed
 from djinn_integrations.late_stop.pace import StepTimes
 
 _log = get_logger("djinn.late_stop")
@@ -113,7 +112,7 @@ def _known(sample: Any) -> Any:
         called = signature.bind(self, *args, **kwargs).arguments
         generation = _Generation(self, called["generation_config"], late=False)
         remote = isinstance(called["input_ids"], LazyTensor)
-        if remote and installed.now:
+        if remote and not is_disabled("late_stop"):
             generation.late = _can_be_late(called)
         with _entered(generation, draws=remote and generation.config.do_sample):
             return sample(self, *args, **kwargs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import Integration, hookimpl
-from djinn.libraries import Adapter
 from djinn_integrations.lightning.accelerator import adapt_accelerators
 from djinn_integrations.lightning.connectors import adapt_fabric, adapt_trainer
 
@@ -17,7 +16,13 @@ def djinn_register_integrations() -> Iterable[Integration]:
     """The modules that know accelerators, and those that choose one."""
     trainers, fabrics = ("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric")
     return [
-        *(Adapter(f"{package}.accelerators", adapt_accelerators) for package in (*trainers, *fabrics)),
-        *(Adapter(f"{package}.trainer.connectors.accelerator_connector", adapt_trainer) for package in trainers),
-        *(Adapter(f"{package}.connector", adapt_fabric) for package in fabrics),
+        *(
+            Integration(f"{package} accelerators", f"{package}.accelerators", adapt_accelerators)
+            for package in (*trainers, *fabrics)
+        ),
+        *(
+            Integration(f"{package} trainer", f"{package}.trainer.connectors.accelerator_connector", adapt_trainer)
+            for package in trainers
+        ),
+        *(Integration(f"{package} fabric", f"{package}.connector", adapt_fabric) for package in fabrics),
     ]

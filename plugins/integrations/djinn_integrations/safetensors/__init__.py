@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import Integration, hookimpl
-from djinn.libraries import Adapter
 from djinn_integrations.safetensors.files import adapt_reading, adapt_saving
 
 djinn_api_version = "2.0"
@@ -14,4 +13,7 @@ djinn_api_version = "2.0"
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
     """The modules that read and write files."""
-    return [Adapter("safetensors", adapt_reading), Adapter("safetensors.torch", adapt_saving)]
+    return [
+        Integration("safetensors reading", "safetensors", adapt_reading),
+        Integration("safetensors saving", "safetensors.torch", adapt_saving),
+    ]

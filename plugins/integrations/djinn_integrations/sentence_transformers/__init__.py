@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from djinn.hooks import Integration, hookimpl
-from djinn.libraries import DEVICE_NAME, Adapter, is_the_only_accelerator, rebind
+from djinn.libraries import DEVICE_NAME, is_the_only_accelerator, rebind
 from djinn.weights import whole_device
 
 djinn_api_version = "2.0"
@@ -21,8 +21,8 @@ djinn_api_version = "2.0"
 def djinn_register_integrations() -> Iterable[Integration]:
     """The module that chooses the device, and the one that loads models."""
     return [
-        Adapter("sentence_transformers.util", adapt_util),
-        Adapter("sentence_transformers.base.model", adapt_models),
+        Integration("sentence_transformers device", "sentence_transformers.util", adapt_util),
+        Integration("sentence_transformers models", "sentence_transformers.base.model", adapt_models),
     ]
 
 

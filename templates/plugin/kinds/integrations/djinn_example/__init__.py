@@ -1,12 +1,9 @@
 """An integration for Djinn: `statistics.fmean` of a remote tensor is computed where the tensor is."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
 from djinn.hooks import Integration, hookimpl
-from djinn.libraries import Adapter, rebind
 from djinn.recording import LazyTensor
 
 djinn_api_version = "2.0"
@@ -23,10 +20,9 @@ def adapt_statistics(module: Any) -> None:
         return computed(data, *weights, **named)
 
     module.fmean = fmean
-    rebind(computed, fmean, ("statistics",))  # also where the library has it under another name
 
 
 @hookimpl
 def djinn_register_integrations() -> list[Integration]:
-    """The integrations that this plugin offers."""
-    return [Adapter("statistics", adapt_statistics)]
+    """Return the integrations of this plugin."""
+    return [Integration("example", "statistics", adapt_statistics)]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from djinn_integrations.cuda_facade.tensors import meant
+from djinn_client.cuda_facade.tensors import meant
 
 _DEVICE_PLACE = 7  # of the device among the arguments of `_make_wrapper_subclass`
 

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import torch
 import torch.cuda
 
-from djinn import UnsupportedOperation
-from djinn.cuda_name import current_device, set_current_device
-from djinn.libraries import DEVICE_NAME
-from djinn_integrations.cuda_facade import nvtx
-from djinn_integrations.cuda_facade.properties import get_device_properties
+from djinn_client.cuda_facade import nvtx
+from djinn_client.cuda_facade.properties import get_device_properties
+from djinn_client.interception.device.current_device import current_device, set_current_device
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_core.errors import UnsupportedOperation
 
 # Written by PyTorch with other functions of `torch.cuda`, or without any.
 KEPT = frozenset({

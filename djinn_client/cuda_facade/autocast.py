@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from djinn.libraries import DEVICE_NAME
+from djinn_client.interception.device.device_state import DEVICE_NAME
 
 _BY_DEVICE = ("get_autocast_dtype", "set_autocast_dtype")
 _FOR_CUDA = {"get_autocast_gpu_dtype": "get_autocast_dtype", "set_autocast_gpu_dtype": "set_autocast_dtype"}

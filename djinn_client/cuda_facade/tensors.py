@@ -8,9 +8,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from djinn.cuda_name import RemoteEvent, RemoteGenerator, RemoteStream, current_device
-from djinn.libraries import is_remote, logical_device
-from djinn.recording import LazyTensor
+from djinn_client.interception.device.current_device import current_device
+from djinn_client.interception.native.generators import NativeGenerator as RemoteGenerator
+from djinn_client.interception.native.streams import NamedEvent as RemoteEvent
+from djinn_client.interception.native.streams import NamedStream as RemoteStream
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 
 _devices: dict[int, torch.device] = {}
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 from torch.nn.parallel import comm
 
-from djinn import UnsupportedOperation
+from djinn_core.errors import UnsupportedOperation
 
 
 def replace() -> None:

@@ -10,7 +10,7 @@ import torch.backends.cuda
 import torch.backends.cudnn
 import torch.utils.flop_counter  # which warns that there is no Triton where PyTorch says it has CUDA: before it does
 
-from djinn_integrations.cuda_facade.module import no, yes
+from djinn_client.cuda_facade.module import no, yes
 
 # For programs that take the version apart; nothing here depends on it, and the executor's own is not known.
 STAND_IN_VERSION = "12.8"

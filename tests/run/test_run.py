@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from djinn_client.cuda_facade import install as cuda_facade_install
+from djinn_core.errors import StartupError
+
 SCRIPTS = Path(__file__).parent / "scripts"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 SECONDS = 600.0
@@ -194,7 +197,7 @@ def test_modules_options_and_mistakes(start, tmp_path):
 
 def test_every_function_of_torch_cuda_is_accounted_for():
     import djinn  # noqa: F401 - registers the device
-    from djinn_integrations.cuda_facade import module
+    from djinn_client.cuda_facade import module
 
     offered = {name for name in module.functions() if hasattr(torch.remote_accelerator, name)}
     groups = {"own": set(module.OWN), "kept": module.KEPT, "refused": set(module.REFUSED_BECAUSE), "remote": offered}
@@ -202,6 +205,15 @@ def test_every_function_of_torch_cuda_is_accounted_for():
     # What we answer ourselves, and what PyTorch does, goes before what the remote device offers.
     clear = [["own"], ["kept"], ["refused"], ["remote"], ["own", "remote"], ["kept", "remote"]]
     assert {name: home for name, home in homes.items() if home not in clear} == {}
+
+
+def test_run_names_the_pytorch_version_that_lacks_what_the_facade_replaces(monkeypatch):
+    def fails():
+        raise AttributeError("no tail")
+
+    monkeypatch.setattr(cuda_facade_install, "_replace", fails)
+    with pytest.raises(StartupError, match=f"{re.escape(torch.__version__)}: AttributeError: no tail"):
+        cuda_facade_install.install()
 
 
 def test_other_processes_have_no_cuda():

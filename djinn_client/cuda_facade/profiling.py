@@ -10,8 +10,8 @@ import torch
 import torch.autograd.profiler
 import torch.cuda.memory
 
-from djinn import UnsupportedOperation
-from djinn.libraries import get_logger
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.logs import get_logger
 
 _log = get_logger("djinn.interception")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from djinn import cuda_name
+from djinn_client.interception.device import properties
 
 
 @attrs.frozen
@@ -50,6 +50,6 @@ def get_device_properties(device: Any = None) -> CudaProperties:
     Raises:
         RuntimeError: there is no such device.
     """
-    found = cuda_name.get_device_properties(device)
+    found = properties.get_device_properties(device)
     major, minor = (found.major, found.minor) if found.major else _CAPABILITY_OF_CPUS
     return CudaProperties(found.name, found.total_memory, max(1, found.multi_processor_count), major, minor)

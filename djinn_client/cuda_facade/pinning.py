@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from djinn.cuda_name import pass_for
+from djinn_client.torch_dispatch import pass_for
 
 _FACTORIES = (
     "arange",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from djinn.recording import LazyTensor
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 
 _DTYPES = {
     "BFloat16Tensor": torch.bfloat16,

@@ -1,0 +1,10 @@
+"""The condition under which a library that chooses a device by itself chooses the remote one."""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_the_only_accelerator() -> bool:
+    """True if PyTorch finds no accelerator on this machine, so that libraries would fall back to the CPU."""
+    return not (torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available())

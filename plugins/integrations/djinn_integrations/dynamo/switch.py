@@ -1,0 +1,10 @@
+"""Switch for recording graphs in one step: on once the plugin is in use. Otherwise graphs run op by op."""
+
+from __future__ import annotations
+
+
+class _Switch:
+    on = False
+
+
+recording = _Switch()
