@@ -67,7 +67,7 @@ def ties(*_, **fields):
     ]
 
 
-@attrs.define
+@attrs.define(eq=False)
 class Plugin:
     djinn_api_version: str = "2.0"
 
@@ -118,11 +118,7 @@ NAMES = (
         "rewrites_none",
         "places_none",
     ),
-<<<<<<< HEAD
-    *("schedules_text", "observe_raises", "trace_raises", "trace_text", "install_raises"),
-=======
-    *("schedules_text", "observe_raises", "wants_3"),
->>>>>>> 8674c2be (integrations: one class, and no kind interceptors)
+    *("schedules_text", "observe_raises", "trace_raises", "trace_text"),
 )
 
 
