@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import io
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -190,3 +193,19 @@ def test_a_minor_version_more_is_compatible_and_a_major_one_is_refused(example, 
         match=rf"version {major}\.{minor + 1}, and this Djinn has version {major}\.{minor}\. Install a newer Djinn",
     ):
         loaded(module, kind)
+
+
+def lines_of_code(text):
+    """Count the lines of a module that are neither blank nor comments nor docstrings."""
+    outside = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {line for one in tokens if one.type not in outside for line in range(one.start[0], one.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
+
+
+def test_the_template_of_each_kind_has_at_most_twenty_lines(example):
+    module, _ = example
+    assert lines_of_code(Path(module.__file__).read_text()) <= 20
