@@ -1,8 +1,8 @@
 """Sphinx builds the Markdown of the repository into a site (`make docs`); every page stays readable without it.
 
-The order of the pages is that of the lists in `index.md`. Beside them there are pages made from docstrings, of `import djinn` and of the
-hooks. Links between pages are relative links between files; those to other files of the repository become text, since they are not in
-the site.
+The order of the pages is that of the lists in `index.md`. Beside them there are pages made from docstrings, of `djinn`, of
+`djinn.hooks` and of the hooks. Links between pages are relative links between files; those to other files of the repository become text,
+since they are not in the site.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def _values() -> str:
 
 
 def _hooks() -> str:
-    title = "Hooks by docstring"
-    lines = [title, "=" * len(title), "", "Made from the docstrings of the hooks; :doc:`/docs/hooks` has examples.", ""]
+    title = "Hooks"
+    lines = [title, "=" * len(title), "", "Made from the docstrings of the hooks; :doc:`/docs/hooks` lists the kinds.", ""]
     for file in sorted((ROOT / "djinn_core" / "hookspecs").glob("*.py")):
         functions = [n.name for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef)]
         hooks = [name for name in functions if name.startswith("djinn_register_")]
