@@ -66,7 +66,7 @@ def djinn_register_patterns():
 
 @hookimpl
 def djinn_register_optimizations():
-    return [Optimization()]
+    return [InMemory()]
 
 
 @hookimpl
