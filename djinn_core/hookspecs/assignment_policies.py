@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 
@@ -89,14 +90,21 @@ class AssignmentRefusal:
     retry: bool = False
 
 
-@runtime_checkable
-class AssignmentPolicy(Protocol):
-    """Chooses the executor of a new session. `name` is unique among assignment policies. It is pure."""
+class AssignmentPolicy(ABC):
+    """Chooses the executor of a new session, where the setting `assignment` names it. It is pure.
+
+    A gateway calls it in the threads of clients, several at the same time, while these wait. Where it raises, or returns
+    anything else, the built-in `least_loaded` takes its place for that session, and a warning names its plugin.
+
+    Attributes:
+        name: unique among assignment policies, as settings name it.
+    """
 
     name: str
 
+    @abstractmethod
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """Number of one of the executors of the request, or a refusal. Called while the client waits."""
+        """Number of one of the executors of the request, or a refusal."""
 
 
 @hookspec

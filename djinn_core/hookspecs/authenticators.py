@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import attrs
 
@@ -54,7 +55,7 @@ class Identity:
 
 @attrs.frozen
 class Denial:
-    """A refusal of credentials.
+    """A refusal of a client.
 
     Attributes:
         reason: what the client is told. It holds none of what the client showed.
@@ -69,19 +70,26 @@ class Denial:
     after: float = 0.0
 
 
-@runtime_checkable
-class Authenticator(Protocol):
-    """Tells the identity of clients. `name` is unique among authenticators."""
+class Authenticator(ABC):
+    """Tells the identity of clients to a gateway, where the setting `authenticators` names it.
+
+    It fails closed. An exception, or a result that is none, refuses the client; an exception in `is_valid` ends the sessions of
+    the key. The log has the plugin's name, and not the message of the exception, which may hold a secret.
+
+    Attributes:
+        name: unique among authenticators, as settings name it.
+    """
 
     name: str
 
-    def prepare(self) -> None:
-        """Get ready, when a gateway starts that uses this authenticator: read keys, check settings.
+    def prepare(self) -> None:  # noqa: B027 - some need no preparation
+        """Get ready, when a gateway starts that uses this authenticator: read keys, check settings. By default nothing.
 
         Raises:
             ConfigurationError: it cannot be used as it is set up. The server does not start.
         """
 
+    @abstractmethod
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
         """The client's identity, or why it is refused; None if the credentials are none of this authenticator's kind.
 
@@ -89,11 +97,14 @@ class Authenticator(Protocol):
         """
 
     def is_valid(self, key: str) -> bool:
-        """True while sessions may go on that began with the credentials of this key.
+        """True while sessions may go on that began with the credentials of this key. By default False.
 
-        Asked every few seconds for each key that is in use, also for keys that an earlier server process gave out. It
-        answers from memory: one that waits keeps other sessions from being ended.
+        An authenticator that gives keys to clients has this method; one whose identities have no key needs none. Asked every few
+        seconds for each key that is in use, also for keys that an earlier server process gave out. It answers from
+        memory: one that waits keeps other sessions from being ended.
         """
+        del key
+        return False
 
 
 @hookspec
@@ -102,9 +113,7 @@ def djinn_register_authenticators(settings: Any) -> Iterable[Authenticator]:
 
     Called once in each gateway process. The setting `authenticators` (`djinn serve --authenticator`) names those that are
     used, none by default, in the order in which they are asked; the server's own tokens are looked at first. The first
-    result that is not None counts. One that raises, or returns anything else, refuses the client; one that raises
-    in `is_valid` ends the sessions of the key. Both are logged with the plugin's name and without the message of the
-    exception, which may hold a secret. Since API version 1.
+    result that is not None counts. One that raises refuses the client. Since API version 1.
     """
     del settings
     raise NotImplementedError

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 
@@ -65,9 +66,11 @@ class WatchedServer:
     status: Callable[[str | None], Mapping[str, Any]]
 
 
-@runtime_checkable
-class OperationsPages(Protocol):
-    """Pages below `/NAME` of the operations listener.
+class OperationsPages(ABC):
+    """Pages below `/NAME` of the operations listener of a gateway.
+
+    A request for which `answer` raises is answered with 500, and the log names the pages; an exception in `begin` leaves
+    them out.
 
     Attributes:
         name: unique among pages, and none of the listener's own routes: small letters, digits, `-` and `_`.
@@ -75,14 +78,15 @@ class OperationsPages(Protocol):
     """
 
     name: str
-    open_paths: frozenset[str]
+    open_paths: frozenset[str] = frozenset()
 
-    def begin(self, server: WatchedServer) -> None:
-        """Get ready. Called once, when the server's executors are."""
+    def begin(self, server: WatchedServer) -> None:  # noqa: B027 - static pages need no server
+        """Get ready. Called once, when the server's executors are. By default nothing."""
 
-    def end(self) -> None:
-        """Stop what `begin` started. Called once, when the server admits no further clients."""
+    def end(self) -> None:  # noqa: B027 - most pages start nothing
+        """Stop what `begin` started. Called once, when the server admits no further clients. By default nothing."""
 
+    @abstractmethod
     def answer(self, request: PageRequest) -> HttpResponse | EventFeed:
         """The response to a GET request with a good token, or for one of `open_paths`; called in threads, several at a time."""
 

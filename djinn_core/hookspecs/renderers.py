@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from djinn_core.hookspecs import hookspec
 from djinn_core.ir.result import PipelineResult
 
 
-@runtime_checkable
-class Renderer(Protocol):
-    """One format of pictures, pages or notebook views.
+class Renderer(ABC):
+    """One format of pictures, pages or notebook views. A client calls it on the thread that asks for a file or shows a value.
+
+    An exception fails the call that wanted a file, with a message that names its plugin; a notebook shows text instead, with a
+    warning.
 
     Attributes:
         name: the format, as in `djinn explain --format NAME`; unique among renderers, and neither `text` nor `json`.
@@ -20,14 +23,17 @@ class Renderer(Protocol):
     """
 
     name: str
-    suffixes: tuple[str, ...]
+    suffixes: tuple[str, ...] = ()
     media_type: str
 
+    @abstractmethod
     def render(self, result: PipelineResult) -> str | bytes:
         """A program as a whole file. Results of stages that did not run are None."""
 
     def display(self, value: object) -> str | None:
-        """A graph, or the result of a stage, as a notebook shows it; None if this format shows no such value."""
+        """A graph, or the result of a stage, as a notebook shows it; None, as by default, if this format shows no such value."""
+        del value
+        return None
 
 
 @hookspec

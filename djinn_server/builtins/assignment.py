@@ -68,7 +68,7 @@ def least_loaded(loads: Sequence[ExecutorLoad]) -> ExecutorLoad:
     return min(loads, key=lambda load: (device_load(load), load.recent, load.sessions, -(load.memory_free or 0)))
 
 
-class LeastLoaded:
+class LeastLoaded(AssignmentPolicy):
     """Assigns sessions to the executor whose device is least loaded."""
 
     name = LEAST_LOADED
@@ -79,7 +79,7 @@ class LeastLoaded:
 
 
 @attrs.frozen
-class Affinity:
+class Affinity(AssignmentPolicy):
     """Assigns sessions to an executor that holds the data they work on, as long as it is not much busier than another one.
 
     Executors where a session with the same hint began come first; without a hint, the one on which the tenant holds most.
@@ -101,7 +101,7 @@ class Affinity:
 
 
 @attrs.frozen
-class FairShareAssignment:
+class FairShareAssignment(AssignmentPolicy):
     """Keeps the sessions of each tenant on as many executors as its share allows, and off executors that other tenants have reserved.
 
     A share limits only while other tenants have sessions: a tenant that is alone has all executors.

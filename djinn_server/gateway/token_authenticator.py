@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.authenticators import OPERATOR, Credentials, Denial, Identity
+from djinn_core.hookspecs.authenticators import OPERATOR, Authenticator, Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import is_loopback
@@ -113,7 +113,7 @@ def check_exposure(host: str, supplied: bool, protected: bool) -> None:
 _log = get_logger("djinn.server")
 
 
-class TokenAuthenticator:
+class TokenAuthenticator(Authenticator):
     """The built-in authenticator."""
 
     name = "tokens"
@@ -143,9 +143,6 @@ class TokenAuthenticator:
     def quota_of(self, tenant: str) -> Quota:
         """The tenant's quota in the table."""
         return self._current().quotas.get(tenant, Quota())
-
-    def prepare(self) -> None:
-        """As `Authenticator.prepare`: the table has been read."""
 
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
         """As `Authenticator.authenticate`; the time that it takes says nothing about other tokens."""

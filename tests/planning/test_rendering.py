@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import djinn
-from djinn.hooks import PipelineResult, hookimpl
+from djinn.hooks import PipelineResult, Renderer, hookimpl
 from djinn_core.planning.explain.rendering import notebook_view, render, renderer_for, renderer_of
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, load_registry
 from djinn_core.registry.selection import Selection
 
 
-class Dots:
+class Dots(Renderer):
     """A renderer of another package."""
 
     name = "dots"
-    suffixes: tuple[str, ...] = (".dots",)
+    suffixes = (".dots",)
     media_type = "text/html"
 
     def render(self, result: PipelineResult) -> str:

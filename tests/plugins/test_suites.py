@@ -15,6 +15,7 @@ import torch
 from djinn import testing
 from djinn.hooks import (
     AssignmentRefusal,
+    Authenticator,
     CostEstimate,
     CostModel,
     Credentials,
@@ -26,6 +27,7 @@ from djinn.hooks import (
     Identity,
     NodePriority,
     Observer,
+    OperationsPages,
     Optimization,
     OptimizationResult,
     Pattern,
@@ -430,7 +432,7 @@ def test_authenticators_that_are_wrong() -> None:
     expect_failure(lambda: suite.test_it_knows_good_credentials(deaf, {"alice": alice}), "must be an Identity")
     leaking = of(lambda shown: Identity("alice", shown.token), is_valid=lambda self, key: True)
     expect_failure(lambda: suite.test_it_knows_good_credentials(leaking, {"alice": alice}), "has a secret")
-    forgetful = of(lambda _: Identity("alice", "1"), is_valid=lambda self, key: False)
+    forgetful = made(Authenticator, authenticate=lambda self, shown: Identity("alice", "1"))
     expect_failure(lambda: suite.test_it_knows_good_credentials(forgetful, {"alice": alice}), "would be ended")
     trusting = of(lambda _: None, is_valid=lambda self, key: True)
     expect_failure(lambda: suite.test_it_knows_no_strange_key(trusting), "holds the key")
@@ -448,20 +450,19 @@ def test_assignment_policies_that_are_wrong() -> None:
     )
     turning = made(assign=lambda self, request: next(turns))
     expect_failure(lambda: suite.test_it_decides_the_same_again(turning, assignments), "two results")
-    expect_failure(lambda: suite.test_it_is_an_assignment_policy(made(decide=None)), "assign")
+    expect_failure(
+        lambda: suite.test_it_is_an_assignment_policy(made(decide=None)), "no instance of djinn.hooks.AssignmentPolicy"
+    )
 
 
 def test_pages_that_show_a_tenant_what_others_do() -> None:
     suite = testing.OperationsPagesConformance()
 
-    class Pages:
+    class Pages(OperationsPages):
         name, open_paths = "careless", frozenset({"/gone"})
 
         def begin(self, server: Any) -> None:
             self.server = server
-
-        def end(self) -> None:
-            pass
 
         def answer(self, request: Any) -> Any:
             return EventFeed(lambda: json.dumps(self.server.status(None)).encode()) if request.path == "" else NOT_THERE

@@ -21,12 +21,12 @@ from tests.shared.servers import start_server
 
 WHIMS = """
 import djinn
-from djinn.hooks import AssignmentRefusal
+from djinn.hooks import AssignmentPolicy, AssignmentRefusal
 
 djinn_api_version = "2.0"
 
 
-class Whims:
+class Whims(AssignmentPolicy):
     name = "whims"
 
     def assign(self, request):

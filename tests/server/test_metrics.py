@@ -86,7 +86,7 @@ UNMOVED = {
 PLUGIN = """
 import torch
 import djinn
-from djinn.hooks import AssignmentRefusal, Compiler
+from djinn.hooks import AssignmentPolicy, AssignmentRefusal, Compiler
 
 djinn_api_version = "2.0"
 
@@ -109,7 +109,7 @@ class Chains(Compiler):
         return replay
 
 
-class Whims:
+class Whims(AssignmentPolicy):
     "Refuses what is called `no`, and fails at what is called `fail`."
 
     name = "whims"

@@ -21,7 +21,7 @@ from djinn.testing import (
 from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_client.runtime.connecting.status import ask_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, SessionLost
-from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
+from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
@@ -48,7 +48,7 @@ from pathlib import Path
 
 import attrs
 
-from djinn.hooks import Denial, Identity, Observer, hookimpl
+from djinn.hooks import Authenticator, Denial, Identity, Observer, hookimpl
 
 djinn_api_version = "2.0"
 
@@ -66,7 +66,7 @@ def mode(folder):
     return file.read_text() if file.exists() else ""
 
 
-class Badges:
+class Badges(Authenticator):
     name = "badges"
 
     def __init__(self, folder):
@@ -350,6 +350,19 @@ def test_limits_of_the_token_file_hold_for_tenants_of_plugins(tmp_path):
     assert authenticating(table, authenticate=lambda _: own).identify(asked).quota == Quota(sessions=9)
 
 
+def test_an_authenticator_without_is_valid_ends_sessions_with_keys():
+    class Known(Authenticator):
+        name = "known"
+
+        def authenticate(self, credentials):
+            return Identity("alice", "1")
+
+    made = Authentication(TokenAuthenticator(Token(OWN, "test")))
+    made.use(of(authenticators=[Known()]), ["known"])
+    assert made.identify(Credentials("any")).key == "known:1"
+    assert not made.is_valid("known:1")
+
+
 def raising(*_):
     raise KeyError(SECRET)
 
@@ -448,13 +461,18 @@ class TestTokens(AuthenticatorConformance):
         assert not authenticator.is_valid("0badc0de")
 
 
-class Renamed:
+@attrs.frozen
+class Renamed(Authenticator):
     """The built-in authenticator under a name that is free."""
 
+    inner: TokenAuthenticator
     name = "renamed"
 
-    def __init__(self, inner):
-        self.prepare, self.authenticate, self.is_valid = inner.prepare, inner.authenticate, inner.is_valid
+    def authenticate(self, credentials):
+        return self.inner.authenticate(credentials)
+
+    def is_valid(self, key):
+        return self.inner.is_valid(key)
 
 
 class TestAudit(ObserverConformance):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from djinn.hooks import ConfigurationError, Credentials, Denial, Identity
+from djinn.hooks import Authenticator, ConfigurationError, Credentials, Denial, Identity
 from djinn_jwt.key_set import KeySet, VerifyingKey
 
 _ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -45,7 +45,7 @@ class Settings:
     leeway: float = attrs.field(default=30.0, validator=attrs.validators.ge(0))
 
 
-class JwtAuthenticator:
+class JwtAuthenticator(Authenticator):
     """Accepts tokens that were signed with a key of the set, for this audience, and have not expired."""
 
     name = "jwt"

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from djinn.hooks import EventFeed, HttpResponse, PageRequest, WatchedServer
+from djinn.hooks import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
 from djinn_observability.dashboard.history import FIELDS, Point
 from djinn_observability.dashboard.watcher import Watcher
 
@@ -24,8 +24,8 @@ _FILES: Final = {
 _FEED: Final = "/feed"
 
 
-class DashboardPages:
-    """As `OperationsPages`."""
+class DashboardPages(OperationsPages):
+    """The dashboard: its files, and the feed of its figures."""
 
     name = "dashboard"
     open_paths = frozenset(_FILES)

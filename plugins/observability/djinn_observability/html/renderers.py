@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from djinn.hooks import Graph, NetworkTopology, PipelineResult
+from djinn.hooks import Graph, NetworkTopology, PipelineResult, Renderer
 
 _LARGEST = 20_000  # ops of a graph that is drawn unasked
 _NOWHERE = NetworkTopology(())
 
 
-class SvgRenderer:
+class SvgRenderer(Renderer):
     """A picture that stands still."""
 
     name = "svg"
-    suffixes: tuple[str, ...] = (".svg",)
+    suffixes = (".svg",)
     media_type = "image/svg+xml"
 
     def render(self, result: PipelineResult) -> str:
@@ -28,11 +28,11 @@ class SvgRenderer:
         return self.render(PipelineResult(value, _NOWHERE))
 
 
-class HtmlRenderer:
+class HtmlRenderer(Renderer):
     """A page in which boxes open and close by a click."""
 
     name = "html"
-    suffixes: tuple[str, ...] = (".html", ".htm")
+    suffixes = (".html", ".htm")
     media_type = "text/html"
 
     def render(self, result: PipelineResult) -> str:

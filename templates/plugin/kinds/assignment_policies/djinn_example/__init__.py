@@ -7,7 +7,7 @@ from djinn.hooks import AssignmentPolicy, AssignmentRefusal, AssignmentRequest, 
 djinn_api_version = "2.0"
 
 
-class ExamplePolicy:
+class ExamplePolicy(AssignmentPolicy):
     """Used where `djinn serve --assignment example` names it."""
 
     name = "example"

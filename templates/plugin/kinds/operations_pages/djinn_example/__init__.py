@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
-from djinn.hooks import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer, hookimpl
+from djinn.hooks import HttpResponse, OperationsPages, PageRequest, WatchedServer, hookimpl
 
 djinn_api_version = "2.0"
 
 
-class ExamplePages:
-    """`/example/sessions`, for a token; `/example` says so without one."""
+class ExamplePages(OperationsPages):
+    """`/example/sessions`, for a token."""
 
     name = "example"
-    open_paths = frozenset({""})
 
     def begin(self, server: WatchedServer) -> None:
         """Called once, when the server's executors are ready."""
         self._server = server
 
-    def end(self) -> None:
-        """Called once, when the server admits no further clients."""
-
-    def answer(self, request: PageRequest) -> HttpResponse | EventFeed:
+    def answer(self, request: PageRequest) -> HttpResponse:
         """Called in threads, several at a time."""
-        if request.path == "":
-            return HttpResponse(HTTPStatus.OK, b"ask for /example/sessions, with a token\n")
         if request.path != "/sessions" or request.identity is None:
             return HttpResponse(HTTPStatus.NOT_FOUND, b"there is /example/sessions\n")
         identity = request.identity

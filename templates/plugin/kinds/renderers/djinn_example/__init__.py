@@ -10,11 +10,11 @@ from djinn.hooks import PipelineResult, Renderer, hookimpl
 djinn_api_version = "2.0"
 
 
-class ExampleRenderer:
+class ExampleRenderer(Renderer):
     """A line for each op: its number, its name, and the device that it was placed on."""
 
     name = "example"
-    suffixes: tuple[str, ...] = (".example",)
+    suffixes = (".example",)
     media_type = "text/csv"
 
     def render(self, result: PipelineResult) -> str:
@@ -26,10 +26,6 @@ class ExampleRenderer:
         writer.writerow(("node", "op", "device"))
         writer.writerows((node.id, node.op, devices.get(node.id, "")) for node in result.graph.nodes)
         return table.getvalue()
-
-    def display(self, value: object) -> str | None:
-        """Notebooks show no values in this format."""
-        del value
 
 
 @hookimpl
