@@ -105,7 +105,7 @@ def test_two_renderers_of_one_ending_clash() -> None:
 
     plugins = []
     for name, made in (("ant", Dots()), ("bee", More())):
-        members = {"djinn_api_version": 1, "djinn_register_renderers": hookimpl(lambda _, made=made: [made])}
+        members = {"djinn_api_version": "2.0", "djinn_register_renderers": hookimpl(lambda _, made=made: [made])}
         plugins.append(type(name, (), members)())
     with pytest.raises(djinn.PluginError, match=r"the file ending '\.dots' is taken twice: plugin 'ant'"):
         load_registry(Selection(plugins=tuple(plugins)), builtins=builtin_plugins(), kinds={"renderers"})
