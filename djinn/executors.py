@@ -1,4 +1,4 @@
-"""For authors of engines: processes on this machine, and executors that are held behind a command or by an engine."""
+"""For authors of engines: the contract, the holder of an executor, and handles of executors behind a command and on this machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from djinn._lazy_names import importing
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.executors import (
     ExecutorEngine,
+    ExecutorHandle,
     ExecutorOptions,
-    Launched,
-    LaunchWish,
-    NoticedLaunched,
+    LaunchRequest,
 )
 from djinn_core.logs import get_logger
 from djinn_core.registry.version import djinn_version
@@ -19,22 +18,18 @@ from djinn_core.registry.version import djinn_version
 # Of the server, which a machine of a client need not have.
 if TYPE_CHECKING:
     from djinn_server.launch.engines import LocalEngine
-    from djinn_server.launch.held_executor import HeldExecutor, HolderCalls
     from djinn_server.launch.holder import ExecutorHolder
-    from djinn_server.launch.piped_calls import PipedCalls
+    from djinn_server.launch.piped_handle import PipedHandle
     from djinn_server.launch.piped_holder import holder_command
 
 __all__ = [
     "ExecutorEngine",
+    "ExecutorHandle",
     "ExecutorHolder",
     "ExecutorOptions",
-    "HeldExecutor",
-    "HolderCalls",
-    "LaunchWish",
-    "Launched",
+    "LaunchRequest",
     "LocalEngine",
-    "NoticedLaunched",
-    "PipedCalls",
+    "PipedHandle",
     "StartupError",
     "djinn_version",
     "get_logger",
@@ -42,10 +37,9 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_server.launch.held_executor": "HeldExecutor HolderCalls",
     "djinn_server.launch.holder": "ExecutorHolder",
     "djinn_server.launch.engines": "LocalEngine",
-    "djinn_server.launch.piped_calls": "PipedCalls",
+    "djinn_server.launch.piped_handle": "PipedHandle",
     "djinn_server.launch.piped_holder": "holder_command",
 }
 

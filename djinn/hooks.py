@@ -37,12 +37,10 @@ if TYPE_CHECKING:
     from djinn_core.hookspecs.cost_models import CostModel, Probe
     from djinn_core.hookspecs.devices import Device, DeviceRuntime
     from djinn_core.hookspecs.executors import (
-        Badge,
         ExecutorEngine,
+        ExecutorHandle,
         ExecutorOptions,
-        Launched,
-        LaunchWish,
-        NoticedLaunched,
+        LaunchRequest,
     )
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
@@ -131,7 +129,6 @@ __all__ = [
     "AssignmentRefusal",
     "AssignmentRequest",
     "Authenticator",
-    "Badge",
     "Buffer",
     "Calibration",
     "Compiler",
@@ -158,6 +155,7 @@ __all__ = [
     "ExecutionPhase",
     "ExecutionSchedule",
     "ExecutorEngine",
+    "ExecutorHandle",
     "ExecutorLoad",
     "ExecutorOptions",
     "Fetch",
@@ -172,8 +170,7 @@ __all__ = [
     "Integration",
     "InvalidStage",
     "Judge",
-    "LaunchWish",
-    "Launched",
+    "LaunchRequest",
     "Limits",
     "Lineage",
     "Link",
@@ -186,7 +183,6 @@ __all__ = [
     "Node",
     "NodePriority",
     "Nodes",
-    "NoticedLaunched",
     "Observer",
     "OperationsPages",
     "Optimization",
@@ -261,7 +257,7 @@ _PLACES = {
     "djinn_core.hookspecs.cost_models": "CostModel Probe",
     "djinn_core.hookspecs.devices": "Device DeviceRuntime",
     "djinn_core.hookspecs.integrations": "Integration",
-    "djinn_core.hookspecs.executors": "Badge ExecutorOptions Launched ExecutorEngine LaunchWish NoticedLaunched",
+    "djinn_core.hookspecs.executors": "ExecutorEngine ExecutorHandle ExecutorOptions LaunchRequest",
     "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
     "djinn_core.hookspecs.observers": "Event Observer",
     "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",

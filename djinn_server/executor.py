@@ -28,7 +28,6 @@ import torch
 from djinn_core import logs
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
 from djinn_core.hookspecs.authenticators import Denial
-from djinn_core.hookspecs.executors import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.ir.operators import operators_digest
 from djinn_core.protocol.addresses import SOCKET_NAME, transport_for
@@ -57,7 +56,7 @@ from djinn_server.handshake import complain, instance, refuse, send_message
 from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
 from djinn_server.launch.listen_addresses import listening_transports
 from djinn_server.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
-from djinn_server.launch.tickets import TicketChecker
+from djinn_server.launch.tickets import Badge, TicketChecker
 from djinn_server.malloc_trim import keep_few_arenas, keep_freed_for_next_run, set_start_aside
 from djinn_server.memory.eviction import decider
 from djinn_server.parallel_groups import ParallelGroups

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from djinn_core.hookspecs.executors import Badge
 from djinn_core.logs import get_logger
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.launch.tickets import Badge
 from djinn_server.usage_metrics import UsageMetrics
 from djinn_server.usage_quota import UsageQuota
 from djinn_server.weights.store import WeightStore

@@ -1,4 +1,4 @@
-"""The suite for engines."""
+"""The suite for engines, which start executors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn.testing.processes import executor_process
 from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
 from djinn_client.runtime.connecting.dialling import ask, attach
 from djinn_core.errors import AccessRefused, StartupError
-from djinn_core.hookspecs.executors import Badge, ExecutorEngine, ExecutorOptions, Launched, LaunchWish
+from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.protocol.tls_transports import trusting
@@ -22,13 +22,15 @@ from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
+from djinn_server.launch.engines import StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.tickets import Badge
 
 _ENDED = "an executor that has ended must be noticed by `wait` and `alive`"
 
 
 class ExecutorConformance(Ending):
-    """Subclass it and give the fixture `engine`; `wish` where executors need an address or resources."""
+    """Subclass it and give the fixture `engine`; `launch_request` where executors need an address or resources."""
 
     @pytest.fixture
     def engine(self) -> ExecutorEngine:
@@ -36,29 +38,29 @@ class ExecutorConformance(Ending):
         return missing(self, "engine", "your engine")  # type: ignore[return-value]
 
     @pytest.fixture
-    def wish(self) -> LaunchWish:
-        """A wish that can be fulfilled."""
-        return LaunchWish(group="conformance")
+    def launch_request(self) -> LaunchRequest:
+        """A request that can be fulfilled."""
+        return LaunchRequest(group="conformance")
 
     @pytest.fixture
-    def options(self) -> ExecutorOptions:
+    def options(self) -> ExecutorConfig:
         """Configuration of the executors: a CPU, one thread."""
         return ExecutorConfig("cpu", threads=1)
 
     @pytest.fixture
-    def kill(self) -> Callable[[Launched], None]:
+    def kill(self) -> Callable[[StartedExecutor], None]:
         """A function that kills an executor. Override it where executors are not on this machine."""
         return lambda launched: executor_process(launched.process_id).kill()
 
     @pytest.fixture
     def launch(
-        self, engine: ExecutorEngine, options: ExecutorOptions, wish: LaunchWish
-    ) -> Iterator[Callable[..., Launched]]:
-        """A function that launches an executor, with changes of the wish, and closes it after the test."""
-        launched: list[Launched] = []
+        self, engine: ExecutorEngine, options: ExecutorConfig, launch_request: LaunchRequest
+    ) -> Iterator[Callable[..., StartedExecutor]]:
+        """A function that launches an executor, with changes of the request, and closes it after the test."""
+        launched: list[StartedExecutor] = []
 
-        def launch(number: int = 0, count: int = 1) -> Launched:
-            launched.append(engine.launch(options, attrs.evolve(wish, number=number, count=count)))
+        def launch(number: int = 0, count: int = 1) -> StartedExecutor:
+            launched.append(start_executor(engine, options, attrs.evolve(launch_request, number=number, count=count)))
             return launched[-1]
 
         yield launch
@@ -70,7 +72,7 @@ class ExecutorConformance(Ending):
         require_protocol(engine, "executors")
         assert re.fullmatch(r"[A-Za-z0-9_-]+", engine.name), f"{engine.name!r}: letters, digits, - and _"
 
-    def test_clients_come_in_by_tickets(self, launch: Callable[..., Launched]) -> None:
+    def test_clients_come_in_by_tickets(self, launch: Callable[..., StartedExecutor]) -> None:
         """Each ticket admits one connection, to an executor that reports its sessions and ends them on request."""
         executor = launch()
         with pytest.raises(StartupError):
@@ -85,30 +87,30 @@ class ExecutorConformance(Ending):
         assert executor.full() == "", "`full` must be empty where no client was refused"
         ticket = executor.issue_ticket("the suite", badge=Badge("alice", "key-of-alice"))
         assert executor.tenant == "alice", "`tenant` is that of the latest ticket"
-        connection = _dial(executor)
+        connection = dial_executor(executor)
         session = attach(connection, ticket, SECONDS).session
         ask(connection, StatsRequest(), StatsReply, SECONDS, "the executor")
         report = executor.status(SECONDS)
         assert [one.session for one in report.sessions] == [session], "`status` must tell the session that runs"
         assert report.tokens == ("key-of-alice",), "`status` must tell the token that `badge` named"
         with pytest.raises(AccessRefused):
-            attach(_dial(executor), ticket, SECONDS)
+            attach(dial_executor(executor), ticket, SECONDS)
         with pytest.raises(AccessRefused):
-            attach(_dial(executor), executor.issue_ticket(lifetime=-1.0), SECONDS)
+            attach(dial_executor(executor), executor.issue_ticket(lifetime=-1.0), SECONDS)
         executor.end(session, "the suite ends it")
-        _expect_end(connection, "`end` must end the session")
-        again = _dial(executor)
+        expect_end(connection, "`end` must end the session")
+        again = dial_executor(executor)
         attach(again, executor.issue_ticket(badge=Badge("alice", "key-of-alice")), SECONDS)
         executor.evict(("key-of-alice",))
-        _expect_end(again, "`evict` must end the sessions of the token")
+        expect_end(again, "`evict` must end the sessions of the token")
 
     def test_one_takes_the_place_of_another(
-        self, launch: Callable[..., Launched], kill: Callable[[Launched], None]
+        self, launch: Callable[..., StartedExecutor], kill: Callable[[StartedExecutor], None]
     ) -> None:
         """An executor that was killed is noticed, and replaced by one that lets clients in."""
         executor = launch()
         executor.wait_ready(SECONDS)
-        connection = _dial(executor)
+        connection = dial_executor(executor)
         before = attach(connection, executor.issue_ticket(), SECONDS).instance
         kill(executor)
         outcome(start(executor.wait), _ENDED)
@@ -117,25 +119,25 @@ class ExecutorConformance(Ending):
         with pytest.raises(StartupError):
             executor.status(1.0)
         connection.close()
-        executor = executor.again()
+        executor = executor.restart()
         try:
             assert executor.wait_ready(SECONDS).process == executor.process_id, (
                 "`process_id` is that of the new executor"
             )
-            connection = _dial(executor)
+            connection = dial_executor(executor)
             instance = attach(connection, executor.issue_ticket(), SECONDS).instance
-            assert instance != before, "`again` must give another executor, and this is the one from before"
+            assert instance != before, "`restart` must give another executor, and this is the one from before"
             connection.send(Frame(encode(Goodbye())))
             connection.close()
         finally:
             executor.close(0.0)
         outcome(start(executor.wait), "`close` must end it")
 
-    def test_it_drains(self, launch: Callable[..., Launched]) -> None:
+    def test_it_drains(self, launch: Callable[..., StartedExecutor]) -> None:
         """It waits for a session and ends after it; `close` may be called before it is ready, and again."""
         executor, other = launch(count=2), launch(number=1, count=2)
         executor.wait_ready(SECONDS)
-        connection = _dial(executor)
+        connection = dial_executor(executor)
         attach(connection, executor.issue_ticket(), SECONDS)
         executor.drain(SECONDS)
         other.close(0.0)
@@ -147,27 +149,28 @@ class ExecutorConformance(Ending):
         executor.close(0.0)
         executor.close(0.0)
 
-    def test_what_cannot_start_says_why(self, engine: ExecutorEngine, wish: LaunchWish) -> None:
+    def test_what_cannot_start_says_why(self, engine: ExecutorEngine, launch_request: LaunchRequest) -> None:
         """It is `StartupError`, with the executor's own reason."""
-        executor = engine.launch(ExecutorConfig("no-such-device", threads=1), wish)
+        executor = start_executor(engine, ExecutorConfig("no-such-device", threads=1), launch_request)
         try:
             with pytest.raises(StartupError, match="no-such-device"):
                 executor.wait_ready(SECONDS)
             assert not executor.alive, "it must be ended where `wait_ready` raises"
-            executor = executor.again()
+            executor = executor.restart()
             with pytest.raises(StartupError, match="no-such-device"):
                 executor.wait_ready(SECONDS)
         finally:
             executor.close(0.0)
 
 
-def _dial(executor: Launched) -> Connection:
+def dial_executor(executor: StartedExecutor) -> Connection:
+    """Return a connection to an executor that is ready."""
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
     url = executor.ready.urls[0]
     return transport_for(url, trusting(registry.transports, executor.fingerprint)).connect(url, Limits(), SECONDS)
 
 
-def _expect_end(connection: Connection, mend: str) -> None:
+def expect_end(connection: Connection, mend: str) -> None:
     """Wait until the other end has closed the connection; it may say why before."""
 
     def read() -> None:

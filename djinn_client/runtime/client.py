@@ -45,6 +45,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.observing import Sink
+from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings, resolve
 from djinn_core.system.gc_pause import collect_later
@@ -250,7 +251,7 @@ def _session() -> ClientSession:
         session = _open()
         hooks = list(context.hooks)
     # Without the lock: hooks may use the device, also from threads that they start.
-    if any(one.executor is not None and one.executor.notices for one in context.opened):
+    if _resolved().engine != LOCAL and any(one.executor is not None for one in context.opened):
         from djinn_client.runtime import drained_nodes  # not needed otherwise
 
         drained_nodes.watch()
@@ -363,7 +364,6 @@ def _own_executors() -> tuple[EmbeddedExecutor, ...]:
     if _named_servers():
         return ()
     from djinn_client.runtime.connecting.starting import start_executors
-    from djinn_core.registry.embedded_executors import LOCAL
 
     return start_executors(now) if now.engine == LOCAL else ()
 

@@ -1,6 +1,7 @@
-"""Executors that a program starts for itself: the interface between clients and the package that brings the executors.
+"""Executors that a program starts for itself: the interface between clients and the package djinn-server.
 
-A client finds it through the entry-point group `djinn.server` and imports nothing of the server.
+A client finds that package through the entry point group `djinn.server` and imports nothing else of it. The package is no plugin of the
+kind `executors`: executors start before plugins are loaded, whatever plugins the settings select or disable.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class EmbeddedExecutor(Protocol):
 
     @property
     def number(self) -> int:
-        """As in `LaunchWish`."""
+        """As in `LaunchRequest`."""
 
     @property
     def lease_seconds(self) -> float:
@@ -53,18 +54,24 @@ class EmbeddedExecutor(Protocol):
     def ending(self) -> str:
         """Description of how the present process has ended."""
 
-    @property
-    def notices(self) -> bool:
-        """True if its engine gives notice before it ends the executor."""
-
     def notice(self) -> str:
-        """As `NoticedLaunched.notice`; empty if its engine does not say."""
+        """As `ExecutorHandle.notice`."""
 
     def wait_ready(self, timeout: float) -> Ready:
-        """As `Launched.wait_ready`."""
+        """Wait until it listens; its addresses and its device. It is ended if it does not.
+
+        `timeout`: seconds from when its engine has a place for it.
+
+        Raises:
+            StartupError: it did not start, or its engine has no place; the message says why, and what to do.
+        """
 
     def issue_ticket(self, client: str) -> str:
-        """As `Launched.issue_ticket`."""
+        """Return a ticket for one connection of `client`, a name for messages.
+
+        Raises:
+            StartupError: its machine does not answer.
+        """
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
         """Transports that reach it. If it has a certificate of its own, they accept no other."""
@@ -77,7 +84,7 @@ class EmbeddedExecutor(Protocol):
         """
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """End the process as `Launched.close` does; no other is started."""
+        """End it: let its sessions end for at most `drain_seconds`, then end the process. No other is started."""
 
 
 class ExecutorStarter(Protocol):

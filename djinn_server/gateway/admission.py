@@ -11,7 +11,6 @@ import attrs
 from djinn_core.errors import DjinnError, ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.assignment_policies import AssignmentRequest
 from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
-from djinn_core.hookspecs.executors import TICKET_SECONDS, Badge, Launched
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import transport_for
@@ -34,6 +33,8 @@ from djinn_server.gateway.context import GatewayContext
 from djinn_server.gateway.relay import Relays, relay, relay_directions
 from djinn_server.gateway.server_status import status_of
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
+from djinn_server.launch.engines import StartedExecutor
+from djinn_server.launch.tickets import TICKET_SECONDS, Badge
 from djinn_server.malloc_trim import MemoryTrimmer
 from djinn_server.rate_limit import Bucket
 
@@ -204,7 +205,7 @@ class Admission:
                 self._refuse(connection, Denial(reason, "relays", again=True), type(attach).__name__, identity)
 
     def _relay(
-        self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: Launched, tenant: str
+        self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: StartedExecutor, tenant: str
     ) -> None:
         url = executor.ready.urls[0]
         try:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
-from djinn_core.hookspecs.executors import Launched
 from djinn_core.hookspecs.operations_pages import WatchedServer
 from djinn_core.logs import get_logger
 from djinn_core.protocol.connection_file import ConnectionFile, remove_connection_file, write_connection_file
@@ -49,7 +48,7 @@ from djinn_server.gateway.token_authenticator import (
     has_table,
 )
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS
-from djinn_server.launch.engines import engine_named
+from djinn_server.launch.engines import StartedExecutor, engine_named
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.listen_addresses import ListeningTransport, advertised, configured_transports
 from djinn_server.malloc_trim import keep_few_arenas, set_start_aside
@@ -71,7 +70,7 @@ class GatewayHandle:
 
     urls: tuple[str, ...]
     dialled: tuple[str, ...]
-    executors: tuple[Launched, ...]
+    executors: tuple[StartedExecutor, ...]
     connection_file: Path
     token_from: str
     fingerprint: str = ""
@@ -123,7 +122,7 @@ class Gateway:
             lambda: self._authentication.expected,
             events=self._events,
             engine=engine_named(self._config.engine.name or LOCAL, early.executors if early is not None else ()),
-            wishes=partial(self._config.engine.wishes, len(executors), tell),
+            requests=partial(self._config.engine.requests, len(executors), tell),
         )
         self._context = context = GatewayContext(
             self._authentication, tenants, self._events, self._counts, self._recent

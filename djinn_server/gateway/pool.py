@@ -12,7 +12,7 @@ import attrs
 
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
-from djinn_core.hookspecs.executors import ExecutorEngine, Launched, LaunchWish
+from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.logs import get_logger
 from djinn_core.protocol.backoff import Backoff
 from djinn_core.wire.executor_reports import Sessions
@@ -20,7 +20,7 @@ from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.assignment import Assigner, LoadMeter
 from djinn_server.handshake import Refusal
-from djinn_server.launch.engines import LocalEngine
+from djinn_server.launch.engines import LocalEngine, StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -45,7 +45,7 @@ class SupervisedExecutor:
         start_timeout: float,
         events: ServerEvents,
         engine: ExecutorEngine,
-        wish: LaunchWish,
+        request: LaunchRequest,
     ) -> None:
         """Start the first process, without waiting for it."""
         self._config = config
@@ -57,7 +57,7 @@ class SupervisedExecutor:
         self._restarts = 0
         self._restarted_at = -math.inf
         self._meter = LoadMeter()
-        self._process = engine.launch(config, wish)
+        self._process: StartedExecutor = start_executor(engine, config, request)
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
     def wait_ready(self) -> None:
@@ -71,7 +71,7 @@ class SupervisedExecutor:
         self._watcher.start()
 
     @property
-    def launched(self) -> Launched | None:
+    def launched(self) -> StartedExecutor | None:
         """Its process; None while that is not ready."""
         return self._process if self._state == "ready" else None
 
@@ -191,7 +191,7 @@ class SupervisedExecutor:
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._closing.is_set():
             try:
-                self._process = self._process.again()
+                self._process = self._process.restart()
                 self._process.wait_ready(self._start_timeout)
             except StartupError as error:
                 pause = backoff.pause()
@@ -227,11 +227,11 @@ class Pool:
         start_timeout: float,
         events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
         engine: ExecutorEngine = LocalEngine(),  # noqa: B008 - has no state
-        wishes: Sequence[LaunchWish] = (),
+        requests: Sequence[LaunchRequest] = (),
     ) -> None:
         """Start all executors at the same time, without waiting for them.
 
-        `engine`: starts their processes. `wishes`: where, one for each; none: the engine does not look at them.
+        `engine`: starts their processes. `requests`: where, one for each; none: the engine does not look at them.
 
         Raises:
             StartupError: a process cannot be started.
@@ -240,13 +240,13 @@ class Pool:
         self._assigning = threading.Lock()
         try:
             for number, one in enumerate(configs):
-                wish = wishes[number] if wishes else LaunchWish(number, len(configs))
-                self._executors.append(SupervisedExecutor(one, start_timeout, events, engine, wish))
+                request = requests[number] if requests else LaunchRequest(number, len(configs))
+                self._executors.append(SupervisedExecutor(one, start_timeout, events, engine, request))
         except StartupError:
             self.close(0.0)
             raise
 
-    def wait_ready(self) -> tuple[Launched, ...]:
+    def wait_ready(self) -> tuple[StartedExecutor, ...]:
         """Wait until all are ready.
 
         Raises:
@@ -256,7 +256,7 @@ class Pool:
             supervised.wait_ready()
         return tuple(supervised.launched for supervised in self._executors if supervised.launched is not None)
 
-    def find(self, device: str) -> tuple[int, Launched] | Refusal:
+    def find(self, device: str) -> tuple[int, StartedExecutor] | Refusal:
         """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or a refusal with the reason."""
         found = self._candidates(device)
         return found if isinstance(found, Refusal) else found[0]
@@ -268,7 +268,7 @@ class Pool:
         others: Sequence[tuple[str, Pool]] = (),
         *,
         counts: bool = True,
-    ) -> tuple[int, Launched] | Refusal:
+    ) -> tuple[int, StartedExecutor] | Refusal:
         """The executor for a new session; of several with devices of the same kind and name, the policy chooses.
 
         Args:
@@ -303,7 +303,7 @@ class Pool:
         for supervised in self._executors:
             supervised.refresh_load()
 
-    def _load(self, number: int, executor: Launched, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
+    def _load(self, number: int, executor: StartedExecutor, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
         theirs = [(tenant, pool.executors[number].load) for tenant, pool in others]
         loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in theirs)
         present = tuple(load for load in loads if load.sessions)
@@ -311,7 +311,7 @@ class Pool:
             self._executors[number].load, number=number, device=executor.ready.device.id, others=present
         )
 
-    def _candidates(self, device: str) -> list[tuple[int, Launched]] | Refusal:
+    def _candidates(self, device: str) -> list[tuple[int, StartedExecutor]] | Refusal:
         ready = [
             (n, supervised.launched) for n, supervised in enumerate(self._executors) if supervised.launched is not None
         ]

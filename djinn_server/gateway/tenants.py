@@ -11,14 +11,15 @@ import attrs
 import msgspec
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.executors import TICKET_SECONDS, ExecutorEngine, Launched, LaunchWish
+from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import ExecutorStatus
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.pool import Pool
 from djinn_server.handshake import Refusal
-from djinn_server.launch.engines import LocalEngine
+from djinn_server.launch.engines import LocalEngine, StartedExecutor
 from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.tickets import TICKET_SECONDS
 
 MOST: Final = 16  # tenants that have executors at a time
 STARTS: Final = 2  # tenants whose executors start at the same time: more would make all of them slow
@@ -41,11 +42,11 @@ class Tenants:
         most: int = MOST,
         events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
         engine: ExecutorEngine = LocalEngine(),  # noqa: B008 - has no state
-        wishes: Callable[[], Sequence[LaunchWish]] = tuple,
+        requests: Callable[[], Sequence[LaunchRequest]] = tuple,
     ) -> None:
         """Start the first pool, without waiting for it.
 
-        `expected`: gives the number of tenants that may connect. `engine`: as for a `Pool`. `wishes`: makes those of a new pool.
+        `expected`: gives the number of tenants that may connect. `engine`: as for a `Pool`. `requests`: makes those of a new pool.
 
         Raises:
             StartupError: a process cannot be started.
@@ -64,10 +65,10 @@ class Tenants:
         self._reserve: Pool | None = None
         self._closed = False
         self._events = events
-        self._engine, self._wishes = engine, wishes
-        self._first = Pool(self._configs, start_timeout, events, engine, wishes())
+        self._engine, self._requests = engine, requests
+        self._first = Pool(self._configs, start_timeout, events, engine, requests())
 
-    def wait_ready(self) -> tuple[Launched, ...]:
+    def wait_ready(self) -> tuple[StartedExecutor, ...]:
         """Wait until the first pool is ready.
 
         Raises:
@@ -244,7 +245,7 @@ class Tenants:
         limited = tuple(_limited(config, memory) for config in self._configs) if memory else self._configs
         try:
             with self._starts:
-                pool = Pool(limited, self._start_timeout, self._events, self._engine, self._wishes())
+                pool = Pool(limited, self._start_timeout, self._events, self._engine, self._requests())
                 pool.wait_ready()
         except StartupError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))

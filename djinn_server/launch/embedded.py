@@ -26,7 +26,7 @@ from djinn_server.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_server.launch.own_journals import own_journals
 
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.executors import ExecutorEngine, LaunchWish
+    from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
     from djinn_core.hookspecs.transports import Connection
 
 _log = get_logger("djinn.launch")
@@ -44,10 +44,10 @@ def start(
         engine = LocalEngine(partial(_fork_server, settings.prepared_seconds))
     started: list[OwnExecutor] = []
     first, count = joining or (0, settings.executors)
-    wishes = EngineConfig().with_settings(settings).wishes(count, partial(_tell, settings.progress), first)
+    requests = EngineConfig().with_settings(settings).requests(count, partial(_tell, settings.progress), first)
     try:
-        for wish in wishes:
-            started.append(_start_executor(settings, engine, wish, unused_seconds))  # noqa: PERF401 - those that have started are closed
+        for request in requests:
+            started.append(_start_executor(settings, engine, request, unused_seconds))  # noqa: PERF401 - those that have started are closed
     except BaseException:
         for executor in started:
             executor.close(0.0)
@@ -70,13 +70,15 @@ def _tell(progress: bool, line: str) -> None:
         _log.info("executors are being started", waiting=line)
 
 
-def _start_executor(settings: Settings, engine: ExecutorEngine, wish: LaunchWish, unused_seconds: float) -> OwnExecutor:
+def _start_executor(
+    settings: Settings, engine: ExecutorEngine, request: LaunchRequest, unused_seconds: float
+) -> OwnExecutor:
     models = attrs.evolve(EVERYTHING, published=_published()) if engine.name == LOCAL else EVERYTHING
     config = ExecutorConfig(settings.device, models=models, unused_seconds=unused_seconds).with_settings(settings)
     if settings.recover and engine.name != LOCAL:  # the engine knows a folder on the other machine
         recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
-        return OwnExecutor(attrs.evolve(config, recovery=recovery), engine, wish)
-    return OwnExecutor(config, engine, wish, own_journals() if settings.recover else None)
+        return OwnExecutor(attrs.evolve(config, recovery=recovery), engine, request)
+    return OwnExecutor(config, engine, request, own_journals() if settings.recover else None)
 
 
 def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:

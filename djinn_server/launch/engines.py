@@ -1,4 +1,4 @@
-"""The engines that can be chosen: the built-in one, processes on this machine, and those of plugins."""
+"""The engine `local`, which starts processes on this machine, the choice of an engine, and the start of an executor with it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,92 @@ from typing import Any, cast
 import attrs
 
 from djinn_core.errors import PluginError
-from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorOptions, Launched, LaunchWish
+from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.settings import Settings
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.flags import flagged
 from djinn_server.launch.fork_server_client import ForkServerClient
+from djinn_server.launch.held_executor import HeldExecutor
 from djinn_server.launch.process import ExecutorProcess
+from djinn_server.launch.process_holder import ProcessHolder
 
 
-class LocalEngine:
-    """Starts executors as processes on this machine, at once and whatever resources are wished for."""
+class LocalHandle(ExecutorHandle):
+    """Handle of an executor process on this machine. The core uses `process` itself (`start_executor`)."""
+
+    def __init__(self, process: ExecutorProcess) -> None:
+        self.process = process
+        self._holder = ProcessHolder(process)
+
+    def wait_placed(self) -> None:
+        """Return at once: the process runs."""
+
+    def call(self, method: str, *arguments: Any, timeout: float) -> Any:  # noqa: ARG002 - the methods have limits of their own
+        """As `ExecutorHandle.call`."""
+        return getattr(self._holder, method)(*arguments)
+
+    def send(self, method: str, *arguments: Any) -> None:
+        """As `ExecutorHandle.send`."""
+        getattr(self._holder, method)(*arguments)
+
+    def wait(self) -> tuple[int, str]:
+        """As `ExecutorHandle.wait`."""
+        return self._holder.wait()
+
+    @property
+    def ended(self) -> bool:
+        """As `ExecutorHandle.ended`."""
+        return not self.process.alive
+
+    def end(self) -> None:
+        """As `ExecutorHandle.end`."""
+        self.process.close(0.0)
+
+    def restart(self) -> LocalHandle:
+        """As `ExecutorHandle.restart`."""
+        return LocalHandle(self.process.restart())
+
+
+class LocalEngine(ExecutorEngine):
+    """Starts executors as processes on this machine, at once. It ignores resources and the environment of a request."""
 
     name = LOCAL
 
     def __init__(self, prepared: Callable[[ExecutorConfig], ForkServerClient | None] = lambda _: None) -> None:
-        """`prepared`: says by an executor's configuration from which process it is forked; None: it is started anew."""
+        """`prepared`: returns the process from which an executor of a configuration is forked; None: the executor is started anew."""
         self._prepared = prepared
 
-    def launch(self, options: ExecutorOptions, wish: LaunchWish) -> Launched:  # noqa: ARG002 - there is one place
+    def launch(self, options: ExecutorOptions, request: LaunchRequest) -> LocalHandle:  # noqa: ARG002 - there is one place
         """As `ExecutorEngine.launch`."""
         config = cast("ExecutorConfig", options)
-        return ExecutorProcess(config, fork_server=self._prepared(config))
+        return LocalHandle(ExecutorProcess(config, fork_server=self._prepared(config)))
+
+
+StartedExecutor = ExecutorProcess | HeldExecutor
+
+
+def start_executor(engine: ExecutorEngine, config: ExecutorConfig, request: LaunchRequest) -> StartedExecutor:
+    """Start an executor with an engine, and return at once.
+
+    Raises:
+        StartupError: as `ExecutorEngine.launch`.
+        PluginError: the engine returned no `ExecutorHandle`.
+    """
+    handle = engine.launch(config, request)
+    if not isinstance(handle, ExecutorHandle):
+        raise PluginError(
+            f"the engine {engine.name!r} returned {handle!r} for an executor, which is no djinn.hooks.ExecutorHandle: install a version "
+            "of its package for this Djinn, or choose another engine"
+        )
+    return handle.process if isinstance(handle, LocalHandle) else HeldExecutor(handle)
 
 
 def engine_named(engine: str, engines: Iterable[ExecutorEngine]) -> ExecutorEngine:
     """The engine that the setting `engine` names.
 
     Raises:
-        PluginError: no engine has this name. The message names the folder of Djinn's engines.
+        PluginError: no engine has this name. The message names the folder of Djinn's plugins.
     """
     if engine == LOCAL:
         return LocalEngine()
@@ -58,7 +115,7 @@ class EngineConfig:
     Attributes:
         name: of its engine. address: where it is; empty: the engine finds it.
         executors: how many executors it starts for each device; 0: as many as the settings say.
-        resources, runtime_env, placement_group: as in `LaunchWish`.
+        resources, runtime_env, placement_group: as in `LaunchRequest`.
     """
 
     name: str = flagged("", "--engine", "Engine that starts the executors, such as ray. Default: local, this machine.")
@@ -79,10 +136,10 @@ class EngineConfig:
             settings.placement_group,
         )
 
-    def wishes(
+    def requests(
         self, count: int, notify: Callable[[str], None] = lambda _: None, first: int = 0
-    ) -> tuple[LaunchWish, ...]:
-        """A wish for each of `count` executors that are started together. `notify`: as in `LaunchWish`. `first`: number of the first."""
+    ) -> tuple[LaunchRequest, ...]:
+        """A request for each of `count` executors that are started together. `notify`: as in `LaunchRequest`. `first`: number of the first."""
         group = secrets.token_hex(4)
         where = (self.address, dict(self.resources), self.runtime_env, self.placement_group)
-        return tuple(LaunchWish(number, count, group, *where, notify) for number in range(first, first + count))
+        return tuple(LaunchRequest(number, count, group, *where, notify) for number in range(first, first + count))

@@ -14,6 +14,7 @@ import attrs
 import msgspec
 
 from djinn_core.errors import ConfigurationError, StartupError
+from djinn_core.hookspecs.executors import ExecutorOptions
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS
@@ -218,7 +219,7 @@ class RecoveryConfig:
 
 
 @attrs.frozen
-class ExecutorConfig:
+class ExecutorConfig(ExecutorOptions):
     """Configuration of an executor.
 
     Attributes:

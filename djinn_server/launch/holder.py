@@ -21,12 +21,10 @@ import attrs
 import msgspec
 
 from djinn_core.errors import DjinnError, StartupError
-from djinn_core.hookspecs.executors import Badge
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import address_towards
 from djinn_core.protocol.net.tls_contexts import fingerprint_of_file
-from djinn_core.registry.version import djinn_version
 from djinn_core.system.files import CLOEXEC, user_id
 from djinn_core.system.private_directories import private_directory
 from djinn_core.system.processes import lock_file
@@ -35,17 +33,16 @@ from djinn_server.launch.fork_server_client import ForkServerClient
 from djinn_server.launch.listen_addresses import ListenAddresses
 from djinn_server.launch.own_journals import JOURNAL_BYTES, LEAST_ROOM, room_for_journals
 from djinn_server.launch.process import ExecutorProcess
+from djinn_server.launch.process_holder import ProcessHolder
 from djinn_server.launch.self_signed import self_signed
 
 _ABANDONED_SECONDS: Final = 86_400.0
 _LOCK: Final = "in-use"
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
-_badges: msgspec.json.Decoder[Badge] = msgspec.json.Decoder(Badge)
 _log = get_logger("djinn.launch")
 
 
-class ExecutorHolder:
-    """The parent of an executor process, with a folder for its certificate and journals. Methods may be called from several threads."""
+class ExecutorHolder(ProcessHolder):
+    """The parent of an executor process for clients on other machines, with a folder for its certificate and journals."""
 
     def __init__(
         self,
@@ -87,16 +84,12 @@ class ExecutorHolder:
             tls = self._identity(host)
             plugins = ExecutorConfig(plugins=read.plugins).encode()
             fork_server = ForkServerClient(local, prepared_seconds, plugins) if prepared_seconds else None
-            self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without, fork_server)
+            super().__init__(ExecutorProcess(self._adapted(read, host, tls, share, threads), without, fork_server))
         except (OSError, DjinnError) as error:
             self._unlock()
             if isinstance(error, StartupError):
                 raise
             raise StartupError(f"an executor finds no folder or no address on its machine: {error}") from error
-
-    def version(self) -> str:
-        """Version of Djinn here."""
-        return djinn_version()
 
     def wait_ready(self, timeout: float) -> tuple[bytes, str, str]:
         """The executor's `Ready` report as JSON, without addresses that only this machine reaches; its fingerprint; the name of this host.
@@ -113,42 +106,9 @@ class ExecutorHolder:
             )
         return msgspec.json.encode(msgspec.structs.replace(ready, urls=urls)), self.fingerprint, socket.gethostname()
 
-    def issue_ticket(self, client: str, lifetime: float, badge: bytes) -> str:
-        """As `Launched.issue_ticket`; the ticket expires by the clock of this machine. `badge`: as JSON."""
-        return self._process.issue_ticket(client, lifetime, _badges.decode(badge))
-
-    def status(self, timeout: float) -> bytes:
-        """The executor's `Sessions` report as JSON.
-
-        Raises:
-            StartupError: it does not answer.
-        """
-        return msgspec.json.encode(self._process.status(timeout))
-
-    def full(self) -> str:
-        """As `Launched.full`."""
-        return self._process.full()
-
-    def evict(self, tokens: Collection[str]) -> None:
-        """As `Launched.evict`."""
-        self._process.evict(tuple(tokens))
-
-    def end(self, session: str, reason: str) -> None:
-        """As `Launched.end`."""
-        self._process.end(session, reason)
-
-    def drain(self, seconds: float) -> None:
-        """As `Launched.drain`."""
-        self._process.drain(seconds)
-
-    def wait(self) -> tuple[int, str]:
-        """Wait until the executor has ended; its exit status, and `Launched.ending`."""
-        status = self._process.wait()
-        return status, self._process.ending()
-
     def close(self, drain_seconds: float, for_good: bool) -> None:
-        """End the executor. `for_good`: True if none is started in its place, so that its journals are removed."""
-        self._process.close(drain_seconds)
+        """End the executor. `for_good`: True if no executor replaces it, so that its journals are removed."""
+        super().close(drain_seconds, for_good)
         self._unlock()
         if for_good:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -7,11 +7,12 @@ import threading
 import attrs
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.executors import ExecutorEngine, LaunchWish, NoticedLaunched
+from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.tls_transports import trusting
 from djinn_core.wire.executor_reports import Ready
+from djinn_server.launch.engines import StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.own_journals import JOURNAL_BYTES, OwnJournals, room_for_journals
 
@@ -23,14 +24,14 @@ class OwnExecutor:
     """An executor process, or the one in its place, with the same journals. Methods may be called from several threads.
 
     Attributes:
-        number: as in `LaunchWish`.
+        number: as in `LaunchRequest`.
     """
 
     def __init__(
         self,
         config: ExecutorConfig,
         engine: ExecutorEngine,
-        wish: LaunchWish,
+        request: LaunchRequest,
         journals: OwnJournals | None = None,
     ) -> None:
         """Start the first process and return at once.
@@ -38,7 +39,7 @@ class OwnExecutor:
         Args:
             config: its configuration.
             engine: starts the processes.
-            wish: where the engine starts them.
+            request: where the engine starts them.
             journals: the directory for the journals of sessions on this machine, from which the next process recovers them;
                 None: there are none, or the engine has a place for them. It is closed with this object.
 
@@ -47,16 +48,16 @@ class OwnExecutor:
         """
         self._journals = journals
         if journals is not None:
-            limit = min(JOURNAL_BYTES, room_for_journals(journals.path) // wish.count)
+            limit = min(JOURNAL_BYTES, room_for_journals(journals.path) // request.count)
             recovery = attrs.evolve(
                 config.recovery, lease_seconds=LEASE_SECONDS, journals=journals.path, journal_limit=limit
             )
             config = attrs.evolve(config, recovery=recovery)
-        self.number = wish.number
+        self.number = request.number
         self._config = config
         self._closed = False
         self._lock = threading.RLock()
-        self._process = engine.launch(config, wish)
+        self._process: StartedExecutor = start_executor(engine, config, request)
 
     @property
     def lease_seconds(self) -> float:
@@ -83,21 +84,16 @@ class OwnExecutor:
         """Description of how the present process has ended."""
         return self._process.ending()
 
-    @property
-    def notices(self) -> bool:
-        """True if its engine gives notice before it ends the executor."""
-        return isinstance(self._process, NoticedLaunched)
-
     def notice(self) -> str:
-        """As `NoticedLaunched.notice`; empty where its engine does not say."""
-        return self._process.notice() if isinstance(self._process, NoticedLaunched) else ""
+        """As `ExecutorHandle.notice`."""
+        return self._process.notice()
 
     def wait_ready(self, timeout: float) -> Ready:
-        """As `Launched.wait_ready`."""
+        """As `HeldExecutor.wait_ready`."""
         return self._process.wait_ready(timeout)
 
     def issue_ticket(self, client: str) -> str:
-        """As `Launched.issue_ticket`."""
+        """As `HeldExecutor.issue_ticket`."""
         return self._process.issue_ticket(client)
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
@@ -116,10 +112,10 @@ class OwnExecutor:
             if self._process.alive:
                 return
             _log.warning("an executor died; another one goes on with what it did", how=self.ending)
-            self._process = self._process.again()
+            self._process = self._process.restart()
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """End the process as `Launched.close` does; no other is started."""
+        """End the process as `HeldExecutor.close` does; no other is started."""
         with self._lock:
             self._closed = True
             self._process.close(drain_seconds)

@@ -1,6 +1,6 @@
 """Process that holds an executor and takes the calls of its `ExecutorHolder` over standard input and output.
 
-An engine starts it with a command that leads to where the executor is to be (`PipedCalls`): in namespaces, in a container, on another
+An engine starts it with a command that leads to where the executor is to be (`PipedHandle`): in namespaces, in a container, on another
 machine. It imports no PyTorch. The end of its standard input means that the process that launched it is gone, or wants it to end.
 """
 

@@ -14,7 +14,6 @@ from collections.abc import Collection
 from typing import Self
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.executors import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.logs import get_logger
 from djinn_core.registry.embedded_executors import check_platform
 from djinn_core.system.private_directories import make_run_directory
@@ -38,7 +37,7 @@ from djinn_server.launch.orders import (
     to_line,
 )
 from djinn_server.launch.pipe_lines import LineReader, write_line
-from djinn_server.launch.tickets import issue_ticket, new_key
+from djinn_server.launch.tickets import NO_TENANT, TICKET_SECONDS, Badge, issue_ticket, new_key
 
 _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
@@ -191,6 +190,10 @@ class ExecutorProcess:
         if isinstance(report, Full):
             self._full = report.reason, time.monotonic()
 
+    def notice(self) -> str:
+        """Return an empty text: no engine takes this machine away."""
+        return ""
+
     def evict(self, tokens: tuple[str, ...]) -> None:
         """Have the sessions of these tokens, which are no longer valid, ended; returns at once."""
         with contextlib.suppress(OSError):  # the process has ended, and its sessions
@@ -214,7 +217,7 @@ class ExecutorProcess:
                 self._process.wait(drain_seconds + _TERMINATE_SECONDS)
         self._end()
 
-    def again(self) -> ExecutorProcess:
+    def restart(self) -> ExecutorProcess:
         """Another process in the place of this one, which has ended.
 
         Raises:

@@ -13,14 +13,27 @@ import hmac
 import secrets
 import threading
 import time
+from typing import Final
 
 import attrs
 import msgspec
 
-from djinn_core.hookspecs.executors import NO_TENANT, TICKET_SECONDS, Badge
+from djinn_core.hookspecs.quotas import Quota
 
 KEY_BYTES = 32
 CLIENT_LENGTH = 128  # characters
+TICKET_SECONDS: Final = 60.0  # a client dials several addresses, each of which may time out
+
+
+class Badge(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Identity of a client that a gateway lets in: its tenant, the id of its token, and the tenant's quota."""
+
+    tenant: str = ""
+    token: str = ""
+    quota: Quota = Quota()
+
+
+NO_TENANT: Final = Badge()  # in particular: the process that started the executor
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

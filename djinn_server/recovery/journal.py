@@ -22,7 +22,6 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import ProtocolError, SessionLost
-from djinn_core.hookspecs.executors import NO_TENANT, Badge
 from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.record_log import (
     Buffers,
@@ -36,6 +35,7 @@ from djinn_core.system.files import CLOEXEC, NOFOLLOW
 from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Buffer, Frame
 from djinn_server.disk_quota import STEP, DiskQuota
+from djinn_server.launch.tickets import NO_TENANT, Badge
 from djinn_server.recovery.blob_files import (
     BlobFiles,
     BlobFrame,

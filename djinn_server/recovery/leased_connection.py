@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
-from djinn_core.hookspecs.executors import Badge
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.reconnect_limit import STARTING_SECONDS
@@ -25,6 +24,7 @@ from djinn_core.wire.resume_messages import Resume, Resumed
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.handshake import instance, refuse, send_message
 from djinn_server.launch.executor_config import RecoveryConfig
+from djinn_server.launch.tickets import Badge
 from djinn_server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_server.recovery.executor_channel import ExecutorChannel, StateParts
 from djinn_server.recovery.journal import (

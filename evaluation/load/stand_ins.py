@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from djinn_core.errors import DjinnError
+from djinn_core.hookspecs.executors import ExecutorHandle
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.local import LocalTransport
 from djinn_core.wire.executor_reports import Ready, Sessions
@@ -38,7 +39,6 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerTicket, PeerTicketRequest
-from djinn_server.launch.held_executor import HeldExecutor
 
 GIB = 1 << 30
 DEVICE = DeviceInfo("cpu:0", "cpu", "a stand-in", 80 * GIB, 80 * GIB, 1, str(torch.__version__))
@@ -77,8 +77,8 @@ def reply_to(message: object) -> Any:
     return None
 
 
-class Calls:
-    """As `HolderCalls`, of an engine that has all its stand-ins in one process."""
+class StandIn(ExecutorHandle):
+    """Handle of a stand-in. The engine has all its stand-ins in one process."""
 
     def __init__(self, url: str, number: int) -> None:
         self._url, self._number = url, number
@@ -97,7 +97,7 @@ class Calls:
             return f"stand-in-{self._number}"
         return json.dumps(_built(Sessions(1, DEVICE, ()))) if method == "status" else ""
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def send(self, method: str, *arguments: Any) -> None:
         """It does nothing."""
 
     def wait(self) -> tuple[int, str]:
@@ -107,27 +107,22 @@ class Calls:
 
     @property
     def ended(self) -> bool:
-        """As `HolderCalls.ended`."""
+        """As `ExecutorHandle.ended`."""
         return self._over.is_set()
 
     def end(self) -> None:
-        """As `HolderCalls.end`."""
+        """As `ExecutorHandle.end`."""
         self._over.set()
 
-    def again(self) -> Calls:
-        """As `HolderCalls.again`."""
-        return Calls(self._url, self._number)
+    def restart(self) -> StandIn:
+        """As `ExecutorHandle.restart`."""
+        return StandIn(self._url, self._number)
 
 
 def _built(value: object) -> Any:
     import msgspec
 
     return msgspec.to_builtins(value)
-
-
-def stand_in(url: str, number: int) -> HeldExecutor:
-    """A launched stand-in."""
-    return HeldExecutor(Calls(url, number))
 
 
 @contextlib.contextmanager

@@ -28,7 +28,8 @@ from typing import Any
 
 import attrs
 
-from evaluation.load.stand_ins import allow_many_sockets, stand_in, stand_ins
+from djinn_core.hookspecs.executors import ExecutorEngine
+from evaluation.load.stand_ins import StandIn, allow_many_sockets, stand_ins
 
 SIZES = (10, 100, 1000)
 CONFIG = {
@@ -73,7 +74,7 @@ def memory() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class MixedEngine:
+class MixedEngine(ExecutorEngine):
     """The engine `stand-ins`: the first executor is a process of this machine, all others are stand-ins."""
 
     name = "stand-ins"
@@ -81,14 +82,14 @@ class MixedEngine:
     def __init__(self, url: str, journals: Path) -> None:
         self._url, self._journals = url, journals
 
-    def launch(self, options: Any, wish: Any) -> Any:
+    def launch(self, options: Any, request: Any) -> Any:
         """As `ExecutorEngine.launch`."""
         from djinn.executors import LocalEngine
 
-        if wish.number:
-            return stand_in(self._url, wish.number)
+        if request.number:
+            return StandIn(self._url, request.number)
         recovery = attrs.evolve(options.recovery, journals=self._journals, journal_limit=1 << 30)
-        return LocalEngine().launch(attrs.evolve(options, recovery=recovery), wish)
+        return LocalEngine().launch(attrs.evolve(options, recovery=recovery), request)
 
 
 def measured(count: int) -> dict[str, float]:

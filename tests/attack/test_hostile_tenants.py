@@ -17,7 +17,6 @@ from torch import fx
 
 from djinn_core.errors import QuotaExceeded, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.compilers import CompilerContext
-from djinn_core.hookspecs.executors import Badge
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.costs import DeviceCapabilities
@@ -55,7 +54,7 @@ from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS
 from djinn_server.launch.executor_config import ExecutorConfig, RecoveryConfig
 from djinn_server.launch.process import ExecutorProcess
-from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
+from djinn_server.launch.tickets import Badge, TicketChecker, issue_ticket, new_key
 from djinn_server.memory import session_memory
 from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.memory.session_memory import SessionMemory

@@ -12,7 +12,6 @@ import pytest
 
 from djinn_core import logs
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file, write_connection_file
 from djinn_core.settings import resolve
 from djinn_core.system.printable import one_line
@@ -20,6 +19,7 @@ from djinn_core.system.private_directories import private_directory
 from djinn_core.wire.messages import AnyMessage
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.self_signed import self_signed
+from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.journal import Journal, SessionIdentity
 from djinn_server.rlimits import leave_no_cores
 

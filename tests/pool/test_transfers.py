@@ -10,7 +10,6 @@ import time
 import pytest
 
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
-from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.registry.builtin_plugins import builtin_plugins
@@ -20,6 +19,7 @@ from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import ConnectPeer, Item, LinkProbe, TransferChunk, TransferHeader, View
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.inline import connected_pair
+from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.peers import inbox as inboxes
 from djinn_server.peers.exchange import PeerExchange, PeerListener
 from djinn_server.peers.inbox import PeerConnection, TransferInbox

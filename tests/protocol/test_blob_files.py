@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from djinn_core.errors import SessionLost
-from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import UploadPart, encode
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader, remove_stale
 from djinn_server.weights.store import WeightStore

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from djinn_core.errors import QuotaExceeded, SessionLost
-from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.protocol.delivery.record_log import LazyBuffers
 from djinn_core.wire.resume_messages import Resume
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.inline import connected_pair
 from djinn_server.launch.executor_config import RecoveryConfig
+from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.journal import (
     Journal,
     JournalReader,

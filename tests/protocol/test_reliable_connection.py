@@ -11,7 +11,6 @@ import pytest
 
 from djinn_client.runtime.connecting.resuming import ResumingConnection
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.wire.frame_order import KEPT_LIMIT, AckFlags, FrameOrder, Inbox, Outbox, Prefix, split
 from djinn_core.wire.messages import Refused, decode, encode
@@ -19,6 +18,7 @@ from djinn_core.wire.resume_messages import Resume, Resumed
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.inline import QueueConnection, connected_pair
 from djinn_server.launch.executor_config import RecoveryConfig
+from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.journal import SessionIdentity
 from djinn_server.recovery.leased_connection import LeasedConnection, Leases
 from djinn_server.usage_metrics import UsageMetrics

@@ -12,7 +12,6 @@ import djinn
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.deadlines import due
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
-from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
 from djinn_core.wire import limits
@@ -24,6 +23,7 @@ from djinn_core.wire.templates import digest_of
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity
 from djinn_server.recovery.leased_connection import LeasedConnection
 from djinn_server.running import cancellation

@@ -22,7 +22,7 @@ class TestLocalEngine(ExecutorConformance):
 
 @pytest.fixture
 def held():
-    """Settings for executors that an engine holds, and the wishes that it has heard."""
+    """Settings for executors that an engine holds, and the requests that it has heard."""
     djinn.shut_down()
     engine = HeldEngine()
     djinn.configure(plugins=["tcp", "round_robin", HeldPlugin(engine)], engine="held", threads=1)
@@ -56,10 +56,10 @@ def test_a_pool_that_an_engine_holds_trains_and_outlives_its_executors(held):
             os.kill(opened.executor.process_id, signal.SIGKILL)
 
     assert losses("remote_accelerator:0", kill) == here
-    assert [(wish.number, wish.count, wish.resources, wish.runtime_env) for wish in held.wishes] == [
+    assert [(request.number, request.count, request.resources, request.runtime_env) for request in held.requests] == [
         (number, 2, {"GPU": 1.0}, {"pip": ["x"]}) for number in range(2)
     ]
-    assert len({wish.group for wish in held.wishes}) == 1
+    assert len({request.group for request in held.requests}) == 1
     assert {opened.url.partition("://")[0] for opened in open_connections()} == {"tcps"}
 
 
@@ -70,7 +70,7 @@ def test_executors_outlive_their_holders(held):
     kept = torch.ones(3, device="remote_accelerator:0") + 1
     assert kept.sum().item() == 6
     process = opened.executor.process_id
-    opened.executor._process._calls.holder._process._process.stdin.close()  # as the system does when a holder is killed
+    opened.executor._process._handle.holder._process._process.stdin.close()  # as the system does when a holder is killed
     assert opened.executor._process.wait() == 1
     assert (kept + 1).sum().item() == 9
     assert opened.executor.process_id != process

@@ -337,7 +337,7 @@ def test_executors_are_forked_from_a_prepared_process(python, tmp_path):
         assert executor.status(SECONDS).sessions == ()
         os.kill(executor.process_id, signal.SIGKILL)
         assert (executor.wait(), executor.ending(), executor.alive) == (-9, "was killed by SIGKILL", False)
-        following = executor.again()
+        following = executor.restart()
     following.wait_ready(SECONDS)
     following.close(0.0)
     assert following._process.poll() == 0

@@ -12,16 +12,16 @@ import msgspec
 import psutil
 import pytest
 
-from djinn.executors import PipedCalls, StartupError, djinn_version, holder_command
+from djinn.executors import PipedHandle, StartupError, djinn_version, holder_command
 from djinn.testing.processes import executor_process
 from djinn_core.errors import DjinnError
-from djinn_server.launch import pipe_lines, piped_calls
+from djinn_server.launch import pipe_lines, piped_handle
 from djinn_server.launch.piped_holder import _CallServer
 from djinn_server.launch.piped_messages import HolderCall, call_line, read_call, read_reply, reply_line
 
 
 def behind(script, **options):
-    return PipedCalls(("sh", "-c", script), (b"{}", "a-place", "127.0.0.1"), **options)
+    return PipedHandle(("sh", "-c", script), (b"{}", "a-place", "127.0.0.1"), **options)
 
 
 def test_a_greeting_is_no_answer():
@@ -32,7 +32,7 @@ def test_a_greeting_is_no_answer():
     assert calls.wait() == (1, "it ended")
     assert calls.ended
     calls.end()
-    calls.tell("drain", 1.0)
+    calls.send("drain", 1.0)
     with pytest.raises(StartupError, match="has ended"):
         calls.call("full", timeout=1.0)
 
@@ -63,7 +63,7 @@ def test_line_reader_refuses_a_line_beyond_the_limit(monkeypatch):
 
 def test_what_leads_nowhere():
     with pytest.raises(StartupError, match="cannot start an executor with `no-such-command there`"):
-        PipedCalls(("no-such-command", "there"), ())
+        PipedHandle(("no-such-command", "there"), ())
     gone = behind("exit 3")
     with pytest.raises(StartupError, match="has ended"):
         gone.wait_placed()
@@ -81,7 +81,7 @@ def test_what_leads_nowhere():
     old = behind("""echo '[0,"1.2"]'; cat >/dev/null""")
     with pytest.raises(StartupError, match=r"leads to is Djinn 1\.2, and this is"):
         old.wait_placed()
-    again = old.again()
+    again = old.restart()
     assert old.wait()[0] == -9
     assert not again.ended
     again.end()
@@ -89,9 +89,9 @@ def test_what_leads_nowhere():
 
 def test_a_holder_that_takes_no_calls_is_killed(monkeypatch):
     """A call that fills the pipe does not keep `end` from returning."""
-    monkeypatch.setattr(piped_calls, "_END_SECONDS", 0.05)
+    monkeypatch.setattr(piped_handle, "_END_SECONDS", 0.05)
     calls = behind("exec sleep 600")
-    writing = threading.Thread(target=calls.tell, args=("evict", "x" * (1 << 20)))
+    writing = threading.Thread(target=calls.send, args=("evict", "x" * (1 << 20)))
     writing.start()
     with pytest.raises(subprocess.TimeoutExpired):
         calls._process.wait(0.1)

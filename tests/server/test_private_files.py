@@ -10,7 +10,6 @@ import torch
 
 from djinn_client.runtime.connecting.logins import Login, save_login
 from djinn_commands.connect.records import Record, save_record
-from djinn_core.hookspecs.executors import NO_TENANT
 from djinn_core.hookspecs.observers import Event
 from djinn_core.protocol.connection_file import ConnectionFile, write_connection_file
 from djinn_core.system.shared_files import locked
@@ -18,6 +17,7 @@ from djinn_core.wire.digests import digest_of_content
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.gateway.audit import Audit
 from djinn_server.launch.self_signed import self_signed
+from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.launch.token_table import change_table, create
 from djinn_server.recovery.blob_files import BlobFiles
 from djinn_server.recovery.journal import Journal, SessionIdentity

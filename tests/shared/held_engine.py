@@ -6,13 +6,13 @@ from concurrent.futures import Future
 
 import attrs
 
-from djinn.executors import ExecutorHolder, HeldExecutor, StartupError
+from djinn.executors import ExecutorEngine, ExecutorHandle, ExecutorHolder, StartupError
 from djinn.hooks import hookimpl
 from djinn.testing.suite import start
 
 
 @attrs.define
-class Calls:
+class HeldHandle(ExecutorHandle):
     arguments: tuple
     holder: ExecutorHolder | None = None
     gone: Future | None = None
@@ -29,7 +29,7 @@ class Calls:
             raise StartupError("its holder has ended")
         return getattr(self.holder, method)(*arguments)
 
-    def tell(self, method, *arguments):
+    def send(self, method, *arguments):
         if self.holder is not None:
             getattr(self.holder, method)(*arguments)
 
@@ -43,20 +43,20 @@ class Calls:
     def end(self):
         self.holder = None
 
-    def again(self):
+    def restart(self):
         self.end()
-        return Calls(self.arguments)
+        return HeldHandle(self.arguments)
 
 
-class HeldEngine:
+class HeldEngine(ExecutorEngine):
     name = "held"
 
     def __init__(self):
-        self.wishes = []
+        self.requests = []
 
-    def launch(self, options, wish):
-        self.wishes.append(wish)
-        return HeldExecutor(Calls((options.encode(), f"{wish.group}-{wish.number}", "127.0.0.1")))
+    def launch(self, options, request):
+        self.requests.append(request)
+        return HeldHandle((options.encode(), request.place, "127.0.0.1"))
 
 
 @attrs.define

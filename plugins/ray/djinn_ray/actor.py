@@ -1,4 +1,4 @@
-"""Calls of an actor that holds an executor. The actor's class is Djinn's `ExecutorHolder`: nodes need this package as little as PyTorch's."""
+"""Handle of an executor that an actor holds. The actor's class is Djinn's `ExecutorHolder`: nodes need this package as little as PyTorch's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from djinn.executors import ExecutorHolder, StartupError, djinn_version, get_logger
+from djinn.executors import ExecutorHandle, ExecutorHolder, StartupError, djinn_version, get_logger
 from djinn_ray import resources
 from djinn_ray.draining import draining_nodes
 from djinn_ray.groups import Group
@@ -19,8 +19,8 @@ _LOST: Final = -9
 _log = get_logger("djinn.launch.ray")
 
 
-class ActorCalls:
-    """As `djinn.executors.HolderCalls`, over a Ray actor in a bundle of a placement group."""
+class RayHandle(ExecutorHandle):
+    """Handle of an executor whose holder is a Ray actor in a bundle of a placement group."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ActorCalls:
             arguments: of the holder.
             group: where it is placed.
             number: of the executor among those of the group.
-            notify: as in `LaunchWish`.
+            notify: as in `LaunchRequest`.
             attempt: how many holders had the place before.
 
         Raises:
@@ -54,7 +54,7 @@ class ActorCalls:
             self._gone = self._actor.wait.remote()
 
     def wait_placed(self) -> None:
-        """As `HolderCalls.wait_placed`, for the seconds of the setting `pending_seconds`."""
+        """As `ExecutorHandle.wait_placed`, for the seconds of the setting `pending_seconds`."""
         began, told = time.monotonic(), 0.0
         ray, settings = self._group.ray, self._group.settings
         while not ray.wait([self._placed], timeout=0.5 if told == 0.0 else 1.0)[0]:
@@ -86,7 +86,7 @@ class ActorCalls:
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """As `HolderCalls.call`. Ray may not reach an actor for a moment: it is asked again meanwhile."""
+        """As `ExecutorHandle.call`. Ray may not reach an actor for a moment: it is asked again meanwhile."""
         if not self._has_place and not self._group.ray.wait([self._placed], timeout=0.0)[0]:
             raise StartupError(f"executor {self._number} has no place yet")
         deadline = time.monotonic() + timeout
@@ -124,20 +124,20 @@ class ActorCalls:
         except Exception as error:  # whatever Ray raises where the cluster was left
             raise StartupError(f"the Ray cluster does not answer: {_line(error)}") from error
 
-    def tell(self, method: str, *arguments: Any) -> None:
-        """As `HolderCalls.tell`."""
+    def send(self, method: str, *arguments: Any) -> None:
+        """As `ExecutorHandle.send`."""
         with contextlib.suppress(StartupError), self._group.asking("an executor's actor cannot be asked"):
             getattr(self._actor, method).remote(*arguments)
 
     def wait(self) -> tuple[int, str]:
-        """As `HolderCalls.wait`."""
+        """As `ExecutorHandle.wait`."""
         while (over := self._look(60.0)) is None:
             pass
         return over
 
     @property
     def ended(self) -> bool:
-        """As `HolderCalls.ended`."""
+        """As `ExecutorHandle.ended`."""
         return self._look(0.0) is not None
 
     def _look(self, timeout: float) -> tuple[int, str] | None:
@@ -165,7 +165,7 @@ class ActorCalls:
             return self._over
 
     def notice(self) -> str:
-        """As `NoticedLaunched.notice`: its node is drained. Not known to a program that reaches the cluster over `ray://`."""
+        """As `ExecutorHandle.notice`: its node is drained. Not known to a program that reaches the cluster over `ray://`."""
         if not self._has_place:
             return ""
         try:
@@ -176,7 +176,7 @@ class ActorCalls:
         return f"Ray drains its node {self._node[:8]}" if self._node in draining else ""
 
     def end(self) -> None:
-        """As `HolderCalls.end`."""
+        """As `ExecutorHandle.end`."""
         if not self._ended:
             self._ended = True
             self._kill()
@@ -190,13 +190,13 @@ class ActorCalls:
         ):  # Ray raises various things for actors that have ended, or where the cluster was left
             self._group.ray.kill(self._actor)
 
-    def again(self) -> ActorCalls:
-        """As `HolderCalls.again`: in the same bundle, which Ray places anew if its node was lost."""
+    def restart(self) -> RayHandle:
+        """As `ExecutorHandle.restart`: in the same bundle, which Ray places anew if its node was lost."""
         self._kill()
         if self._ended:  # it had given back its place
             self._group.take()
         self._ended = False
-        made = ActorCalls(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
+        made = RayHandle(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
         self._ended = True
         return made
 

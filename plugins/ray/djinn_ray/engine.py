@@ -9,15 +9,15 @@ from types import ModuleType
 from weakref import WeakValueDictionary
 
 import djinn
-from djinn.executors import ExecutorOptions, HeldExecutor, Launched, LaunchWish, StartupError
+from djinn.executors import ExecutorEngine, ExecutorOptions, LaunchRequest, StartupError
 from djinn_ray import resources
-from djinn_ray.actor import ActorCalls
+from djinn_ray.actor import RayHandle
 from djinn_ray.groups import Group, Settings
 
 __all__ = ["RayEngine", "Settings"]
 
 
-class RayEngine:
+class RayEngine(ExecutorEngine):
     """Starts executors on the nodes of a Ray cluster: `djinn.configure(engine="ray", engine_address="ray://head:10001")`."""
 
     name = "ray"
@@ -27,30 +27,28 @@ class RayEngine:
         self._lock = threading.Lock()
         self._groups: WeakValueDictionary[str, Group] = WeakValueDictionary()  # as long as executors use them
 
-    def launch(self, options: ExecutorOptions, wish: LaunchWish) -> Launched:
+    def launch(self, options: ExecutorOptions, request: LaunchRequest) -> RayHandle:
         """As `ExecutorEngine.launch`."""
         with self._lock:
-            ray = _connected(wish.address)
-            group = self._groups.get(wish.group)
+            ray = _connected(request.address)
+            group = self._groups.get(request.group)
             if group is None or not group.users:
-                group = self._groups[wish.group] = Group(ray, self._settings, wish)
+                group = self._groups[request.group] = Group(ray, self._settings, request)
         with group.asking("the Ray cluster does not tell its nodes"):
             head = resources.head_address(ray.nodes())
-        threads = 0 if options.threads else resources.threads_of(wish.resources)
-        place = f"{wish.group}-{wish.number}"
+        threads = 0 if options.threads else resources.threads_of(request.resources)
         journals, prepared = self._settings.journals, self._settings.prepared_seconds
         group.take()
         try:
-            calls = ActorCalls(
-                (options.encode(), place, head, journals, wish.count, threads, group.without, prepared),
+            return RayHandle(
+                (options.encode(), request.place, head, journals, request.count, threads, group.without, prepared),
                 group,
-                wish.number,
-                wish.notify,
+                request.number,
+                request.notify,
             )
         except BaseException:
             group.release()
             raise
-        return HeldExecutor(calls)
 
 
 def _connected(address: str) -> ModuleType:

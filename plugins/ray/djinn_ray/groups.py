@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from djinn.executors import LaunchWish, StartupError
+from djinn.executors import LaunchRequest, StartupError
 from djinn_ray import resources
 
 # Ray sets the first to the processors of an actor where it is unset, mostly 1; the others are secrets.
@@ -45,25 +45,25 @@ class Group:
         users: how many executors use it.
     """
 
-    def __init__(self, ray: ModuleType, settings: Settings, wish: LaunchWish) -> None:
+    def __init__(self, ray: ModuleType, settings: Settings, request: LaunchRequest) -> None:
         """Without making it; or the user's, where there is one.
 
         Raises:
             StartupError: the cluster cannot be asked, or it has no group of that name.
         """
         self.ray, self.settings = ray, settings
-        self._name, self._count = wish.group, wish.count
-        self._runtime_env = dict(wish.runtime_env)
+        self._name, self._count = request.group, request.count
+        self._runtime_env = dict(request.runtime_env)
         self._lock = threading.Lock()
         self.users = 0
         self._placement: Any = None
-        self._own = not wish.placement_group
-        wished = {name: amount for name, amount in wish.resources.items() if amount}
+        self._own = not request.placement_group
+        wished = {name: amount for name, amount in request.resources.items() if amount}
         if self._own:
-            self._bundles = [wished or {"CPU": 1.0}] * wish.count
+            self._bundles = [wished or {"CPU": 1.0}] * request.count
             return
         with self.asking("there is no such placement group"):
-            given = wish.placement_group
+            given = request.placement_group
             self._placement = ray.util.get_placement_group(given) if isinstance(given, str) else given
             self._bundles = [wished or dict(bundle) for bundle in self._placement.bundle_specs]
 

@@ -53,5 +53,5 @@ def head_address(nodes: Iterable[Mapping[str, Any]]) -> str:
 
 
 def threads_of(wished: Mapping[str, float]) -> int:
-    """Torch threads of an executor: as many as it has processors by the user's wish; 0, torch's default, without one."""
+    """Torch threads of an executor: as many as it has processors by the user's request; 0, torch's default, without one."""
     return max(1, int(wished["CPU"])) if "CPU" in wished else 0

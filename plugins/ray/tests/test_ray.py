@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.executors import LaunchWish, StartupError
+from djinn.executors import LaunchRequest, StartupError
 from djinn.testing import ExecutorConformance, open_connections
 from djinn_ray import RayEngine, Settings
 
@@ -111,12 +111,12 @@ def actor(executor):
     """Facts that Ray has of the actor: its process and its node."""
     from ray._private import state
 
-    return state.actors(executor._process._calls._actor._actor_id.hex())
+    return state.actors(executor._process._handle._actor._actor_id.hex())
 
 
 def gone_with_its_node(executor, aside):
     """Kill an actor, and move away what its executor has on disk: on one machine all nodes see the same folder."""
-    process, name = actor(executor)["Pid"], executor._process._calls._arguments[1]
+    process, name = actor(executor)["Pid"], executor._process._handle._arguments[1]
     journals = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}" / name / "journals"
     journals.rename(aside)
     before = executor.process_id
@@ -142,8 +142,8 @@ class TestRayEngine(ExecutorConformance):
         return RayEngine(Settings())
 
     @pytest.fixture
-    def wish(self):
-        return LaunchWish(group="conformance", resources={"CPU": 1.0})
+    def launch_request(self):
+        return LaunchRequest(group="conformance", resources={"CPU": 1.0})
 
 
 def test_generation_is_equal_and_passes_by_the_object_store(engine, model):

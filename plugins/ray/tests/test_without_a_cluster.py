@@ -11,7 +11,7 @@ import pytest
 
 import djinn
 import djinn_ray
-from djinn.executors import LaunchWish, StartupError
+from djinn.executors import LaunchRequest, StartupError
 from djinn.testing import PluginConformance
 from djinn_ray import resources
 
@@ -72,7 +72,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     engine = djinn_ray.RayEngine(djinn_ray.Settings())
     with pytest.raises(StartupError, match=re.escape(f"pip install '{REQUIREMENT}'")):
-        engine.launch(None, LaunchWish())
+        engine.launch(None, LaunchRequest())
 
 
 def test_a_program_is_told_too(monkeypatch):

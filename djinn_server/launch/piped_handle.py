@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from djinn_core.errors import StartupError
+from djinn_core.hookspecs.executors import ExecutorHandle
 from djinn_core.logs import get_logger
 from djinn_core.registry.version import djinn_version
 from djinn_server.launch.command import executor_environment
@@ -27,8 +28,8 @@ _SHOWN: Final = 120  # characters of a command in a message
 _log = get_logger("djinn.launch")
 
 
-class PipedCalls:
-    """As `HolderCalls`, of a holder behind a command that passes standard input and output on to it.
+class PipedHandle(ExecutorHandle):
+    """Handle of an executor whose holder runs behind a command that passes standard input and output on to it.
 
     The command ends with `holder_command()`, or runs that where it leads to: `unshare ...`, `numactl ...`, `ssh HOST ...`. The holder ends
     when this process ends in any way, since its standard input does. What it and the executor log goes to standard error.
@@ -74,7 +75,7 @@ class PipedCalls:
         threading.Thread(target=self._read, name="djinn-holder", daemon=True).start()
 
     def wait_placed(self) -> None:
-        """As `HolderCalls.wait_placed`."""
+        """As `ExecutorHandle.wait_placed`."""
         seconds = self._given[-1]
         try:
             theirs = self._placed.result(seconds)
@@ -89,27 +90,27 @@ class PipedCalls:
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """As `HolderCalls.call`."""
+        """As `ExecutorHandle.call`."""
         try:
             return self._ask(method, arguments).result(timeout)
         except TimeoutError:
             raise StartupError(f"the holder behind `{self._shown}` did not answer in {timeout:g} s") from None
 
-    def tell(self, method: str, *arguments: Any) -> None:
-        """As `HolderCalls.tell`."""
+    def send(self, method: str, *arguments: Any) -> None:
+        """As `ExecutorHandle.send`."""
         self._ask(method, arguments)
 
     def wait(self) -> tuple[int, str]:
-        """As `HolderCalls.wait`."""
+        """As `ExecutorHandle.wait`."""
         return self._over.result()
 
     @property
     def ended(self) -> bool:
-        """As `HolderCalls.ended`."""
+        """As `ExecutorHandle.ended`."""
         return self._over.done()
 
     def end(self) -> None:
-        """As `HolderCalls.end`."""
+        """As `ExecutorHandle.end`."""
         if not self._close_input(_END_SECONDS):
             _log.warning("a holder takes no calls any more, killing its command", command=self._shown)
             self._process.kill()
@@ -120,11 +121,11 @@ class PipedCalls:
             _log.warning("a command does not end with its holder, killing it", command=self._shown)
             self._process.kill()
 
-    def again(self) -> PipedCalls:
-        """As `HolderCalls.again`."""
+    def restart(self) -> PipedHandle:
+        """As `ExecutorHandle.restart`."""
         self.end()
         command, arguments, variables, placed_seconds = self._given
-        return PipedCalls(command, arguments, variables=variables, placed_seconds=placed_seconds)
+        return PipedHandle(command, arguments, variables=variables, placed_seconds=placed_seconds)
 
     def _close_input(self, timeout: float = -1) -> bool:
         """Close the command's input; False if a call is still being written to it after `timeout` seconds (-1: wait for that)."""
