@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from djinn.testing.contexts import optimization_context, placement_context, scheduling_context, topology
     from djinn.testing.cost_models import CostModelConformance
     from djinn.testing.devices import DeviceConformance
+    from djinn.testing.executor_states import ExecutorStateMachine, run_executor_states
     from djinn.testing.executors import ExecutorConformance
     from djinn.testing.integrations import IntegrationConformance
     from djinn.testing.memory_policies import MemoryPolicyConformance, sample_evictions
@@ -59,6 +60,7 @@ __all__ = [
     "CostModelConformance",
     "DeviceConformance",
     "ExecutorConformance",
+    "ExecutorStateMachine",
     "IntegrationConformance",
     "MemoryPolicyConformance",
     "ObserverConformance",
@@ -89,6 +91,7 @@ __all__ = [
     "random_inputs",
     "replay",
     "replay_schedule",
+    "run_executor_states",
     "sample_assignments",
     "sample_evictions",
     "sample_graphs",
@@ -114,6 +117,7 @@ _PLACES = {
     "djinn.testing.cost_models": "CostModelConformance",
     "djinn.testing.devices": "DeviceConformance",
     "djinn.testing.integrations": "IntegrationConformance",
+    "djinn.testing.executor_states": "ExecutorStateMachine run_executor_states",
     "djinn.testing.executors": "ExecutorConformance",
     "djinn.testing.memory_policies": "MemoryPolicyConformance sample_evictions",
     "djinn.testing.observers": "ObserverConformance",

@@ -11,13 +11,18 @@ from held_engine import HeldEngine, HeldPlugin
 
 import djinn
 from djinn.executors import ExecutorHolder, LocalEngine, StartupError
-from djinn.testing import ExecutorConformance, open_connections
+from djinn.testing import ExecutorConformance, open_connections, run_executor_states
 
 
 class TestLocalEngine(ExecutorConformance):
     @pytest.fixture
     def engine(self):
         return LocalEngine()
+
+
+@pytest.mark.parametrize("engine", [LocalEngine(), HeldEngine()], ids=lambda engine: engine.name)
+def test_executor_agrees_with_a_model_of_its_states(engine):
+    run_executor_states(engine, examples=4)
 
 
 @pytest.fixture

@@ -1,0 +1,227 @@
+"""A state machine for engines: random orders of the operations on an executor, compared with a model of its states."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+
+import attrs
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from hypothesis.strategies import booleans, sampled_from
+
+from djinn.testing.executors import dial_executor, expect_end
+from djinn.testing.processes import executor_process
+from djinn.testing.suite import SECONDS, outcome, start
+from djinn_client.runtime.connecting.dialling import attach
+from djinn_core.errors import AccessRefused, StartupError, TransportError
+from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.wire.messages import Goodbye, encode
+from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.held_executor import HeldExecutor
+from djinn_server.launch.tickets import Badge
+
+_POLL_SECONDS = 0.05
+
+
+class State(Enum):
+    """State of the model."""
+
+    STARTING = auto()  # launched, and nobody has waited for it
+    READY = auto()
+    ENDED = auto()  # another executor may take its place
+
+
+@attrs.frozen
+class Opened:
+    """A session that has begun: the client's connection, and the id of the token in its ticket."""
+
+    connection: Connection
+    token: str
+
+
+class ExecutorStateMachine(RuleBasedStateMachine):
+    """One executor of an engine at a time, and the sessions that it should have. Run it with `run_executor_states`."""
+
+    def __init__(
+        self,
+        engine: ExecutorEngine,
+        launch_request: LaunchRequest | None = None,
+        kill: Callable[[HeldExecutor], None] | None = None,
+    ) -> None:
+        """`launch_request`, `kill`: as the fixtures of `ExecutorConformance`."""
+        super().__init__()
+        self._engine = engine
+        self._request = launch_request or LaunchRequest(group="states")
+        self._kill = kill or (lambda executor: executor_process(executor.process_id).kill())
+        self._numbers = itertools.count()
+        self._executor: HeldExecutor
+        self._state = State.STARTING
+        self._may_close_early = True
+        self._draining = False
+        self._sessions: dict[str, Opened] = {}  # by id
+
+    @initialize()
+    def launch(self) -> None:
+        """Launch an executor, at a place that nobody has."""
+        number = next(self._numbers)
+        handle = self._engine.launch(ExecutorConfig("cpu", threads=1), attrs.evolve(self._request, number=number))
+        self._executor = HeldExecutor(handle)
+        self._state = State.STARTING
+
+    @precondition(lambda self: self._state is State.STARTING)
+    @rule()
+    def wait_ready(self) -> None:
+        """It listens, and reports the same each time."""
+        ready = self._executor.wait_ready(SECONDS)
+        assert ready.urls, "an executor that is ready must have an address"
+        assert self._executor.wait_ready(0.0) == self._executor.ready == ready, "the report must stay the same"
+        self._state = State.READY
+
+    @precondition(lambda self: self._state is State.READY)
+    @rule()
+    def begin_session(self) -> None:
+        """A ticket admits one client once. If the executor drains, it admits nobody."""
+        token = f"token-{next(self._numbers)}"
+        ticket = self._executor.issue_ticket("the states", badge=Badge("alice", token))
+        if self._draining:
+            self._expect_refusal(ticket, "an executor that drains must admit no client")
+            return
+        connection = dial_executor(self._executor)
+        self._sessions[attach(connection, ticket, SECONDS).session] = Opened(connection, token)
+        self._expect_refusal(ticket, "a ticket must admit one client")
+        self._expect_sessions()
+
+    @precondition(lambda self: self._sessions)
+    @rule(way=sampled_from(["its client leaves", "`end`", "`evict`"]))
+    def end_session(self, way: str) -> None:
+        """A session ends, and no other."""
+        session, opened = self._sessions.popitem()
+        if way == "`end`":
+            self._executor.end(session, "the states end it")
+        elif way == "`evict`":
+            self._executor.evict((opened.token,))
+        else:
+            opened.connection.send(Frame(encode(Goodbye())))
+        expect_end(opened.connection, f"a session must end: {way}")
+        if self._draining and not self._sessions:
+            self._note_end("an executor that drains must end after its last session")
+        else:
+            self._expect_sessions()
+
+    @precondition(lambda self: self._state is State.READY)
+    @rule(kills=booleans())
+    def stop(self, kills: bool) -> None:
+        """It dies without a word, or drains: then it ends with its last session."""
+        if kills:
+            self._kill(self._executor)
+            self._note_end("an executor that was killed must be noticed by `wait`")
+            return
+        self._executor.drain(SECONDS)
+        self._draining = True
+        if not self._sessions:
+            self._note_end("an executor that drains must end if it has no session")
+
+    @precondition(lambda self: self._state is State.ENDED)
+    @rule()
+    def restart(self) -> None:
+        """Another executor takes its place."""
+        self._executor = self._executor.restart()
+        self._state = State.STARTING
+
+    @precondition(lambda self: self._state is not State.STARTING or self._may_close_early)
+    @rule()
+    def close_and_launch(self) -> None:
+        """It ends for good, in whatever state it is, and another executor starts."""
+        self._may_close_early = self._state is not State.STARTING
+        self._close()
+        self.launch()
+
+    @invariant()
+    def alive_as_in_the_model(self) -> None:
+        """It is alive until it ends, and then never again."""
+        alive = self._state is not State.ENDED
+        assert self._executor.alive == alive, f"in the state {self._state.name} `ended` must be {not alive}"
+
+    def teardown(self) -> None:
+        """End the executor of an example."""
+        self._close()
+
+    def _close(self) -> None:
+        self._executor.close(0.0)
+        self._executor.close(0.0)
+        self._note_end("`close` must end it")
+
+    def _expect_sessions(self) -> None:
+        deadline = time.monotonic() + SECONDS
+        while found := {one.session for one in self._executor.status(SECONDS).sessions} ^ set(self._sessions):
+            assert time.monotonic() < deadline, f"`status` must report the sessions that run; these differ: {found}"
+            time.sleep(_POLL_SECONDS)
+
+    def _expect_refusal(self, ticket: str, mend: str) -> None:
+        try:
+            connection = dial_executor(self._executor)
+        except TransportError:
+            assert self._draining, "an executor must listen until it drains"
+            return
+        try:
+            attach(connection, ticket, SECONDS)
+        except (AccessRefused, TransportError):
+            connection.close()
+        else:
+            raise AssertionError(mend)
+
+    def _note_end(self, mend: str) -> None:
+        outcome(start(self._executor.wait), mend)
+        assert self._executor.ending(), "`wait` must say how it ended"
+        try:
+            self._executor.status(1.0)
+        except StartupError:
+            pass
+        else:
+            raise AssertionError("`call` to an executor that has ended must raise StartupError")
+        self._executor.drain(0.0)  # `send` raises nothing
+        for opened in self._sessions.values():
+            opened.connection.close()
+        self._sessions.clear()
+        self._draining, self._state = False, State.ENDED
+
+
+def run_executor_states(
+    engine: ExecutorEngine,
+    launch_request: LaunchRequest | None = None,
+    kill: Callable[[HeldExecutor], None] | None = None,
+    examples: int = 10,
+    steps: int = 20,
+) -> None:
+    """Run `ExecutorStateMachine` with random orders of operations. Raise the first difference, with the steps that led there.
+
+    Args:
+        engine: starts the executors.
+        launch_request: a request that can be fulfilled, if executors need an address or resources.
+        kill: kills an executor, if executors are not on this machine.
+        examples: number of orders. Each takes seconds, since it starts processes.
+        steps: the longest order.
+    """
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        lambda: ExecutorStateMachine(engine, launch_request, kill),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],  # a shorter order is not worth the processes that it takes to find it
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
