@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import cast
 
 import attrs
 from hypothesis import HealthCheck, Phase, settings
@@ -213,8 +214,9 @@ def run_executor_states(
         examples: number of orders. Each takes seconds, since it starts processes.
         steps: the longest order.
     """
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        lambda: ExecutorStateMachine(engine, launch_request, kill),
+    made = cast("type[ExecutorStateMachine]", lambda: ExecutorStateMachine(engine, launch_request, kill))
+    run_state_machine_as_test(
+        made,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
