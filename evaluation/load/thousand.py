@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -112,8 +112,9 @@ def _of_a_pool(count: int, engine: MixedEngine) -> dict[str, float]:
         del settings
         return [engine]
 
-    plugin = SimpleNamespace(djinn_api_version=1, djinn_register_executors=hookimpl(djinn_register_executors))
-    plugin.__name__ = "stand_ins"
+    plugin = ModuleType("stand_ins")
+    plugin.djinn_api_version = "2.0"
+    plugin.djinn_register_executors = hookimpl(djinn_register_executors)
     settings = {"engine": "stand-ins", "threads": 1, "placement_policy": "single", "calibrate": False}
     djinn.configure(plugins=[plugin], executors=count, **settings)
     torch.ones(1, device="remote_accelerator:0")  # what a first op costs is none of the executors'

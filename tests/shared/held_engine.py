@@ -59,10 +59,10 @@ class HeldEngine(ExecutorEngine):
         return HeldHandle((options.encode(), request.place, "127.0.0.1"))
 
 
-@attrs.define
+@attrs.define(eq=False)
 class HeldPlugin:
     engine: HeldEngine
-    djinn_api_version: int = 1
+    djinn_api_version: str = "2.0"
 
     @hookimpl
     def djinn_register_executors(self):
