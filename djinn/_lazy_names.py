@@ -12,6 +12,9 @@ from typing import Any, NoReturn
 from djinn_core.system.gc_pause import collect_later, count_as_old
 from djinn_core.system.role import is_client
 
+# In this order a name is looked for that a module does not have.
+PUBLIC = ("errors", "hooks", "planning", "weights", "compat", "testing")
+
 _NO_PACKAGES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -32,6 +35,8 @@ def importing(place: str, names: Mapping[str, str], packages: Mapping[str, str] 
         with collect_later:
             if module is not None:
                 found = getattr(_imported(module, f"{place}.{name}"), name)
+            elif place == "djinn" and name in PUBLIC:
+                found = importlib.import_module(f"djinn.{name}")
             else:
                 found = _of_package(name) if folders and not name.startswith("_") else None
         if found is not None:
@@ -39,9 +44,22 @@ def importing(place: str, names: Mapping[str, str], packages: Mapping[str, str] 
             return found
         if name in folders:
             return _missing(name, folders[name])
-        raise AttributeError(f"module {place!r} has no attribute {name!r}")
+        if other := _elsewhere(name, place):
+            return getattr(importlib.import_module(other), name)
+        raise AttributeError(f"module {place!r} has no attribute {name!r}", name=name)
 
     return find
+
+
+def _elsewhere(name: str, place: str) -> str:
+    """The public module that offers a name which `place` does not have; empty where there is none."""
+    if name.startswith("_") or name in PUBLIC:
+        return ""
+    for module in PUBLIC:
+        other = f"djinn.{module}"
+        if other != place and name in getattr(importlib.import_module(other), "__all__", ()):
+            return other
+    return ""
 
 
 def _imported(module: str, wanted: str) -> ModuleType:

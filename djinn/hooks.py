@@ -1,29 +1,16 @@
-"""Plugin API: the hook marker, the Protocols, and the values that they take and return."""
+"""Contract of plugins: the hook marker, base classes, the values that they take and return, and parts to build plugins from."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from djinn._lazy_names import importing
-from djinn_core.errors import (
-    AccessRefused,
-    ConfigurationError,
-    DjinnError,
-    DoesNotFit,
-    InvalidStage,
-    PluginError,
-    ProtocolError,
-    RemoteError,
-    SessionLost,
-    StartupError,
-    TransportError,
-    UnsupportedOperation,
-    WeightsUnavailable,
-)
 from djinn_core.hookspecs import API_VERSION, hookimpl
 
 # A plugin imports of all this what it names (`__getattr__`).
 if TYPE_CHECKING:
+    from djinn_client.interception.libraries.on_import import rebind
+    from djinn_client.runtime.integrations import is_disabled
     from djinn_core.hookspecs.api_names import ApiName
     from djinn_core.hookspecs.assignment_policies import (
         AssignmentPolicy,
@@ -36,12 +23,7 @@ if TYPE_CHECKING:
     from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
     from djinn_core.hookspecs.cost_models import CostModel, Probe
     from djinn_core.hookspecs.devices import Device, DeviceRuntime
-    from djinn_core.hookspecs.executors import (
-        ExecutorEngine,
-        ExecutorHandle,
-        ExecutorOptions,
-        LaunchRequest,
-    )
+    from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
     from djinn_core.hookspecs.observers import Event, Observer
@@ -52,13 +34,7 @@ if TYPE_CHECKING:
         PageRequest,
         WatchedServer,
     )
-    from djinn_core.hookspecs.optimizations import (
-        Judge,
-        Optimization,
-        OptimizationContext,
-        PlacementTrial,
-        Trial,
-    )
+    from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, PlacementTrial, Trial
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
     from djinn_core.hookspecs.quotas import Quota
@@ -84,180 +60,121 @@ if TYPE_CHECKING:
         WeightSink,
         WeightSource,
     )
-    from djinn_core.ir.arguments import arguments, slot_positions
-    from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
-    from djinn_core.ir.graph import Edge, Graph, Node
-    from djinn_core.ir.handles import storage_of
-    from djinn_core.ir.placement import Placement, PlacementDecision
-    from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
-    from djinn_core.ir.profile import (
-        DataResidency,
-        ExecutionPhase,
-        Lineage,
-        Modality,
-        Nodes,
-        PatternMatch,
-        SemanticMetadata,
-        Tier,
-        WorkloadProfile,
-        WorkloadType,
-    )
-    from djinn_core.ir.program import Instruction, Program
-    from djinn_core.ir.result import PipelineResult
-    from djinn_core.ir.schedule import (
-        ExecutionSchedule,
-        Fetch,
-        Free,
-        Receive,
-        Run,
-        SchedulingGroup,
-        SchedulingStrategy,
-        Send,
-        Step,
-        Upload,
-    )
-    from djinn_core.ir.stream import Stream
-    from djinn_core.ir.substitution import Substitution
-    from djinn_core.ir.values import TensorMeta
+    from djinn_core.logs import get_logger
+    from djinn_core.protocol.net.socket_transports import SocketTransport
+    from djinn_core.protocol.net.sockets import SocketConnection, SocketListener
+    from djinn_core.protocol.net.streams import StreamConnection
+    from djinn_core.protocol.net.tls_contexts import client_context, server_context
     from djinn_core.wire.executor_reports import Ready, Sessions
+    from djinn_core.wire.frames import FrameDecoder, encode_frame
+    from djinn_server.compiling.compile_worker import CompileProcess
+    from djinn_server.compiling.packing import pack, unpack
+    from djinn_server.gateway.local_pages import PageServer
+    from djinn_server.launch.held_executor import HeldExecutor
+    from djinn_server.launch.holder import ExecutorHolder
+    from djinn_server.launch.piped_holder import holder_command
 
 __all__ = [
     "API_VERSION",
-    "AccessRefused",
     "ApiName",
     "AssignmentPolicy",
     "AssignmentRefusal",
     "AssignmentRequest",
     "Authenticator",
     "Buffer",
-    "Calibration",
+    "CompileProcess",
     "Compiler",
     "CompilerContext",
-    "ConfigurationError",
     "Connection",
-    "CostEstimate",
     "CostModel",
-    "Costs",
     "Credentials",
-    "DataResidency",
     "Decoding",
     "Denial",
     "Device",
-    "DeviceCapabilities",
     "DeviceRuntime",
-    "DjinnError",
-    "DoesNotFit",
-    "Edge",
     "Event",
     "EventFeed",
     "EvictionCandidate",
     "EvictionContext",
-    "ExecutionPhase",
-    "ExecutionSchedule",
     "ExecutorEngine",
     "ExecutorHandle",
+    "ExecutorHolder",
     "ExecutorLoad",
     "ExecutorOptions",
-    "Fetch",
     "FileHeader",
     "Frame",
-    "Free",
-    "Graph",
+    "FrameDecoder",
     "HeaderEntry",
+    "HeldExecutor",
     "HttpResponse",
     "Identity",
-    "Instruction",
     "Integration",
-    "InvalidStage",
     "Judge",
     "LaunchRequest",
     "Limits",
-    "Lineage",
-    "Link",
     "LinkFacts",
     "Listener",
     "LocalPlace",
     "MemoryPolicy",
-    "Modality",
-    "NetworkTopology",
-    "Node",
     "NodePriority",
-    "Nodes",
     "Observer",
     "OperationsPages",
     "Optimization",
     "OptimizationContext",
-    "OptimizationPlan",
-    "OptimizationResult",
     "PageRequest",
+    "PageServer",
     "Pattern",
-    "PatternMatch",
-    "PipelineResult",
-    "Placement",
     "PlacementContext",
-    "PlacementDecision",
     "PlacementPolicy",
     "PlacementTrial",
-    "PluginError",
     "Probe",
-    "Program",
-    "ProtocolError",
     "Quota",
     "Ready",
-    "Receive",
-    "RemoteError",
     "Renderer",
     "Replay",
     "ReportDownload",
-    "Rewrite",
-    "Run",
     "Scheduler",
     "SchedulingContext",
-    "SchedulingGroup",
-    "SchedulingStrategy",
-    "SemanticMetadata",
-    "Send",
     "SessionHints",
-    "SessionLost",
     "Sessions",
-    "StartupError",
-    "Step",
-    "Stream",
-    "Substitution",
+    "SocketConnection",
+    "SocketListener",
+    "SocketTransport",
+    "StreamConnection",
     "TenantLoad",
-    "TensorMeta",
-    "Tier",
     "TlsOptions",
     "Transport",
     "TransportCapabilities",
-    "TransportError",
     "Trial",
-    "UnsupportedOperation",
-    "Upload",
     "WatchedServer",
     "WeightFile",
     "WeightFormat",
     "WeightPermissions",
     "WeightSink",
     "WeightSource",
-    "WeightsUnavailable",
-    "WorkloadProfile",
-    "WorkloadType",
-    "arguments",
+    "client_context",
+    "encode_frame",
+    "get_logger",
+    "holder_command",
     "hookimpl",
-    "slot_positions",
-    "storage_of",
+    "is_disabled",
+    "pack",
+    "rebind",
+    "server_context",
+    "unpack",
 ]
 
 _PLACES = {
+    "djinn_client.interception.libraries.on_import": "rebind",
+    "djinn_client.runtime.integrations": "is_disabled",
     "djinn_core.hookspecs.api_names": "ApiName",
     "djinn_core.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
     "djinn_core.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
     "djinn_core.hookspecs.compilers": "Compiler CompilerContext Replay",
     "djinn_core.hookspecs.cost_models": "CostModel Probe",
     "djinn_core.hookspecs.devices": "Device DeviceRuntime",
-    "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.executors": "ExecutorEngine ExecutorHandle ExecutorOptions LaunchRequest",
+    "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
     "djinn_core.hookspecs.observers": "Event Observer",
     "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
@@ -270,20 +187,19 @@ _PLACES = {
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",
     "djinn_core.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
     "djinn_core.hookspecs.weight_sources": "LocalPlace ReportDownload WeightFile WeightPermissions WeightSink WeightSource",
-    "djinn_core.ir.arguments": "arguments slot_positions",
-    "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
-    "djinn_core.ir.graph": "Edge Graph Node",
-    "djinn_core.ir.handles": "storage_of",
-    "djinn_core.ir.placement": "Placement PlacementDecision",
-    "djinn_core.ir.plan": "OptimizationPlan OptimizationResult Rewrite",
-    "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality Nodes PatternMatch SemanticMetadata Tier WorkloadProfile WorkloadType",
-    "djinn_core.ir.program": "Instruction Program",
-    "djinn_core.ir.result": "PipelineResult",
-    "djinn_core.ir.schedule": "ExecutionSchedule Fetch Free Receive Run SchedulingGroup SchedulingStrategy Send Step Upload",
-    "djinn_core.ir.stream": "Stream",
-    "djinn_core.ir.substitution": "Substitution",
-    "djinn_core.ir.values": "TensorMeta",
+    "djinn_core.logs": "get_logger",
+    "djinn_core.protocol.net.socket_transports": "SocketTransport",
+    "djinn_core.protocol.net.sockets": "SocketConnection SocketListener",
+    "djinn_core.protocol.net.streams": "StreamConnection",
+    "djinn_core.protocol.net.tls_contexts": "client_context server_context",
     "djinn_core.wire.executor_reports": "Ready Sessions",
+    "djinn_core.wire.frames": "FrameDecoder encode_frame",
+    "djinn_server.compiling.compile_worker": "CompileProcess",
+    "djinn_server.compiling.packing": "pack unpack",
+    "djinn_server.gateway.local_pages": "PageServer",
+    "djinn_server.launch.held_executor": "HeldExecutor",
+    "djinn_server.launch.holder": "ExecutorHolder",
+    "djinn_server.launch.piped_holder": "holder_command",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above

@@ -1,31 +1,209 @@
-"""For commands that plan programs for devices which are not connected: the stages, what they are asked, and servers' devices."""
+"""Programs, graphs and what the stages of planning make of them; the matching language; helpers for policies and cost models."""
 
 from __future__ import annotations
 
-from djinn_client.interception.recording.substitute import rewrite
-from djinn_client.runtime.captured import Captured
-from djinn_client.runtime.connecting.status import ask_named
-from djinn_client.runtime.load_plugins import load_selected
-from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
-from djinn_client.runtime.planning.run_pipeline import capabilities_of
-from djinn_core.planning.pipeline import Request
-from djinn_core.planning.pipeline import plan as run_stages
-from djinn_core.planning.stages.placement_fit import bytes_held
-from djinn_core.registry.registry import Registry
-from djinn_core.wire.messages import ExecutorStatus, Status
+from typing import TYPE_CHECKING
+
+from djinn._lazy_names import importing
+
+# Each name is imported when it is asked for (`__getattr__`).
+if TYPE_CHECKING:
+    from djinn_client.interception.recording.groups import group
+    from djinn_client.interception.recording.replay_node import call_again
+    from djinn_client.runtime.captured import execute
+    from djinn_core.ir.arguments import arguments, slot_positions
+    from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX, query_shape
+    from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
+    from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
+    from djinn_core.ir.dataflow import COPIES, ancestors, chain, is_view, origin, users
+    from djinn_core.ir.fx_graph import fx_graph
+    from djinn_core.ir.graph import Edge, Graph, Node
+    from djinn_core.ir.handles import storage_of
+    from djinn_core.ir.op_families import (
+        ACTIVATION,
+        CONVOLUTION,
+        EMBEDDING,
+        LOSS,
+        MATRIX_PRODUCT,
+        NORMALISATION,
+        OPTIMIZER,
+        POOLING,
+        is_backward,
+    )
+    from djinn_core.ir.placement import Placement, PlacementDecision
+    from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
+    from djinn_core.ir.profile import (
+        DataResidency,
+        ExecutionPhase,
+        Lineage,
+        Modality,
+        Nodes,
+        PatternMatch,
+        SemanticMetadata,
+        Tier,
+        WorkloadProfile,
+        WorkloadType,
+    )
+    from djinn_core.ir.program import Instruction, Program
+    from djinn_core.ir.result import PipelineResult
+    from djinn_core.ir.schedule import (
+        ExecutionSchedule,
+        Fetch,
+        Free,
+        Receive,
+        Run,
+        SchedulingGroup,
+        SchedulingStrategy,
+        Send,
+        Step,
+        Upload,
+    )
+    from djinn_core.ir.stream import Stream
+    from djinn_core.ir.substitution import Substitution
+    from djinn_core.ir.values import TensorMeta
+    from djinn_core.planning.builtins.cluster import read_cluster
+    from djinn_core.planning.builtins.work import Work, work_of
+    from djinn_core.planning.matching.gradients import Gradients
+    from djinn_core.planning.matching.layers import is_given, layer_at, linear
+    from djinn_core.planning.matching.matcher import matcher
+    from djinn_core.planning.matching.structure import structure
+    from djinn_core.planning.matching.terms import anything, computed, op, optional, outside, through
+    from djinn_core.planning.stages.annotating.kinds import data_kinds
+    from djinn_core.planning.stages.assign_blocks import BlockHomes, assign_blocks
+    from djinn_core.planning.stages.estimate import estimate
+    from djinn_core.planning.stages.schedule import build_schedule
+    from djinn_core.planning.stages.simulate import memory_peaks, simulate
 
 __all__ = [
-    "Captured",
-    "ExecutorStatus",
-    "Registry",
-    "Request",
-    "Status",
-    "ask_named",
-    "bytes_held",
-    "capabilities_of",
-    "load_selected",
-    "preferred_policy",
-    "preferred_scheduler",
-    "rewrite",
-    "run_stages",
+    "ACTIVATION",
+    "CONVOLUTION",
+    "COPIES",
+    "EMBEDDING",
+    "FUSED_ATTENTION",
+    "LOSS",
+    "MATRIX_PRODUCT",
+    "NORMALISATION",
+    "OPTIMIZER",
+    "POOLING",
+    "SOFTMAX",
+    "BlockHomes",
+    "Calibration",
+    "Colocation",
+    "CostEstimate",
+    "Costs",
+    "DataResidency",
+    "DeviceCapabilities",
+    "Edge",
+    "ExecutionPhase",
+    "ExecutionSchedule",
+    "Fetch",
+    "Free",
+    "Gradients",
+    "Graph",
+    "Instruction",
+    "Lineage",
+    "Link",
+    "Modality",
+    "NetworkTopology",
+    "Node",
+    "Nodes",
+    "OptimizationPlan",
+    "OptimizationResult",
+    "PatternMatch",
+    "PipelineResult",
+    "Placement",
+    "PlacementDecision",
+    "Program",
+    "Receive",
+    "Rewrite",
+    "Run",
+    "SchedulingGroup",
+    "SchedulingStrategy",
+    "SemanticMetadata",
+    "Send",
+    "Step",
+    "Stream",
+    "Substitution",
+    "TensorMeta",
+    "Tier",
+    "Upload",
+    "Work",
+    "WorkloadProfile",
+    "WorkloadType",
+    "ancestors",
+    "anything",
+    "arguments",
+    "assign_blocks",
+    "build_schedule",
+    "call_again",
+    "chain",
+    "computed",
+    "data_kinds",
+    "estimate",
+    "execute",
+    "fx_graph",
+    "group",
+    "homes_of_values",
+    "is_backward",
+    "is_given",
+    "is_view",
+    "layer_at",
+    "linear",
+    "matcher",
+    "memory_peaks",
+    "op",
+    "optional",
+    "origin",
+    "outside",
+    "query_shape",
+    "read_cluster",
+    "resident_blocks",
+    "simulate",
+    "slot_positions",
+    "storage_of",
+    "storage_sizes",
+    "structure",
+    "through",
+    "together",
+    "users",
+    "work_of",
 ]
+
+_PLACES = {
+    "djinn_client.interception.recording.groups": "group",
+    "djinn_client.interception.recording.replay_node": "call_again",
+    "djinn_client.runtime.captured": "execute",
+    "djinn_core.ir.arguments": "arguments slot_positions",
+    "djinn_core.ir.attention": "FUSED_ATTENTION SOFTMAX query_shape",
+    "djinn_core.ir.colocation": "Colocation homes_of_values resident_blocks storage_sizes together",
+    "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
+    "djinn_core.ir.dataflow": "COPIES ancestors chain is_view origin users",
+    "djinn_core.ir.fx_graph": "fx_graph",
+    "djinn_core.ir.graph": "Edge Graph Node",
+    "djinn_core.ir.handles": "storage_of",
+    "djinn_core.ir.op_families": "ACTIVATION CONVOLUTION EMBEDDING LOSS MATRIX_PRODUCT NORMALISATION OPTIMIZER POOLING is_backward",
+    "djinn_core.ir.placement": "Placement PlacementDecision",
+    "djinn_core.ir.plan": "OptimizationPlan OptimizationResult Rewrite",
+    "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality Nodes PatternMatch SemanticMetadata Tier WorkloadProfile WorkloadType",
+    "djinn_core.ir.program": "Instruction Program",
+    "djinn_core.ir.result": "PipelineResult",
+    "djinn_core.ir.schedule": "ExecutionSchedule Fetch Free Receive Run SchedulingGroup SchedulingStrategy Send Step Upload",
+    "djinn_core.ir.stream": "Stream",
+    "djinn_core.ir.substitution": "Substitution",
+    "djinn_core.ir.values": "TensorMeta",
+    "djinn_core.planning.builtins.cluster": "read_cluster",
+    "djinn_core.planning.builtins.work": "Work work_of",
+    "djinn_core.planning.matching.gradients": "Gradients",
+    "djinn_core.planning.matching.layers": "is_given layer_at linear",
+    "djinn_core.planning.matching.matcher": "matcher",
+    "djinn_core.planning.matching.structure": "structure",
+    "djinn_core.planning.matching.terms": "anything computed op optional outside through",
+    "djinn_core.planning.stages.annotating.kinds": "data_kinds",
+    "djinn_core.planning.stages.assign_blocks": "BlockHomes assign_blocks",
+    "djinn_core.planning.stages.estimate": "estimate",
+    "djinn_core.planning.stages.schedule": "build_schedule",
+    "djinn_core.planning.stages.simulate": "memory_peaks simulate",
+}
+
+if not TYPE_CHECKING:  # type checkers know the names from above
+    __getattr__ = importing(__name__, _PLACES)

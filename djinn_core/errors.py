@@ -13,13 +13,13 @@ E = TypeVar("E", bound="type[DjinnError]")
 
 
 def public(code: str) -> Callable[[E], E]:
-    """Class decorator: users import the error from `djinn`, so that is what it prints as.
+    """Class decorator: users import the error from `djinn.errors`, so that is what it prints as.
 
     `code` is its name in docs/errors.md and for `djinn explain-error`; it stays when the class is renamed.
     """
 
     def decorate(error: E) -> E:
-        error.__module__ = "djinn"
+        error.__module__ = "djinn.errors"
         error.code = code
         return error
 

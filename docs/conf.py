@@ -88,7 +88,10 @@ def add_toctrees(app: Sphinx, page: str, source: list[str]) -> None:
 def _section(part: str) -> str:
     caption = part.partition("\n")[0]
     pages = [f"{found['title'].replace('`', '')} <{found['page']}>" for found in ENTRY.finditer(part)]
-    made = {"Extend": ["generated/hooks", "generated/values"], "Reference": ["generated/djinn"]}.get(caption, [])
+    made = {
+        "Extend": ["generated/hooks", "generated/values"],
+        "Reference": [f"generated/{name}" for name in ("djinn", "errors", "planning", "weights")],
+    }.get(caption, [])
     links = "".join(f"\n- {{doc}}`{page}`" for page in made)
     return f"{links}\n{_toctree(caption, [*pages, *made])}"
 
@@ -110,7 +113,8 @@ def _toctree(caption: str, pages: list[str], *options: str) -> str:
 def write_references(app: Sphinx) -> None:
     """Write the pages that consist of docstrings."""
     del app
-    pages = {"djinn": _names_of("djinn", "djinn"), "values": _values(), "hooks": _hooks()}
+    modules = {name: _names_of(f"djinn.{name}", f"djinn.{name}") for name in ("errors", "planning", "weights")}
+    pages = {"djinn": _names_of("djinn", "djinn"), **modules, "values": _values(), "hooks": _hooks()}
     (ROOT / GENERATED).mkdir(exist_ok=True)
     for name, text in pages.items():
         file = ROOT / GENERATED / f"{name}.rst"
@@ -139,7 +143,13 @@ def _values() -> str:
 
 def _hooks() -> str:
     title = "Hooks"
-    lines = [title, "=" * len(title), "", "Made from the docstrings of the hooks; :doc:`/docs/hooks` lists the kinds.", ""]
+    lines = [
+        title,
+        "=" * len(title),
+        "",
+        "Made from the docstrings of the hooks; :doc:`/docs/hooks` lists the kinds.",
+        "",
+    ]
     for file in sorted((ROOT / "djinn_core" / "hookspecs").glob("*.py")):
         functions = [n.name for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef)]
         hooks = [name for name in functions if name.startswith("djinn_register_")]

@@ -40,7 +40,7 @@ import torch, djinn
 
 try:
     torch.ones(2, device="remote_accelerator:0").cpu()
-except djinn.StartupError as error:
+except djinn.errors.StartupError as error:
     assert "pip install ./djinn_server" in str(error), error
     assert "pip install FOLDER/djinn_server-*.whl" in str(error), error
     print(error)
@@ -53,7 +53,7 @@ PLAN = """\
 import sys
 
 import djinn
-from djinn.rendering import explain
+from djinn_core.planning.explain.text import explain
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.planning.pipeline import Request, plan
 from djinn_core.registry.builtin_plugins import builtin_plugins
@@ -67,7 +67,7 @@ for _ in range(6):
     value = program.op("aten::relu", product, shape=(64, 64))
 graph = program.graph()
 
-schedule = djinn.Scheduler(topology(2)).create_schedule(graph)
+schedule = djinn.compat.Scheduler(topology(2)).create_schedule(graph)
 assert sorted(id for group in schedule.groups for id in group.nodes) == sorted(node.id for node in graph.nodes), schedule
 registry = load_registry(Selection(strict=True), builtins=builtin_plugins())
 planned = plan(graph, registry, Request(topology(2), placement_policy="cost_based", scheduler="pipeline"))

@@ -32,8 +32,8 @@ def command(servers: tuple[str, ...], connection_file: Path | None, removed: tup
     if connection_file is not None:
         djinn.configure(connection_file=connection_file)
     for name in removed:
-        djinn.unpublish(name)
-    found = list(djinn.published().values())
+        djinn.weights.unpublish(name)
+    found = list(djinn.weights.published().values())
     if as_json:
         rows = [attrs.asdict(one) for one in found]
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())

@@ -15,5 +15,5 @@ In the order in which a program passes through:
 - `client_fallback`: ops on the client's CPU.
 - `captured`, `semantic_analysis`, `semantics`, `timeline`: `djinn.capture()`, `djinn.SemanticAnalyzer`, `djinn.profile()`.
 - `open_weights`, `published`, `server_files`: weights that the server reads, writes and keeps. `kv_session`: KV caches.
-- `coordinator`, `run_processes`: `djinn.coordinator()`, and the processes of `djinn run`.
+- `coordinator`, `run_processes`: `djinn.compat.coordinator()`, and the processes of `djinn run`.
 """

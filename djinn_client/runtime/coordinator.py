@@ -1,4 +1,4 @@
-"""`djinn.coordinator()`: the configured servers, their executors, how busy they are, and how they assign sessions."""
+"""`djinn.compat.coordinator()`: the configured servers, their executors, how busy they are, and how they assign sessions."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Compiler(ABC):
         """Return a faster replay with the same results, or None if there is none.
 
         Called on a background thread, one template at a time, while sessions run. Slow work belongs in a process of its own
-        (`djinn.compiling.CompileProcess`). Threads of sessions call the replay, one at a time. Its results share no memory
+        (`djinn.hooks.CompileProcess`). Threads of sessions call the replay, one at a time. Its results share no memory
         with each other, its inputs or earlier results.
         """
 

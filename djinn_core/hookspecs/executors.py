@@ -68,7 +68,7 @@ class LaunchRequest:
 class ExecutorHandle(abc.ABC):
     """Handle of an executor that an engine has started: it carries calls to the executor's holder.
 
-    The holder (`djinn.executors.ExecutorHolder`) is the parent process of the executor, on the executor's machine. The core
+    The holder (`djinn.hooks.ExecutorHolder`) is the parent process of the executor, on the executor's machine. The core
     does the rest over these calls: tickets, status, eviction, draining and recovery. Clients and gateways call the methods, from
     several threads. `wait_placed` comes first. `end` comes after `call("close", ...)`, or at once if the start failed.
 

@@ -20,7 +20,7 @@ class Integration:
         module: full name of the module, such as `transformers.trainer`.
         adapt: changes the module. Called once in a process, on the thread that imports the module, after the module has run and
             before its importer continues; at once if the module is imported already. The log names the plugin of an integration
-            that raises, and the import continues. The change stays until the process ends: ask `djinn.libraries.is_disabled` in a
+            that raises, and the import continues. The change stays until the process ends: ask `djinn.hooks.is_disabled` in a
             function that must stop when the user disables the plugin.
     """
 

@@ -53,7 +53,7 @@ class PlacementContext(ShortRepr):
 class PlacementPolicy(ABC):
     """Chooses where a program runs. The planner calls it once for each new graph, in the client, from any thread.
 
-    `djinn.scheduling.assign_blocks` builds a legal placement from a function that chooses a device for one node.
+    `djinn.planning.assign_blocks` builds a legal placement from a function that chooses a device for one node.
 
     The planner verifies each placement. If `place` raises or breaks a rule, the planner logs a warning that names the policy,
     and the built-in `single` places this graph. A policy may raise `DoesNotFit` if no placement fits: that is no failure.

@@ -184,7 +184,7 @@ class Transport(ABC):
 
     A server listens with each transport that reaches other machines, and with those that `--transport` names. A client
     tries the transports that both ends have, in order of `speed`. An exception other than `TransportError` ends the client's
-    start, or the server's. `djinn.transports.SocketTransport` implements a transport over any kind of stream socket.
+    start, or the server's. `djinn.hooks.SocketTransport` implements a transport over any kind of stream socket.
 
     Attributes:
         name: unique among transports.

@@ -44,7 +44,7 @@ class Node:
         slots: its scalars.
         random: whether it reads and advances the random state.
         module: path of the `nn.Module` that issued it, or an empty string.
-        form: the form of the call: where inputs and slots go, and what is constant. `djinn.hooks.arguments(node)`
+        form: the form of the call: where inputs and slots go, and what is constant. `djinn.planning.arguments(node)`
             reads it as arguments by the names of the op's schema.
         operation: the op without its namespace and overload: `mm` for `aten::mm`.
     """
@@ -119,7 +119,7 @@ class Graph(Protocol):
 
     @property
     def flow(self) -> Flow:
-        """The data flow from op to op, past views, casts and copies (`djinn.patterns.Flow`)."""
+        """The data flow from op to op, past views, casts and copies (`djinn_core.ir.flow.Flow`)."""
 
     @property
     def topology_hash(self) -> str:

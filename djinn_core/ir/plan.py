@@ -35,7 +35,7 @@ class Rewrite:
             have run, and the program that comes of them is planned in place of this one.
         replicas: nodes that run on a further device as well, with the reasons. Only the second pass, after placement, may
             propose them. They write nothing, draw no random numbers, have no effect and read only the elements of their
-            operands (`djinn.scheduling.repeatable(node)`).
+            operands (`djinn_core.ir.replicas.repeatable(node)`).
         by_turn: what it says of successive inputs holds for a device's turn (`Stream.turn`): where programs of the structure
             follow each other, each is planned for the device whose turn it is.
     """

@@ -25,9 +25,9 @@ class Substitution:
         inputs: values that `compute` is given, in order.
         outputs: values that it returns, in order: of the same shape and dtype.
         compute: ordinary PyTorch code without sync points or random numbers. It takes a list of tensors and returns a list of
-            new ones, as many as there are `outputs`. Code in `with djinn.recording.group(number):` is meant to run on one
+            new ones, as many as there are `outputs`. Code in `with djinn.planning.group(number):` is meant to run on one
             device, concurrently with other groups: the hint `groups` of the plan has the ids of their nodes.
-            `djinn.recording.call_again(node, operands, changed)` repeats the call of a node with other tensors, and with the
+            `djinn.planning.call_again(node, operands, changed)` repeats the call of a node with other tensors, and with the
             arguments in `changed` by their names.
         relies: nodes that stay, and that the code repeats or was made for: the substitution holds while they are the same.
     """

@@ -165,7 +165,7 @@ def serving(servers: int, executors: int, count: int, side: int) -> Iterator[tup
         with clients([partial(by_djinn, settings, side)] * count) as found:
             djinn.shut_down()
             djinn.configure(**settings)
-            processes = tuple([executor.process for executor in djinn.coordinator().executors])
+            processes = tuple([executor.process for executor in djinn.compat.coordinator().executors])
             djinn.configure()
             yield found, processes
 

@@ -18,7 +18,7 @@ import attrs
 import torch
 
 import djinn
-from djinn.scheduling import read_cluster
+from djinn.planning import read_cluster
 from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import ProgramGraph

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
+from djinn.hooks import Frame, Limits, TlsOptions
 from djinn.testing import self_signed_tls
-from djinn.transports import Frame, Limits, TlsOptions
 from djinn_core.protocol.local import LocalTransport
 from djinn_http import HttpTransport
 from djinn_tcp import TcpTransport

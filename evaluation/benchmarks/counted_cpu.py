@@ -16,7 +16,8 @@ import attrs
 import torch
 from torch.autograd.profiler import profile
 
-from djinn.hooks import Device, DeviceCapabilities, DeviceRuntime, hookimpl
+from djinn.hooks import Device, DeviceRuntime, hookimpl
+from djinn.planning import DeviceCapabilities
 from djinn_server.builtins.cpu import CpuDevice, CpuRuntime
 
 djinn_api_version = "2.0"

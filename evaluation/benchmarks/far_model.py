@@ -55,7 +55,7 @@ ready = time.perf_counter()
 if way == "attach":
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("org/model", cache_dir=cache), dtype=torch.bfloat16)
-    found = djinn.attach("far")
+    found = djinn.weights.attach("far")
     model.load_state_dict(dict(found), assign=True, strict=False)
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(device)
@@ -67,7 +67,7 @@ with torch.no_grad():
     first = time.perf_counter()
     made += model.generate(torch.arange(1, 9, device=device)[None], max_new_tokens=4, do_sample=False, pad_token_id=0)[0].tolist()
 if way == "publish":
-    djinn.publish("far", {name: one for name, one in model.state_dict().items() if name != "lm_head.weight"})
+    djinn.weights.publish("far", {name: one for name, one in model.state_dict().items() if name != "lm_head.weight"})
 """,
     "diffusers": """
 from diffusers import DiffusionPipeline

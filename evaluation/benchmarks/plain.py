@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 
-from djinn.transports import TlsOptions
+from djinn.hooks import TlsOptions
 
 SMALL_BYTES = 64
 CHUNK_BYTES = 1 << 20  # what made a plain aiohttp loop fastest

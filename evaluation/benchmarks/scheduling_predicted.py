@@ -23,13 +23,12 @@ import torch
 from torch import nn
 
 import djinn
-from djinn import session
-from djinn.scheduling import simulated
 from djinn.testing.session import executor_processes
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.calibrations import keep_calibration
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.ir.result import PipelineResult
+from djinn_core.planning.stages.simulate import simulated
 from djinn_costs.roofline.calibration.calibrate import Bench, calibrated_models
 from djinn_costs.roofline.calibration.measuring import measuring
 from djinn_costs.roofline.calibration.session import open_session
@@ -288,7 +287,7 @@ def compared(way: Way, effort: Effort) -> list[Compared]:
     djinn.init()
     own_cores()
     watch = Watch()
-    with session.whole_programs(), client.observed_by(watch):
+    with client.whole_programs(), client.observed_by(watch):
         running = [begun(program, watch) for program in way.programs]
         idle = statistics.median(watch.seconds_of(lambda: None) for _ in range(effort.times(20)))
         for _ in range(effort.rounds):

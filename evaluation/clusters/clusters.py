@@ -9,20 +9,21 @@ from collections import Counter, defaultdict
 import attrs
 import torch
 
-from djinn.hooks import (
+from djinn.errors import DoesNotFit
+from djinn.hooks import CostModel, PlacementPolicy
+from djinn.planning import (
     CostEstimate,
-    CostModel,
     DeviceCapabilities,
-    DoesNotFit,
     Link,
     NetworkTopology,
     Placement,
     PlacementDecision,
-    PlacementPolicy,
     Run,
+    homes_of_values,
+    resident_blocks,
     storage_of,
+    together,
 )
-from djinn.scheduling import homes_of_values, resident_blocks, together
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.handles import RANDOM_STATE
 from djinn_core.ir.schedule import Free, Receive, Send, Upload

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import attrs
 
-from djinn.hooks import DoesNotFit, Placement, PlacementDecision, SchedulingContext, storage_of
+from djinn.errors import DoesNotFit
+from djinn.hooks import SchedulingContext
+from djinn.planning import Placement, PlacementDecision, storage_of
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.handles import RANDOM_STATE
 from djinn_core.ir.plan import OptimizationPlan

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 import djinn
-from djinn.hooks import DjinnError
+from djinn import DjinnError
 from evaluation.clusters.clusters import POLICIES, Tally, ask, random_request
 from evaluation.zoo.catalogue import ZOO
 from evaluation.zoo.likeness import loss_of, moved

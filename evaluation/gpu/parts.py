@@ -468,7 +468,7 @@ def crash(device: str) -> Found:
         try:
             assert (x * 2).sum().item() == 999_000
             ended = "went on"
-        except djinn.SessionLost as error:
+        except djinn.errors.SessionLost as error:
             ended = f"lost: {error}"[:400]
             djinn.shut_down()
             still_works()

@@ -84,7 +84,7 @@ class MixedEngine(ExecutorEngine):
 
     def launch(self, options: Any, request: Any) -> Any:
         """As `ExecutorEngine.launch`."""
-        from djinn.executors import LocalEngine
+        from djinn_server.launch.engines import LocalEngine
 
         if request.number:
             return StandIn(self._url, request.number)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from djinn.hooks import Graph, Node
+from djinn.planning import Graph, Node
 from evaluation.semantics.ground_truth import ModuleRun
 from evaluation.semantics.module_runs import ancestors
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import attrs
 from torch import nn
 
-from djinn.hooks import DataResidency, ExecutionPhase, Modality, Program, WorkloadType
+from djinn.planning import DataResidency, ExecutionPhase, Modality, Program, WorkloadType
 
 
 @attrs.define

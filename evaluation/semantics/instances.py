@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import attrs
 from torch import nn
 
-from djinn.hooks import Graph, Node, storage_of
+from djinn.planning import Graph, Node, storage_of
 from evaluation.semantics import class_rules as rules
 from evaluation.semantics.attention_truth import facts_of, projections_of
 from evaluation.semantics.ground_truth import Instance, ModuleRun

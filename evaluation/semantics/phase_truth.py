@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from djinn.hooks import ExecutionPhase as Phase
-from djinn.hooks import Modality, WorkloadType
+from djinn.planning import ExecutionPhase as Phase
+from djinn.planning import Modality, WorkloadType
 from evaluation.semantics.ground_truth import ModuleRun
 from evaluation.semantics.module_runs import Recorded
 

@@ -22,7 +22,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import djinn
-from djinn.hooks import Tier, WorkloadProfile
+from djinn.planning import Tier, WorkloadProfile
 from djinn_client.runtime.client import registry
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from djinn.hooks import DataResidency, PatternMatch, WorkloadProfile, storage_of
+from djinn.planning import DataResidency, PatternMatch, WorkloadProfile, storage_of
 from evaluation.semantics.ground_truth import Instance, Labelled
 
 # What instances are called here, and what pattern packages call their matches.

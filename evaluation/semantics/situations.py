@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import nn
 
-from djinn.hooks import Modality
+from djinn.planning import Modality
 from evaluation.semantics.ground_truth import ModuleRun
 from evaluation.semantics.module_runs import Recorded, recording
 from evaluation.semantics.value_truth import Kept, storage_in, tensors_in

@@ -10,8 +10,8 @@ import attrs
 import torch
 from torch import nn
 
-from djinn import LazyTensor
-from djinn.hooks import DataResidency, Graph, Modality, storage_of
+from djinn.compat import LazyTensor
+from djinn.planning import DataResidency, Graph, Modality, storage_of
 from evaluation.semantics.ground_truth import Instance, ModuleRun
 from evaluation.semantics.module_runs import ancestors
 

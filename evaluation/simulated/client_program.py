@@ -52,7 +52,7 @@ def used():
     assert generated(DEVICE) == generated("cpu")
     large = torch.randn(3 << 20)
     assert torch.equal((large.to(DEVICE) * 2).cpu(), large * 2)
-    with contextlib.suppress(djinn.RemoteIndexError):
+    with contextlib.suppress(djinn.errors.RemoteIndexError):
         torch.ones(3, device=DEVICE)[torch.tensor([7], device=DEVICE)].tolist()
         raise SystemExit("the index is out of bounds")
     print(f"urls {[connection.url for connection in open_connections()]}")

@@ -73,7 +73,7 @@ for settings in ({}, {"executor": "inline"}):
     try:
         torch.ones(1, device="remote_accelerator:0").item()
         raise SystemExit("an executor was started")
-    except djinn.StartupError as error:
+    except djinn.errors.StartupError as error:
         if "WSL" not in str(error):
             raise
 djinn_commands.connect.records.sys = types.SimpleNamespace(

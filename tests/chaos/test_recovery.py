@@ -155,7 +155,7 @@ def test_values_of_a_session_that_left_nothing_are_gone_and_say_so(journals, rem
     for journal in journals.iterdir():
         journal.unlink()
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(djinn.SessionLost, match="no such session"):
+    with pytest.raises(djinn.errors.SessionLost, match="no such session"):
         value.cpu()
 
 

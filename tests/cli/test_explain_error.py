@@ -61,7 +61,7 @@ def test_errors_that_are_not_offered_have_the_code_of_their_base():
     }
 
 
-@pytest.mark.parametrize("asked", ["session-lost", "SessionLost", "djinn.SessionLost"])
+@pytest.mark.parametrize("asked", ["session-lost", "SessionLost", "djinn.errors.SessionLost"])
 def test_a_code_or_a_class_is_explained(asked):
     done = CliRunner().invoke(main, ["explain-error", asked])
     assert done.exit_code == 0
@@ -82,7 +82,9 @@ def test_tracebacks_name_the_code_and_messages_do_not():
     error = SessionLost("the executor died")
     assert str(error) == "the executor died"
     assert "djinn explain-error session-lost" in "".join(traceback.format_exception(error))
-    assert "explain-error" not in "".join(traceback.format_exception(djinn.RemoteIndexError("index out of range")))
+    assert "explain-error" not in "".join(
+        traceback.format_exception(djinn.errors.RemoteIndexError("index out of range"))
+    )
 
 
 def test_errors_are_pickled_where_djinn_is_not_imported():
@@ -94,9 +96,9 @@ def test_errors_are_pickled_where_djinn_is_not_imported():
     )
     made = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout
     error = pickle.loads(made)
-    assert type(error) is djinn.RemoteError
+    assert type(error) is djinn.errors.RemoteError
     assert (str(error), error.op, error.site, error.__notes__[-1]) == (
-        str(djinn.RemoteError("no", "aten::add", "a.py:3")),
+        str(djinn.errors.RemoteError("no", "aten::add", "a.py:3")),
         "aten::add",
         "a.py:3",
         "of a user",

@@ -49,7 +49,7 @@ def test_from_a_transport_that_is_not_there(configure, url_of, caplog):
 
 def test_to_nothing_else_when_all_refuse(configure, unreachable):
     configure(unreachable, unreachable.replace("tcp", "http"), disable=("local",))
-    with pytest.raises(djinn.TransportError, match="cannot reach a server") as error:
+    with pytest.raises(djinn.errors.TransportError, match="cannot reach a server") as error:
         computes()
     assert unreachable in str(error.value)
     assert unreachable.replace("tcp", "http") in str(error.value)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import djinn
-from djinn.recording import fetch_later, round_trip_seconds
 from djinn.testing import open_session
+from djinn_client.interception.async_fetch import fetch_later, round_trip_seconds
 
 SECONDS = 300.0
 
@@ -54,7 +54,7 @@ def test_what_failed_says_so_when_it_is_looked_at(embedded):
     until_done(pending)
     assert fetch_later([x]).result()[0].tolist() == [0, 1, 2]
     for _ in range(2):
-        with pytest.raises(djinn.RemoteIndexError):
+        with pytest.raises(djinn.errors.RemoteIndexError):
             pending.result()
     djinn.synchronize()
 
@@ -106,7 +106,7 @@ def test_it_ends_with_its_session(connect, url_of):
         unread = fetch_later([torch.arange(1 << 20, device="remote_accelerator:0")])
     assert pending.result()[0].tolist() == [0, 1, 2]
     assert unread.done()
-    with pytest.raises(djinn.SessionLost):
+    with pytest.raises(djinn.errors.SessionLost):
         unread.result()
 
 
@@ -123,10 +123,10 @@ def test_what_failed_afterwards_can_be_disregarded(embedded):
     djinn.synchronize()
     assert x.tolist() == [0, 1, 2]
     for poisoned in (bad, worse):
-        with pytest.raises(djinn.RemoteIndexError):
+        with pytest.raises(djinn.errors.RemoteIndexError):
             poisoned.cpu()
     assert fetch_later([x[torch.tensor([9], device=embedded)]]) is not None
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         djinn.synchronize()
 
 

@@ -99,7 +99,7 @@ for function in (in_place, into_others, from_one_to_the_other, without_writing, 
 if rank == 1:
     try:
         dist.recv(torch.zeros(2, device="remote_accelerator:0"))
-    except djinn.UnsupportedOperation as error:
+    except djinn.errors.UnsupportedOperation as error:
         assert "src" in str(error)
     else:
         raise AssertionError("it did not say who sends")

@@ -271,7 +271,7 @@ def test_compressed_tensors_are_not_asked_for_contiguity(embedded, name):
 def test_what_compressed_tensors_do_not_have_is_refused_by_name(embedded, refused):
     s = csr(embedded)
     with pytest.raises(
-        djinn.UnsupportedOperation,
+        djinn.errors.UnsupportedOperation,
         match=r"aten::\w+.* cannot run on compressed sparse tensors of remote_accelerator.*to_dense",
     ):
         refused(s)

@@ -177,7 +177,7 @@ def test_what_events_cannot_say():
         plain.elapsed_time(timed)
     with pytest.raises(ValueError, match="recorded"):
         timed.elapsed_time(timed)
-    with pytest.raises(djinn.UnsupportedOperation, match="other processes"):
+    with pytest.raises(djinn.errors.UnsupportedOperation, match="other processes"):
         module.Event(interprocess=True)
 
 

@@ -122,7 +122,7 @@ def test_a_forked_child_knows_what_it_is(embedded):
             try:
                 said.append(use())
             except RuntimeError as error:
-                said.append(isinstance(error, djinn.SessionLost))
+                said.append(isinstance(error, djinn.errors.SessionLost))
         os.write(writing, repr(said).encode())
         os._exit(0)
     os.waitpid(child, 0)
@@ -136,7 +136,7 @@ def test_remote_memory_is_not_handed_to_other_processes(embedded):
     context = multiprocessing.get_context("spawn")
     for shared in (torch.ones(3, device=TYPE), torch.nn.Linear(2, 2).to(TYPE)):
         process = context.Process(target=print, args=(shared,))
-        with pytest.raises(djinn.UnsupportedOperation, match=r"another process.*cpu"):
+        with pytest.raises(djinn.errors.UnsupportedOperation, match=r"another process.*cpu"):
             process.start()
 
 
@@ -146,7 +146,7 @@ def test_a_pool_of_processes_tells_who_submitted_a_remote_tensor(embedded):
     tensor = torch.ones(3, device=TYPE)
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        with pytest.raises(djinn.UnsupportedOperation, match=r"another process.*cpu"):
+        with pytest.raises(djinn.errors.UnsupportedOperation, match=r"another process.*cpu"):
             pool.submit(len, tensor).result(timeout=60)
         assert pool.submit(len, tensor.cpu()).result(timeout=60) == 3
 

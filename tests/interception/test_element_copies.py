@@ -105,7 +105,7 @@ def test_a_write_by_a_schedule_is_seen():
         remote.add_(1)
     schedule = djinn.plan(captured).schedule
     assert [remote[i].item() for i in range(4)] == [1.0] * 4
-    djinn.execute(schedule)
+    djinn.planning.execute(schedule)
     assert [remote[i].item() for i in range(4)] == [2.0] * 4
 
 

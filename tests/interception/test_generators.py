@@ -193,7 +193,7 @@ def test_a_generator_outlives_the_session_until_it_is_used(embedded):
     djinn.shut_down()
     djinn.configure(threads=1)
     assert draw(unused) == wanted
-    with pytest.raises(djinn.SessionLost):
+    with pytest.raises(djinn.errors.SessionLost):
         draw(used)
     assert draw(used.manual_seed(6)) == wanted
 

@@ -264,5 +264,5 @@ def test_a_dispatch_mode_sees_the_ops_that_were_folded():
 def test_a_value_of_an_ended_session_is_gone():
     x = mask()
     djinn.shut_down()
-    with pytest.raises(djinn.SessionLost):
+    with pytest.raises(djinn.errors.SessionLost):
         x[0, 0].item()

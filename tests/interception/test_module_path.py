@@ -186,7 +186,7 @@ def test_a_failure_in_backward_names_the_module(x):
 
     model = nn.Sequential(nn.Linear(4, 4, device=x.device), Head())
     model(x).sum().backward()
-    with pytest.raises(djinn.RemoteIndexError, match=r"in the backward pass of 1 \(Head\)") as caught:
+    with pytest.raises(djinn.errors.RemoteIndexError, match=r"in the backward pass of 1 \(Head\)") as caught:
         model[0].weight.grad.cpu()
     assert caught.value.module_path == "1"
     model(x).sum().item()

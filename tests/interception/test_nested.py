@@ -266,7 +266,8 @@ def test_views_of_nested_tensors_take_no_round_trip(embedded):
 def test_what_nested_tensors_do_not_have_is_refused_by_name(embedded, refused):
     n = strided(embedded)
     with pytest.raises(
-        djinn.UnsupportedOperation, match=r"aten::\w+.* cannot run on nested tensors of remote_accelerator.*unbind"
+        djinn.errors.UnsupportedOperation,
+        match=r"aten::\w+.* cannot run on nested tensors of remote_accelerator.*unbind",
     ):
         refused(n)
     assert padded(n).sum().item() == padded(strided("cpu")).sum().item()

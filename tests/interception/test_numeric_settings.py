@@ -67,7 +67,7 @@ def test_nothing_is_sent_by_a_capture(deterministic):
         x = torch.ones(3)
         deterministic(True)
         y = x + 1
-    assert not djinn.is_initialized()
+    assert not djinn.compat.is_initialized()
     assert len(captured.graph.nodes) == 2
     del y
 
@@ -86,7 +86,7 @@ def test_an_export_changes_settings_while_it_traces(embedded, is_open):
     more = kept + 1
     exported = torch.export.export(torch.nn.Linear(3, 2).eval(), (torch.ones(1, 3),))
     assert len(exported.graph.nodes) > 3
-    assert djinn.is_initialized() is is_open
+    assert djinn.compat.is_initialized() is is_open
     torch.testing.assert_close((more - kept).cpu(), torch.ones(2, 4))
 
 

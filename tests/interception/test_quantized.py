@@ -112,7 +112,9 @@ def test_a_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor():
 
 def test_the_executor_runs_no_op_of_sparse_tensors_on_quantized_ones():
     described = ["quantized_per_tensor", 0, 0.5, 0, torch.zeros(2, 3, dtype=torch.int8)]
-    with pytest.raises(djinn.UnsupportedOperation, match=r"aten::mm is not an op .* with quantized_per_tensor tensors"):
+    with pytest.raises(
+        djinn.errors.UnsupportedOperation, match=r"aten::mm is not an op .* with quantized_per_tensor tensors"
+    ):
         layout_call("aten::mm", described, described)
 
 
@@ -120,7 +122,7 @@ def test_the_executor_runs_no_op_of_sparse_tensors_on_quantized_ones():
 def test_what_quantized_tensors_do_not_have_is_refused_by_name(embedded, refused):
     q = quantized(embedded)
     with pytest.raises(
-        djinn.UnsupportedOperation,
+        djinn.errors.UnsupportedOperation,
         match=r"aten::\w+.* cannot run on quantized tensors of remote_accelerator.*dequantize",
     ):
         refused(q)

@@ -220,9 +220,9 @@ def test_values_of_a_wrong_size_are_refused_at_once(embedded, elements):
 
 def test_the_executor_runs_no_other_op_in_the_name_of_sparse_tensors():
     values = torch.ones(2)
-    with pytest.raises(djinn.UnsupportedOperation, match="aten::from_file"):
+    with pytest.raises(djinn.errors.UnsupportedOperation, match="aten::from_file"):
         layout_call("aten::from_file", "/etc/passwd")
-    with pytest.raises(djinn.UnsupportedOperation, match="given none"):
+    with pytest.raises(djinn.errors.UnsupportedOperation, match="given none"):
         layout_call("aten::add.Tensor", values, values)
 
 
@@ -276,7 +276,7 @@ def test_a_sparse_tensor_with_elements_loses_no_dimension(embedded, size):
 def test_what_sparse_tensors_do_not_have_is_refused_by_name(embedded, refused):
     s = sparse(embedded)
     with pytest.raises(
-        djinn.UnsupportedOperation, match=r"aten::\w+.* cannot run on sparse tensors of remote_accelerator"
+        djinn.errors.UnsupportedOperation, match=r"aten::\w+.* cannot run on sparse tensors of remote_accelerator"
     ):
         refused(s)
     assert torch.sparse.sum(s).item() == 10

@@ -329,7 +329,7 @@ def test_threads_capture_on_their_own(embedded):
 
     def other():
         inside.wait(300)
-        seen.append(djinn.is_capturing())
+        seen.append(djinn.compat.is_capturing())
         seen.append(torch.ones(2).device.type)
         outside.set()
 

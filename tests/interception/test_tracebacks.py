@@ -155,12 +155,12 @@ def test_a_chain_that_the_user_made_in_a_module_stays(embedded):
 @pytest.mark.parametrize("part", ["all", "transport"])
 def test_everything_is_shown_while_debug_messages_are(embedded, part):
     before = logging.getLogger("djinn").level
-    djinn.set_debug_level(part)
+    djinn.compat.set_debug_level(part)
     try:
         assert _own(_made(lambda: MISTAKES["item"](embedded)))
         assert _own(_made(lambda: MISTAKES["shapes in a module"](embedded)))
     finally:
-        djinn.set_debug_level("off")
+        djinn.compat.set_debug_level("off")
     assert logging.getLogger("djinn").level in {before, logging.NOTSET}
 
 
@@ -191,10 +191,10 @@ def test_errors_are_called_as_users_import_them():
 def test_errors_survive_pickling(embedded):
     error = _made(lambda: _out_of_bounds(embedded).item())
     again = pickle.loads(pickle.dumps(error))
-    assert type(again) is type(error) is djinn.RemoteIndexError
+    assert type(again) is type(error) is djinn.errors.RemoteIndexError
     assert (str(again), again.op, again.site) == (str(error), error.op, error.site)
-    assert traceback.format_exception_only(error)[0].startswith("djinn.RemoteIndexError: ")
-    assert pickle.loads(pickle.dumps(djinn.ServerBusy("full", 2.5))).after == 2.5
+    assert traceback.format_exception_only(error)[0].startswith("djinn.errors.RemoteIndexError: ")
+    assert pickle.loads(pickle.dumps(djinn.errors.ServerBusy("full", 2.5))).after == 2.5
 
 
 def test_an_interrupt_at_an_instruction_without_a_line_is_shortened_as_well():

@@ -18,7 +18,7 @@ def test_other_layouts_are_refused_at_the_op(embedded, case):
     x = torch.ones(2, 2, device=embedded)
     with pytest.raises(NotImplementedError) as caught:
         CASES[case](x)
-    assert isinstance(caught.value, djinn.UnsupportedOperation), caught.value
+    assert isinstance(caught.value, djinn.errors.UnsupportedOperation), caught.value
     assert "no MKL-DNN ones" in str(caught.value), caught.value
     assert "report this op" not in str(caught.value)
     assert x.sum().item() == 4
@@ -29,7 +29,7 @@ def test_other_layouts_are_refused_at_the_op(embedded, case):
 def test_modules_with_packed_weights_are_refused_by_what_they_hold(embedded):
     converted = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(4, 3)), {torch.nn.Linear})
     x = torch.ones(2, 4, device=embedded)
-    with pytest.raises(djinn.UnsupportedOperation, match=r"LinearPackedParamsBase.*run the module on the CPU"):
+    with pytest.raises(djinn.errors.UnsupportedOperation, match=r"LinearPackedParamsBase.*run the module on the CPU"):
         converted(x)
     assert x.sum().item() == 8
 

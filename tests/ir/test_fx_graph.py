@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from djinn.fx import fx_graph
+from djinn.planning import fx_graph
 from djinn.testing import replay
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.arguments import arguments, slot_positions

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.hooks import OptimizationPlan
+from djinn.planning import OptimizationPlan
 from djinn_core.ir.graph import ProgramGraph
 
 

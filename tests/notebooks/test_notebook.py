@@ -28,7 +28,7 @@ bar._patience = 0.0
 torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).to(x.device)
 None
 """,
-    "state": "djinn.get_runtime_state()",
+    "state": "djinn.compat.get_runtime_state()",
 }
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.ipynb"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from djinn.fx import fx_graph
+from djinn.planning import fx_graph
 from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, replay_schedule, topology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.handles import make_handle, new_storage, storage_of, view_of

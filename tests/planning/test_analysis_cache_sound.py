@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djinn.hooks import Pattern, PatternMatch
+from djinn.hooks import Pattern
+from djinn.planning import PatternMatch
 from djinn.testing import ProgramBuilder, random_graph, topology
 from djinn_client.runtime.planning.plan_cache import PlanCache
 from djinn_core.ir.form import Form

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from djinn.fx import fx_graph
 from djinn.hooks import Pattern
+from djinn.planning import fx_graph
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType

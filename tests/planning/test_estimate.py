@@ -8,8 +8,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from djinn.fx import fx_graph
 from djinn.hooks import CostModel
+from djinn.planning import fx_graph
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
 from djinn_core.planning.builtins.costs import Roofline

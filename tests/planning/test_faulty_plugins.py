@@ -7,20 +7,8 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from djinn.hooks import (
-    CostEstimate,
-    CostModel,
-    NodePriority,
-    Optimization,
-    OptimizationResult,
-    Pattern,
-    PatternMatch,
-    Placement,
-    PlacementDecision,
-    PlacementPolicy,
-    Rewrite,
-    Scheduler,
-)
+from djinn.hooks import CostModel, NodePriority, Optimization, Pattern, PlacementPolicy, Scheduler
+from djinn.planning import CostEstimate, OptimizationResult, PatternMatch, Placement, PlacementDecision, Rewrite
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.errors import InvalidStage
 from djinn_core.planning.explain.described import describe

@@ -8,8 +8,19 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import djinn
-from djinn.fx import fx_graph
-from djinn.patterns import ACTIVATION, anything, computed, linear, matcher, op, optional, outside, structure, through
+from djinn.planning import (
+    ACTIVATION,
+    anything,
+    computed,
+    fx_graph,
+    linear,
+    matcher,
+    op,
+    optional,
+    outside,
+    structure,
+    through,
+)
 from djinn.testing import PatternConformance, ProgramBuilder
 
 MLP = matcher(
@@ -167,7 +178,7 @@ def test_structures_that_are_no_trees():
 
 
 def test_a_term_that_says_nothing_is_refused():
-    with pytest.raises(djinn.ConfigurationError, match="may end with any op"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="may end with any op"):
         matcher("all", anything(), confidence=1.0, reason="always")
     with pytest.raises(TypeError, match=r'op\("relu"\) >> op\("exp"\)'):
         op("exp", op("relu"))

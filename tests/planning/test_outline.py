@@ -10,18 +10,18 @@ from small_models import Layer, Tower
 from torch import nn
 
 import djinn
-from djinn.fx import fx_graph
+from djinn.planning import fx_graph
 from djinn_core.ir.module_names import ModuleNames
 from djinn_core.planning.explain.outline import Part, by_call, by_name, fold, outline
 
 
-def captured(model: nn.Module, *inputs: torch.Tensor) -> djinn.Graph:
+def captured(model: nn.Module, *inputs: torch.Tensor) -> djinn.planning.Graph:
     with djinn.capture() as program, torch.no_grad():
         model(*inputs)
     return program.graph
 
 
-def tower(layers: list[nn.Module]) -> djinn.Graph:
+def tower(layers: list[nn.Module]) -> djinn.planning.Graph:
     with torch.device("meta"):
         return captured(Tower(layers), torch.zeros(3, 4))
 

@@ -8,8 +8,8 @@ import attrs
 import pytest
 
 from djinn.hooks import CostModel, Optimization
-from djinn.planning import rewrite
 from djinn.testing import ProgramBuilder, random_graph, topology
+from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.errors import ConfigurationError
 from djinn_core.ir.plan import OptimizationResult, Rewrite
 from djinn_core.ir.result import STAGES, shown_until

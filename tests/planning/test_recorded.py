@@ -115,7 +115,7 @@ def losses(model, x, y):
 
 
 def test_the_same_model_is_annotated_alike_recorded_and_exported():
-    from djinn.fx import fx_graph
+    from djinn.planning import fx_graph
     from djinn_core.planning.stages.annotate import annotate
 
     model, tokens = language_model("gpt2", "sdpa"), torch.arange(6)[None]
@@ -151,5 +151,5 @@ def weights(*profiles):
 def djinn_patterns():
     from djinn_client.runtime.client import registry
 
-    assert djinn.is_initialized()
+    assert djinn.compat.is_initialized()
     return registry().patterns

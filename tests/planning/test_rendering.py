@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import djinn
-from djinn.hooks import PipelineResult, Renderer, hookimpl
+from djinn.hooks import Renderer, hookimpl
+from djinn.planning import PipelineResult
 from djinn_core.planning.explain.rendering import notebook_view, render, renderer_for, renderer_of
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, load_registry
@@ -56,15 +57,18 @@ def test_a_renderer_is_found_by_format_and_by_ending(result: PipelineResult, tmp
     registry = registry_of(Dots())
     for found in (renderer_of("dots", registry), renderer_for(tmp_path / "a.DOTS", registry)):
         assert render(result, found, registry).decode() == "\u00b7" * len(result.graph.nodes)
-    with pytest.raises(djinn.ConfigurationError, match="no folder"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="no folder"):
         renderer_for(tmp_path / "nowhere" / "a.dots", registry)
 
 
 def test_what_is_missing_can_be_installed(tmp_path: Path) -> None:
-    with pytest.raises(djinn.ConfigurationError, match=r"end in \.svg \(there are: none\)\. .*plugins/observability"):
+    with pytest.raises(
+        djinn.errors.ConfigurationError, match=r"end in \.svg \(there are: none\)\. .*plugins/observability"
+    ):
         renderer_for(tmp_path / "a.svg", registry_of())
     with pytest.raises(
-        djinn.ConfigurationError, match=r"no format 'svg' \(there are: text, json, dots\)\. .*plugins/observability"
+        djinn.errors.ConfigurationError,
+        match=r"no format 'svg' \(there are: text, json, dots\)\. .*plugins/observability",
     ):
         renderer_of("svg", registry_of(Dots()))
 
@@ -83,7 +87,9 @@ def test_what_a_renderer_raises_is_its_plugins(
             raise KeyError("ink")
 
     registry = registry_of(Broken(), Dots())
-    with pytest.raises(djinn.PluginError, match=r"the renderer 'broken' of plugin 'Plugin' .* raised KeyError: 'ink'"):
+    with pytest.raises(
+        djinn.errors.PluginError, match=r"the renderer 'broken' of plugin 'Plugin' .* raised KeyError: 'ink'"
+    ):
         render(result, renderer_of("broken", registry), registry)
     with caplog.at_level(logging.WARNING):
         assert notebook_view(result, "text/html", registry) == f"<b>{type(result).__name__}</b>"
@@ -107,5 +113,5 @@ def test_two_renderers_of_one_ending_clash() -> None:
     for name, made in (("ant", Dots()), ("bee", More())):
         members = {"djinn_api_version": "2.0", "djinn_register_renderers": hookimpl(lambda _, made=made: [made])}
         plugins.append(type(name, (), members)())
-    with pytest.raises(djinn.PluginError, match=r"the file ending '\.dots' is taken twice: plugin 'ant'"):
+    with pytest.raises(djinn.errors.PluginError, match=r"the file ending '\.dots' is taken twice: plugin 'ant'"):
         load_registry(Selection(plugins=tuple(plugins)), builtins=builtin_plugins(), kinds={"renderers"})

@@ -8,8 +8,8 @@ import attrs
 import pytest
 import torch
 
-from djinn.hooks import DataResidency, InvalidStage, PlacementDecision, Receive, Rewrite, Run, Send
-from djinn.scheduling import simulate
+from djinn.errors import InvalidStage
+from djinn.planning import DataResidency, PlacementDecision, Receive, Rewrite, Run, Send, simulate
 from djinn.testing import (
     ProgramBuilder,
     placement_context,

@@ -10,17 +10,9 @@ import pytest
 import torch
 from long_forms import long_or
 
-from djinn.hooks import (
-    Costs,
-    DeviceCapabilities,
-    DoesNotFit,
-    NetworkTopology,
-    Placement,
-    PlacementContext,
-    PlacementDecision,
-    SchedulingContext,
-)
-from djinn.scheduling import simulate
+from djinn.errors import DoesNotFit
+from djinn.hooks import PlacementContext, SchedulingContext
+from djinn.planning import Costs, DeviceCapabilities, NetworkTopology, Placement, PlacementDecision, simulate
 from djinn.testing import ProgramBuilder
 from djinn.testing.contexts import plan as everything
 from djinn.testing.contexts import profile

@@ -10,16 +10,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djinn.hooks import CostEstimate, Costs, Placement, PlacementDecision, Receive, Run, Send
-from djinn.scheduling import (
-    Dependences,
+from djinn.planning import (
+    CostEstimate,
+    Costs,
+    Placement,
+    PlacementDecision,
+    Receive,
+    Run,
+    Send,
     homes_of_values,
     memory_peaks,
-    ready_order,
     resident_blocks,
     simulate,
     together,
-    write_steps,
 )
 from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, replay_schedule, scheduling_context
 from djinn_core.errors import InvalidStage
@@ -28,7 +31,9 @@ from djinn_core.ir.handles import storage_of
 from djinn_core.ir.rebinding import rebind
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.builtins.scheduling import Sequential
+from djinn_core.planning.stages.ordering import Dependences, ready_order
 from djinn_core.planning.stages.schedule import build_schedule, schedule
+from djinn_core.planning.stages.steps import write_steps
 from djinn_core.planning.stages.verify_schedule import check_schedule
 from djinn_schedulers.dynamic import Dynamic
 from djinn_schedulers.parallel import Parallel

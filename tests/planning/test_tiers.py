@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import djinn
-from djinn.fx import fx_graph
-from djinn.hooks import Lineage, Tier, WorkloadType
+from djinn.planning import Lineage, Tier, WorkloadType, fx_graph
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.planning.stages.annotate import annotate
 from djinn_core.registry.builtin_plugins import builtin_plugins
@@ -93,7 +92,7 @@ def test_each_tier_judges_alone(tier, patterns):
 
 
 def test_what_is_known_from_before_tells_an_optimizer_step():
-    from djinn.hooks import DataResidency, ExecutionPhase
+    from djinn.planning import DataResidency, ExecutionPhase
     from djinn.testing import ProgramBuilder
 
     builder = ProgramBuilder()
@@ -146,7 +145,7 @@ class Redrawn(nn.Module):
 
 @pytest.mark.parametrize(("channels", "draws"), [(3, True), (2, False)])
 def test_a_picture_is_drawn_and_a_map_of_classes_is_seen(channels, draws):
-    from djinn.hooks import ExecutionPhase
+    from djinn.planning import ExecutionPhase
 
     graph = fx_graph(torch.export.export(Redrawn(channels).eval(), (torch.rand(1, 3, 16, 16),)))
     profile = annotate(graph, ())

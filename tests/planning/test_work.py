@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import djinn
-from djinn.costs import work_of
+from djinn.planning import work_of
 from djinn.testing import ProgramBuilder
 from djinn_core.planning.builtins import work
 

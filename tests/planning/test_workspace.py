@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import djinn
-from djinn.costs import work_of
+from djinn.planning import work_of
 
 SMALL = 64 << 10  # buffers of kernels that no rule is made for
 aten = torch.ops.aten

@@ -24,8 +24,9 @@ SERVED = ("local",)  # left out where this machine's server is to be reached as 
 
 AT_CLIENTS = """
 import djinn
-from djinn.hooks import CostEstimate, CostModel, Observer, Optimization, OptimizationResult, hookimpl
-from djinn.patterns import linear, matcher, op
+from djinn.planning import CostEstimate, OptimizationResult
+from djinn.hooks import CostModel, Observer, Optimization, hookimpl
+from djinn.planning import linear, matcher, op
 
 djinn_api_version = "2.0"
 events = []

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
+import djinn
 from djinn import testing
 from djinn.testing.observers import EVENTS
 from djinn_core import hookspecs
@@ -32,8 +33,8 @@ def classes(kind: Kind) -> Iterator[type]:
 
 
 def values() -> Iterator[type]:
-    """Value classes in `djinn.hooks` that belong to no single kind."""
-    face = importlib.import_module("djinn.hooks")
+    """Value classes in `djinn.planning`, which belong to no single kind."""
+    face = importlib.import_module("djinn.planning")
     for name in face.__all__:
         item = getattr(face, name)
         if inspect.isclass(item) and item.__module__.startswith("djinn_core.ir.") and attrs.has(item):
@@ -49,7 +50,7 @@ def undescribed(item: type) -> set[str]:
     types = (
         {field.name: field.type for field in attrs.fields(item)} if attrs.has(item) else inspect.get_annotations(item)
     )
-    face = importlib.import_module("djinn.hooks").__all__
+    face = {*djinn.hooks.__all__, *djinn.planning.__all__}
     missing = {
         name
         for name, wanted in types.items()

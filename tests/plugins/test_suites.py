@@ -16,7 +16,6 @@ from djinn import testing
 from djinn.hooks import (
     AssignmentRefusal,
     Authenticator,
-    CostEstimate,
     CostModel,
     Credentials,
     Denial,
@@ -29,16 +28,12 @@ from djinn.hooks import (
     Observer,
     OperationsPages,
     Optimization,
-    OptimizationResult,
     Pattern,
-    PatternMatch,
-    Placement,
     PlacementPolicy,
-    Rewrite,
     Scheduler,
-    Substitution,
     hookimpl,
 )
+from djinn.planning import CostEstimate, OptimizationResult, PatternMatch, Placement, Rewrite, Substitution
 from djinn.testing.suite import missing
 from djinn_core.errors import InvalidStage
 from djinn_core.planning.builtins.placement import SingleDevice

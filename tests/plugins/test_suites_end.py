@@ -14,7 +14,7 @@ import time
 import pytest
 
 from djinn.testing import ObserverConformance, TransportConformance
-from djinn.transports import Transport
+from djinn.hooks import Transport
 from djinn_core.protocol.local import LocalTransport
 from djinn.testing import suite, transports
 

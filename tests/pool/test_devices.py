@@ -13,7 +13,7 @@ from configured import configured
 from servers import SECONDS, start_server
 
 import djinn
-from djinn.hooks import DataResidency
+from djinn.planning import DataResidency
 from djinn.testing import open_connections, open_session
 from djinn_client.runtime import client
 from djinn_client.runtime.pool import held_uploads
@@ -232,7 +232,10 @@ def test_some_devices_of_a_server(over):
         processes = [one.attached.process for one in open_connections()]
     with over(device="cpu:0"):  # both: the session begins on the least loaded
         assert {one.attached.process for one in open_connections()} == {*processes}
-    with pytest.raises(djinn.AccessRefused, match=r"no device '7', it offers cpu:0, cpu:0"), over(server_devices=["7"]):
+    with (
+        pytest.raises(djinn.errors.AccessRefused, match=r"no device '7', it offers cpu:0, cpu:0"),
+        over(server_devices=["7"]),
+    ):
         pass
 
 
@@ -310,11 +313,11 @@ def test_what_is_there_counts_for_the_next_program(over):
 
 
 def test_a_limit_that_nothing_keeps_to_is_an_error(over):
-    fits_nowhere = pytest.raises(djinn.InvalidStage, match="400,000 bytes of the inputs fit into no device")
+    fits_nowhere = pytest.raises(djinn.errors.InvalidStage, match="400,000 bytes of the inputs fit into no device")
     with over(memory_limits="100 kB"), fits_nowhere:
         (torch.ones(100, 1000).to(ANY) + 1).sum().item()
     with (
-        pytest.raises(djinn.ConfigurationError, match="memory_limits names the device '5'"),
+        pytest.raises(djinn.errors.ConfigurationError, match="memory_limits names the device '5'"),
         over(memory_limits="5=1GB"),
     ):
         pass

@@ -8,7 +8,8 @@ from configured import configured
 
 import djinn
 from djinn import hooks
-from djinn.hooks import CostEstimate, CostModel, OptimizationResult, hookimpl
+from djinn.hooks import CostModel, hookimpl
+from djinn.planning import CostEstimate, OptimizationResult
 from djinn.testing import open_session
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.placement_trials import LOOKS
@@ -220,7 +221,7 @@ def test_only_executors_that_heard_something_are_synchronized(session):
 def test_failures_are_raised_once_by_the_executor_that_has_them(session):
     table = torch.ones(3, 2, device="remote_accelerator:2")
     lost = torch.nn.functional.embedding(torch.tensor([7], device="remote_accelerator:2"), table)
-    with pytest.raises(djinn.RemoteError):
+    with pytest.raises(djinn.errors.RemoteError):
         djinn.synchronize()
     djinn.synchronize()
     del lost

@@ -11,8 +11,8 @@ import torch
 from compared_layouts import equal, one_of_each, plain, used
 
 import djinn
-from djinn.recording import fetch_later
 from djinn.testing import kill_executor
+from djinn_client.interception.async_fetch import fetch_later
 from djinn_client.runtime.receiving.replies import Replies
 from djinn_core.wire.peer_messages import PeerTicket
 
@@ -271,7 +271,7 @@ def test_one_executor_lost_is_the_session_lost(pooled):
         value = torch.ones(3, device=REMOTE) + 1
         djinn.synchronize()
         kill(1)
-        with pytest.raises(djinn.SessionLost, match=r"djinn\.init"):
+        with pytest.raises(djinn.errors.SessionLost, match=r"djinn\.init"):
             for _ in range(20):
                 value = (value * 2 + value.sum()).relu()
                 value.tolist()

@@ -62,11 +62,11 @@ def test_a_session_grows_from_one_executor_and_shrinks_to_one(pooled):
         view.add_(1)
         assert kept.tolist() == [0, 1, 3, 4, 4, 5], "views still look into the memory that moved"
         assert (placed * 2).tolist() == [0, 2, 4, 6, 8], "an index stands for the executor that has its values"
-        assert len(executor_processes()) == len(djinn.get_runtime_state().servers) == 2
+        assert len(executor_processes()) == len(djinn.compat.get_runtime_state().servers) == 2
         scale(1)()
         assert (torch.rand_like(placed) + torch.ones(5, device=placed.device)).device == placed.device
         djinn.configure(progress=False)  # the number of executors is a setting like any other, and is as it was set
-        assert djinn.is_initialized()
+        assert djinn.compat.is_initialized()
 
 
 def test_an_executor_that_dies_while_it_joins_or_leaves(pooled, monkeypatch):
@@ -88,7 +88,7 @@ def test_an_executor_that_dies_while_it_joins_or_leaves(pooled, monkeypatch):
             return opened
 
         monkeypatch.setattr(scaling, "open_more", open_and_kill)
-        with pytest.raises(djinn.SessionLost):
+        with pytest.raises(djinn.errors.SessionLost):
             djinn.scale(executors=2)
         monkeypatch.undo()
         assert len(open_connections()) == 1
@@ -108,12 +108,12 @@ def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_pa
             changes = {3: lambda: djinn.scale(servers=[first, second]), 7: lambda: djinn.scale(servers=[second])}
             assert trained(changes) == expected
             assert [one.url for one in open_connections()] != []
-            assert djinn.get_runtime_state().servers == (second,)
+            assert djinn.compat.get_runtime_state().servers == (second,)
             view.add_(1)
             assert kept.tolist() == [0, 1, 3, 4, 4, 5], "views still look into the memory that moved"
-            with pytest.raises(djinn.ConfigurationError, match="started there"):
+            with pytest.raises(djinn.errors.ConfigurationError, match="started there"):
                 djinn.scale(executors=2)
-            with pytest.raises(djinn.TransportError):
+            with pytest.raises(djinn.errors.TransportError):
                 djinn.scale(servers=[second, "tcp://127.0.0.1:9"])
             assert trained() == expected
     finally:
@@ -122,19 +122,19 @@ def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_pa
 
 def test_what_cannot_go_elsewhere_stays(pooled):
     with pooled("round_robin") as session:
-        with pytest.raises(djinn.ConfigurationError, match="takes `executors`"):
+        with pytest.raises(djinn.errors.ConfigurationError, match="takes `executors`"):
             djinn.scale()
-        with pytest.raises(djinn.ConfigurationError, match="own"):
+        with pytest.raises(djinn.errors.ConfigurationError, match="own"):
             djinn.scale(servers=["tcp://127.0.0.1:9"])
         event = torch.remote_accelerator.Event(enable_timing=True)
         event.record()
         djinn.synchronize()
         (holder,) = [n for n, member in enumerate(session.members) if member.figures()["bound_values"]]
-        with pytest.raises(djinn.UnsupportedOperation, match="events"):
+        with pytest.raises(djinn.errors.UnsupportedOperation, match="events"):
             current().asked(lambda _: session.leave([holder]))
         session.executors.planner.memory = [0, 0]
         kept = torch.ones(3).to(f"remote_accelerator:{2 - holder}")
-        with pytest.raises(djinn.DoesNotFit, match="no memory"):
+        with pytest.raises(djinn.errors.DoesNotFit, match="no memory"):
             current().asked(lambda _: session.leave([1 - holder]))
         assert len(session.membership.present) == 2
         assert kept.tolist() == [1, 1, 1]
@@ -149,7 +149,7 @@ def test_pinned_caches_stay_pinned_where_they_go(pooled, monkeypatch):
         assert cache.pin().pinned == 1 << 19
         with monkeypatch.context() as full:
             full.setattr(session.members[0], "caches", lambda *_: CacheMemory(refused="it is full"))
-            with pytest.raises(djinn.DoesNotFit, match=r"no room to pin.*it is full"):
+            with pytest.raises(djinn.errors.DoesNotFit, match=r"no room to pin.*it is full"):
                 djinn.scale(executors=1)
         assert [len(executor_processes()), cache.size().pinned] == [2, 0]
         second = torch.arange(1 << 16, device="remote_accelerator:2")

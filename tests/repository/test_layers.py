@@ -50,6 +50,19 @@ def test_a_plugin_imports_client_or_server_but_not_both(root, sources):
     assert not [place for place, names in used.items() if {"djinn_client", "djinn_server"} <= names]
 
 
+def test_what_users_copy_imports_djinn_alone(root, files):
+    """Each kind of plugin has a template, and its suite passes: what authors of plugins need is in `djinn`."""
+    inner = re.compile(r"""^[\s"]*(?:from|import) djinn_(?:core|client|server|native)\b""", re.MULTILINE)
+    copied = [
+        path
+        for path in files
+        if path.relative_to(root).parts[0] in {"templates", "examples"} and path.suffix in {".py", ".ipynb", ".md"}
+    ]
+    copied += [root / "README.md", root / "docs" / "plugins.md", root / "docs" / "api.md"]
+    assert len(copied) > 40
+    assert not [str(path.relative_to(root)) for path in copied if inner.search(path.read_text())]
+
+
 def test_how_a_handle_is_laid_out_is_known_to_few_modules(root):
     shift = re.compile(r"(?:<<|>>) *(?:\w*VIEW_BITS|32\b)")
     found = {

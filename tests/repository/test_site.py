@@ -98,4 +98,6 @@ def test_the_site_has_the_names_of_the_interface():
     generated = Path(SITE) / "docs" / "generated"
     reference = (generated / "djinn.html").read_text()
     assert [n for n in djinn.__all__ if callable(getattr(djinn, n)) and f'id="djinn.{n}"' not in reference] == []
+    errors = (generated / "errors.html").read_text()
+    assert [n for n in djinn.errors.__all__ if f'id="djinn.errors.{n}"' not in errors] == []
     assert "djinn_register_placement_policies" in (generated / "hooks.html").read_text()

@@ -100,7 +100,7 @@ def main(seconds: float, folder: str, *, more: bool) -> int:
             name = first.pop() if first else choices.choice(names)
             try:
                 calls[name]()
-            except djinn.SessionLost:  # another thread ended the session
+            except djinn.errors.SessionLost:  # another thread ended the session
                 lost[name] += 1
                 SHARED.clear()
             except BaseException as error:

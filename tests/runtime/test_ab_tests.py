@@ -8,7 +8,8 @@ import torch
 import djinn
 import djinn_optimizations.adaptive
 from djinn import hooks
-from djinn.hooks import Optimization, OptimizationResult, Rewrite, Substitution, arguments, hookimpl
+from djinn.hooks import Optimization, hookimpl
+from djinn.planning import OptimizationResult, Rewrite, Substitution, arguments
 from djinn_client.runtime.planning import ab_tests, planner
 
 REMOTE = "remote_accelerator:0"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import djinn
-from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
+from djinn.planning import DataResidency, ExecutionPhase, WorkloadType
 from djinn_client.interception.recording.recorder import recorders
 
 
@@ -36,7 +36,7 @@ class EverythingAtOnce(nn.Module):
         return (x * self.scale + positions) @ self.table.weight[:, :6].T
 
 
-def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> djinn.Graph:
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> djinn.planning.Graph:
     with djinn.capture() as captured:
         tokens = torch.zeros(2, 5, dtype=torch.long)
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
@@ -68,7 +68,7 @@ def test_a_training_step_on_meta_tensors_is_that_on_real_ones(make) -> None:
 def refusal_of(work: Callable[[], object]) -> str:
     try:
         work()
-    except djinn.UnsupportedOperation as error:
+    except djinn.errors.UnsupportedOperation as error:
         return str(error)
     return ""
 
@@ -130,7 +130,7 @@ def test_tensors_on_meta_do_what_remote_ones_do_in_their_own_way() -> None:
         assert weight.data.device.type == "remote_accelerator"
         assert (weight.data + 1).shape == copy.deepcopy(weight).shape
         assert weight.untyped_storage().nbytes() == 12
-        with pytest.raises(djinn.UnsupportedOperation, match="on the meta device"):
+        with pytest.raises(djinn.errors.UnsupportedOperation, match="on the meta device"):
             weight.tolist()
         weight.data = torch.zeros(3)
         assert weight.tolist() == [0.0, 0.0, 0.0]

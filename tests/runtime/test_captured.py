@@ -22,14 +22,14 @@ def test_capture_needs_no_server_and_no_device_argument(python, plain_environmen
     script = """
         import torch, djinn
         with djinn.capture() as captured:
-            assert djinn.is_capturing()
+            assert djinn.compat.is_capturing()
             x = torch.randn(2, 4) + torch.tensor([1.0, 2.0, 3.0, 4.0])
             y = torch.nn.Linear(4, 3)(x).relu()
-        assert not djinn.is_capturing() and not djinn.is_initialized()
+        assert not djinn.compat.is_capturing() and not djinn.compat.is_initialized()
         assert captured.graph.by_op["relu"] and djinn.get_graph().topology_hash == captured.graph.topology_hash
         assert captured.profile.phases and len(captured.semantic_metadata) == len(captured.graph.nodes)
-        assert not djinn.is_initialized()
-        assert y.shape == (2, 3) and (y.cpu() >= 0).all() and djinn.is_initialized()
+        assert not djinn.compat.is_initialized()
+        assert y.shape == (2, 3) and (y.cpu() >= 0).all() and djinn.compat.is_initialized()
     """
     lines = "\n".join(line.removeprefix(" " * 8) for line in script.splitlines())
     done = python.run("-c", lines, env=plain_environment)
@@ -65,10 +65,12 @@ def test_a_schedule_runs_again_on_other_inputs() -> None:
         out = (remote @ remote).relu()
     schedule = djinn.plan(captured).schedule
     assert schedule is not None
-    assert torch.equal(djinn.execute(schedule)[-1].cpu(), (weight @ weight).relu())
-    assert torch.equal(djinn.execute(schedule, inputs=[other])[-1].cpu(), torch.full((4, 4), 4.0))
-    by_hand = djinn.Scheduler().create_schedule(captured.graph)
-    assert torch.equal(djinn.execute(by_hand, {captured.graph.inputs[0]: other})[-1].cpu(), torch.full((4, 4), 4.0))
+    assert torch.equal(djinn.planning.execute(schedule)[-1].cpu(), (weight @ weight).relu())
+    assert torch.equal(djinn.planning.execute(schedule, inputs=[other])[-1].cpu(), torch.full((4, 4), 4.0))
+    by_hand = djinn.compat.Scheduler().create_schedule(captured.graph)
+    assert torch.equal(
+        djinn.planning.execute(by_hand, {captured.graph.inputs[0]: other})[-1].cpu(), torch.full((4, 4), 4.0)
+    )
     assert torch.equal(out.cpu(), (weight @ weight).relu())
 
 
@@ -80,18 +82,18 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     schedule = djinn.plan(captured).schedule
     assert schedule is not None
     with pytest.raises(djinn.DjinnError, match=r"shape \(3,\)"):
-        djinn.execute(schedule, inputs=[torch.ones(3, device=DEVICE)])
+        djinn.planning.execute(schedule, inputs=[torch.ones(3, device=DEVICE)])
     with pytest.raises(djinn.DjinnError, match="2 inputs were given for a graph with 1"):
-        djinn.execute(schedule, inputs=[remote, remote])
+        djinn.planning.execute(schedule, inputs=[remote, remote])
     with pytest.raises(djinn.DjinnError, match=r"no inputs of the graph: \[7\]; they are \["):
-        djinn.execute(schedule, inputs={7: remote})
+        djinn.planning.execute(schedule, inputs={7: remote})
     assert kept.tolist() == [2.0] * 4
 
 
 def test_plans_stop_where_they_are_told() -> None:
     with djinn.capture() as captured:
         torch.ones(3) * 2
-    with pytest.raises(djinn.ConfigurationError, match="no stage 'estimates'; they are annotate, estimate"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="no stage 'estimates'; they are annotate, estimate"):
         djinn.plan(captured, until="estimates")
     result = djinn.plan(captured, until="estimate")
     assert result.costs is not None
@@ -126,7 +128,7 @@ def test_a_second_capture_of_the_same_content_is_not_analysed(monkeypatch) -> No
     assert len(analysed) == 4  # of another size, all figures are other ones
     captured_on(3, torch.nn.Sequential(model))
     assert len(analysed) == 6  # modules of another name
-    scheduler = djinn.Scheduler()
+    scheduler = djinn.compat.Scheduler()
     made = [scheduler.create_schedule(result.graph) for result in (first, second)]
     assert scheduler.get_stats() == {"hits": 1, "misses": 1, "cost_aware": 1, "basic": 0, "minimal": 0}
     assert [schedule.program for schedule in made] == [first.graph.program, second.graph.program]

@@ -52,7 +52,7 @@ def test_without_it_an_op_of_the_users_own_is_refused_with_advice(embedded):
 
 def test_without_it_a_missing_kernel_is_the_executors_error_with_advice(on_wrong_executor):
     out = torch.ones(3, device=on_wrong_executor).lgamma()
-    with pytest.raises(djinn.RemoteNotImplementedError, match=r"aten::lgamma(.|\n)*client_fallback=True"):
+    with pytest.raises(djinn.errors.RemoteNotImplementedError, match=r"aten::lgamma(.|\n)*client_fallback=True"):
         out.cpu()
     assert fallbacks() == 0
 
@@ -116,5 +116,5 @@ def test_what_the_executor_can_do_stays_there_and_is_asked_about_once(lenient):
 def test_other_failures_stay_failures(lenient):
     x = torch.ones(4, device=lenient)
     bad = x[torch.tensor([9], device=lenient)]
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         bad.erfinv().cpu()

@@ -27,7 +27,7 @@ def test_a_failing_op_names_itself_its_shapes_and_the_users_line(x):
     with pytest.raises(IndexError) as caught:
         bad.sum().item()
     error = caught.value
-    assert isinstance(error, djinn.RemoteIndexError)
+    assert isinstance(error, djinn.errors.RemoteIndexError)
     assert error.op == "aten::index.Tensor"
     assert "out of bounds" in str(error)
     assert "float32[2, 3], int64[1]" in str(error)
@@ -42,7 +42,7 @@ def test_it_poisons_only_what_depends_on_it(x):
     fine = x * 2
     assert fine.tolist() == [[0, 2, 4], [6, 8, 10]]
     for _ in range(2):
-        with pytest.raises(djinn.RemoteIndexError):
+        with pytest.raises(djinn.errors.RemoteIndexError):
             worse.cpu()
     assert x.sum().item() == 15
 
@@ -52,7 +52,7 @@ def test_a_failing_write_poisons_its_storage_and_nothing_else(x):
     x[out_of_range(x.device)] = 1.0
     later = x.t()
     for poisoned in (x, view, later):
-        with pytest.raises(djinn.RemoteIndexError):
+        with pytest.raises(djinn.errors.RemoteIndexError):
             poisoned.cpu()
     assert other.sum().item() == 15
 
@@ -61,14 +61,14 @@ def test_a_failing_write_to_a_view_poisons_the_tensor_that_it_views(x):
     before = x.clone()
     assert before.sum().item() == 15  # x lives on the executor from here on, and is an input of what follows
     x[:1][out_of_range(x.device)] = 1.0
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         x.cpu()
     assert before.sum().item() == 15
 
 
 def test_a_poisoned_tensor_can_be_dropped_and_made_anew(x):
     bad = x[out_of_range(x.device)]
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         bad.cpu()
     before = executor_figures()["values"]
     del bad
@@ -79,11 +79,11 @@ def test_a_poisoned_tensor_can_be_dropped_and_made_anew(x):
 def test_synchronize_reports_the_first_failure_that_nobody_has_seen(x):
     djinn.synchronize()
     seen = x[out_of_range(x.device)]
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         seen.cpu()
     djinn.synchronize()
     kept = [x[out_of_range(x.device)], torch.multinomial(-x - 1, 2)]
-    with pytest.raises(djinn.RemoteError, match=r"index 7 is out of bounds"):
+    with pytest.raises(djinn.errors.RemoteError, match=r"index 7 is out of bounds"):
         djinn.synchronize()
     djinn.synchronize()
     assert len(kept) == 2
@@ -96,12 +96,12 @@ def test_many_failures_neither_hang_nor_pile_up(x, monkeypatch):
     monkeypatch.setattr(port, "checkpoint_instructions", 400)
     index = out_of_range(x.device)
     kept = [x[index] for _ in range(4000)]
-    with pytest.raises(djinn.RemoteIndexError, match=f"{__file__}:"):
+    with pytest.raises(djinn.errors.RemoteIndexError, match=f"{__file__}:"):
         kept[-1].cpu()
     session = open_session()
     assert len(session.replies.reader.failures.unseen) <= 64
     assert len(session.replies.reader.failures._programs) <= 64
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         djinn.synchronize()
 
 
@@ -143,7 +143,7 @@ def test_what_only_the_executor_knows_is_raised_where_a_result_is_wanted(x, name
     with pytest.raises(type(expected.value)) as caught:
         bad.cpu()
     error = caught.value
-    assert isinstance(error, djinn.RemoteError)
+    assert isinstance(error, djinn.errors.RemoteError)
     assert error.op == op
     assert f"{__file__}:{mistake.__code__.co_firstlineno} in" in error.site or name in {"index_put_", "index_add_"}
     if op != "aten::zeros":
@@ -188,32 +188,32 @@ def test_errors_of_pytorchs_own_types_are_of_these_types():
     from djinn_client.runtime.receiving.remote_errors import remote_error
 
     for kind, expected in {
-        "OutOfMemoryError": (torch.OutOfMemoryError, MemoryError, djinn.RemoteOutOfMemory),
-        "_LinAlgError": (torch.linalg.LinAlgError, djinn.RemoteLinAlgError),
+        "OutOfMemoryError": (torch.OutOfMemoryError, MemoryError, djinn.errors.RemoteOutOfMemory),
+        "_LinAlgError": (torch.linalg.LinAlgError, djinn.errors.RemoteLinAlgError),
         "AcceleratorError": (torch.AcceleratorError, RuntimeError),
         "ZeroDivisionError": (RuntimeError,),
     }.items():
         error = remote_error(kind, "message", "aten::mm", "file:1", "fc")
-        assert all(isinstance(error, e) for e in (*expected, djinn.RemoteError, djinn.DjinnError))
+        assert all(isinstance(error, e) for e in (*expected, djinn.errors.RemoteError, djinn.DjinnError))
         assert (str(error), error.op, error.site, error.module_path) == ("message", "aten::mm", "file:1", "fc")
 
 
 def test_a_failure_is_told_once_for_each_cause(x):
     kept = [x[beyond(x)] for _ in range(3)]
     more = kept[0] * 2
-    with pytest.raises(djinn.RemoteIndexError) as caught:
+    with pytest.raises(djinn.errors.RemoteIndexError) as caught:
         torch.remote_accelerator.synchronize()
     assert len(caught.value.__notes__) == 2
     assert all(note.startswith("also: aten::index.Tensor failed") for note in caught.value.__notes__)
     torch.remote_accelerator.synchronize()
-    with pytest.raises(djinn.RemoteIndexError):  # who uses it is told all the same
+    with pytest.raises(djinn.errors.RemoteIndexError):  # who uses it is told all the same
         more.cpu()
 
 
 def test_a_failure_reaches_the_thread_that_wants_the_result(x):
     bad = x[beyond(x)]
     with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(djinn.RemoteIndexError, match=f"{__file__}:"):
+        with pytest.raises(djinn.errors.RemoteIndexError, match=f"{__file__}:"):
             pool.submit(bad.cpu).result(300)
         assert pool.submit((x + 1).tolist).result(300) == [[1, 2, 3], [4, 5, 6]]
 
@@ -236,12 +236,12 @@ def test_what_is_overwritten_whole_is_a_value_again(x):
             assert cache.tolist() == [[0, 0, 0], [0, 0, 0]]
             view.add_(1)
             assert cache.tolist() == [[0, 0, 0], [1, 1, 1]], "the view looks into it as before"
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         djinn.synchronize()
     partly = x.clone()
     partly[beyond(x)] = 1.0
     partly[0].zero_()
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         partly.cpu()
 
 
@@ -250,7 +250,7 @@ def test_gradients_that_are_set_to_zero_forget_a_failed_step(x):
     optimizer = torch.optim.SGD([weight], lr=1.0)
     (weight * x).sum().backward()
     (weight * x)[beyond(x)].sum().backward()
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         weight.grad.cpu()
     optimizer.zero_grad(set_to_none=False)
     (weight * x).sum().backward()
@@ -340,7 +340,7 @@ def test_errors_inside_backward_arrive_as_themselves(x):
         Raises.apply(weight).sum().backward()
     with pytest.raises(RuntimeError, match=r"broadcast|size"):
         Mismatched.apply(weight).sum().backward()
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         Asks.apply(weight).sum().backward()
     with pytest.raises(RuntimeError, match="second time"):
         loss = (weight * weight).sum()
@@ -401,9 +401,9 @@ def test_uploads_that_are_resized_keep_their_views_and_fail_alone(embedded):
     kept[3].view(2, 4)[out_of_range(embedded)] = 1.0
     for i, (tensor, view) in enumerate(zip(kept, views, strict=True)):
         if i == 3:
-            with pytest.raises(djinn.RemoteIndexError):
+            with pytest.raises(djinn.errors.RemoteIndexError):
                 tensor.cpu()
-            with pytest.raises(djinn.RemoteIndexError):
+            with pytest.raises(djinn.errors.RemoteIndexError):
                 view.cpu()
         else:
             assert tensor.tolist() == [2.0] * 8
@@ -415,13 +415,13 @@ def test_a_storage_that_moves_after_a_failure_is_still_found_by_the_next_one(emb
     x, other = torch.ones(4).to(embedded), torch.ones(4).to(embedded)
     view, bad = x[1:3], torch.ones(4, device=embedded)
     bad[out_of_range(embedded)] = 1.0
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         bad.cpu()
     x.resize_(8).fill_(2.0)
     again = x.view(2, 4)
     assert view.tolist() == [2.0, 2.0]
     again[out_of_range(embedded)] = 1.0
     for poisoned in (x, view, again):
-        with pytest.raises(djinn.RemoteIndexError):
+        with pytest.raises(djinn.errors.RemoteIndexError):
             poisoned.cpu()
     assert other.sum().item() == 4

@@ -10,20 +10,8 @@ import torch
 from configured import configured
 
 import djinn
-from djinn.hooks import (
-    CostEstimate,
-    CostModel,
-    Integration,
-    Observer,
-    Optimization,
-    OptimizationResult,
-    Pattern,
-    PatternMatch,
-    PlacementPolicy,
-    Rewrite,
-    Scheduler,
-    hookimpl,
-)
+from djinn.hooks import CostModel, Integration, Observer, Optimization, Pattern, PlacementPolicy, Scheduler, hookimpl
+from djinn.planning import CostEstimate, OptimizationResult, PatternMatch, Rewrite
 
 REMOTE = "remote_accelerator:0"
 LIBRARY = "sndhdr" if sys.version_info < (3, 12) else "wave"

@@ -12,9 +12,10 @@ import torch
 from configured import configured
 
 import djinn
-from djinn import session
-from djinn.hooks import CostEstimate, CostModel, hookimpl
+from djinn.hooks import CostModel, hookimpl
+from djinn.planning import CostEstimate
 from djinn.testing import open_session
+from djinn_client.runtime import client
 from djinn_client.runtime.planning import first_calibration
 from djinn_client.runtime.planning.calibrations import keep_calibration
 from djinn_client.runtime.planning.first_calibration import command_among, environment_for, never_measured
@@ -28,10 +29,10 @@ REMOTE = "remote_accelerator:0"
 # What a process of its own does that measures: it finds the device by its environment, and keeps something.
 MEASURING = """
 import djinn
-from djinn import session
-from djinn.costs import keep_calibration
+from djinn_client.runtime import client
+from djinn_client.runtime.planning.calibrations import keep_calibration
 djinn.init()
-keep_calibration(session.device(), {"measured": {"seconds": 0.25}})
+keep_calibration(client.device(), {"measured": {"seconds": 0.25}})
 """
 
 
@@ -86,7 +87,7 @@ def pool(**settings):
 def predicted():
     """By executor the predicted time of an op, in the plan of a program that came before."""
     x = torch.ones(3).to(REMOTE)
-    with session.record_plans() as plans:
+    with client.record_plans() as plans:
         assert (x + 1).sum().item() == 6
     return [plan.costs.by_device["0/cpu:0"][0].seconds for plan in plans]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import djinn
+from djinn.compat import MetadataRegistry, PatternRegistry, SemanticAnalyzer
 from djinn.hooks import CostModel, Optimization
-from djinn.patterns import matcher, op
-from djinn.semantic import MetadataRegistry, PatternRegistry, SemanticAnalyzer
+from djinn.planning import matcher, op
 from djinn.testing import random_graph, topology
 from djinn_core.ir.plan import OptimizationResult
 
@@ -53,14 +53,14 @@ def test_each_node_has_a_role_a_cost_and_a_way_of_reading(captured):
 
 
 def test_stages_and_groups_of_a_schedule():
-    schedule = djinn.Scheduler(topology(2)).create_schedule(random_graph(3))
+    schedule = djinn.compat.Scheduler(topology(2)).create_schedule(random_graph(3))
     assert schedule.total_stages == len(schedule.stages) > 0
     assert sorted(schedule.node_to_stage) == sorted(schedule.node_to_group)
     for node, stage in schedule.node_to_stage.items():
         group = schedule.groups[schedule.node_to_group[node]]
         assert node in group.nodes
         assert group in schedule.stages[stage]
-    assert schedule.strategy is djinn.SchedulingStrategy.SEQUENTIAL
+    assert schedule.strategy is djinn.planning.SchedulingStrategy.SEQUENTIAL
 
 
 def test_a_scheduler_asks_what_is_added_and_forgets_when_told():
@@ -76,7 +76,7 @@ def test_a_scheduler_asks_what_is_added_and_forgets_when_told():
         def estimate(self, graph, node, device):
             asked.append("estimate")
 
-    graph, scheduler = random_graph(3), djinn.Scheduler(topology(), cost_estimator=Watching())
+    graph, scheduler = random_graph(3), djinn.compat.Scheduler(topology(), cost_estimator=Watching())
     scheduler.create_schedule(graph)
     assert set(asked) == {"estimate"}
     scheduler.add_optimization_strategy(Watching())
@@ -97,7 +97,7 @@ def test_patterns_of_ones_own_over_a_graph():
     rectified = matcher("rectified", term, confidence=0.9, reason="an exponential of a rectified value")
     registry = PatternRegistry([])
     registry.register(rectified)
-    with pytest.raises(djinn.ConfigurationError, match="another name"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="another name"):
         registry.register(rectified)
     profile = SemanticAnalyzer(registry).analyze_graph(captured.graph)
     assert [m.pattern for m in profile.patterns] == ["rectified"]
@@ -109,15 +109,15 @@ def test_patterns_of_ones_own_over_a_graph():
 
 def test_the_state_of_the_client(embedded):
     torch.ones(1, device=DEVICE).cpu()
-    state = djinn.get_runtime_state()
+    state = djinn.compat.get_runtime_state()
     assert state.initialized
     assert len(state.devices) == len(state.servers) == 1
     assert "attention" in " ".join(state.plugins)
     djinn.shut_down()
-    assert djinn.get_runtime_state().devices == ()
+    assert djinn.compat.get_runtime_state().devices == ()
 
 
 def test_the_name_of_a_stage_shows_the_parts_that_log_it():
-    djinn.set_debug_level("scheduler")
+    djinn.compat.set_debug_level("scheduler")
     assert logging.getLogger("djinn.pipeline").level == logging.getLogger("djinn.stages").level == logging.DEBUG
-    djinn.set_debug_level("off")
+    djinn.compat.set_debug_level("off")

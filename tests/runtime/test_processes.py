@@ -24,16 +24,16 @@ assert x.sum().item() == 6
 y = x * 2  # unsent when the process forks
 
 def child():
-    assert not djinn.is_initialized()
+    assert not djinn.compat.is_initialized()
     try:
         (y + 1).tolist()
-    except djinn.SessionLost as error:
+    except djinn.errors.SessionLost as error:
         assert "forked" in str(error) and "spawn" in str(error), error
     else:
         raise AssertionError("the child used its parent's session")
     try:
         djinn.init()
-    except djinn.SessionLost:
+    except djinn.errors.SessionLost:
         return
     raise AssertionError("the child began a session")
 
@@ -229,7 +229,7 @@ print("done")
 
 BEGINS_IN_A_HUNDRED_THREADS = """\
 begun = []
-djinn.register_init_hook(lambda: begun.append(torch.ones(1, device="remote_accelerator").item()))
+djinn.compat.register_init_hook(lambda: begun.append(torch.ones(1, device="remote_accelerator").item()))
 start, results = threading.Barrier(100), []
 
 def use():
@@ -242,7 +242,7 @@ for thread in threads:
 for thread in threads:
     thread.join()
 assert results == [2.0] * 100, results
-djinn.register_init_hook(lambda: begun.append("late"))  # at once, since a session is open
+djinn.compat.register_init_hook(lambda: begun.append("late"))  # at once, since a session is open
 assert begun == [1.0, "late"], begun
 print("once")
 
@@ -251,7 +251,7 @@ from djinn_client.runtime import attaching
 def late():
     try:
         (x + 1).tolist()
-    except djinn.SessionLost as error:
+    except djinn.errors.SessionLost as error:
         print("late:", error)
 
 atexit.unregister(attaching._at_exit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import djinn
-from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
+from djinn.planning import DataResidency, ExecutionPhase, WorkloadType
 from djinn_client.interception.recording import program_prediction
 from djinn_client.runtime.planning import plan_maker
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import djinn
-from djinn.hooks import DataResidency, ExecutionPhase, Modality, WorkloadType
+from djinn.planning import DataResidency, ExecutionPhase, Modality, WorkloadType
 from djinn_client.runtime.planning import plan_maker
 from djinn_client.runtime.planning.residency_history import ResidencyHistory
 from djinn_core.ir.handles import make_handle

@@ -62,10 +62,10 @@ def test_an_executor_that_is_killed_is_gone(embedded) -> None:
     value = torch.ones(3, device=embedded).cpu()
     (before,) = executor_processes()
     kill_executor()
-    with pytest.raises(djinn.SessionLost):
+    with pytest.raises(djinn.errors.SessionLost):
         while True:
             (torch.ones(3, device=embedded) + value.to(embedded)).tolist()
             if executor_processes() != (before,):
-                raise djinn.SessionLost("replaced")
+                raise djinn.errors.SessionLost("replaced")
     djinn.init()
     assert executor_processes() != (before,)

@@ -53,18 +53,18 @@ def test_another_executor_goes_on_and_without_a_journal_it_says_what_is_lost(own
     for journal in journals.iterdir():
         journal.unlink()
     kill(own)
-    with pytest.raises(djinn.SessionLost, match=r"was killed by SIGKILL and left no journal.*djinn\.init\(\)"):
+    with pytest.raises(djinn.errors.SessionLost, match=r"was killed by SIGKILL and left no journal.*djinn\.init\(\)"):
         (kept + 1).cpu()
-    with pytest.raises(djinn.SessionLost):
+    with pytest.raises(djinn.errors.SessionLost):
         torch.ones(2, device=DEVICE).cpu()
     for again in (total.item, long[3].item):  # numbers that are here
-        with pytest.raises(djinn.SessionLost):
+        with pytest.raises(djinn.errors.SessionLost):
             again()
     djinn.init()
     assert not journals.exists()
-    with pytest.raises(djinn.SessionLost):
+    with pytest.raises(djinn.errors.SessionLost):
         long[3].item()
     assert torch.ones(2, device=DEVICE).sum().item() == 2
-    with pytest.raises(djinn.SessionLost):
+    with pytest.raises(djinn.errors.SessionLost):
         kept.cpu()
     assert torch.ones(4, device=DEVICE).sum().item() == 4

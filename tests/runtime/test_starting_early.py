@@ -41,7 +41,7 @@ def test_the_first_op_starts_the_executor_that_its_value_is_then_computed_on():
     x = torch.ones(3, device=DEVICE)
     early = started()
     assert len(early) == 1
-    assert not djinn.is_initialized()
+    assert not djinn.compat.is_initialized()
     assert x.sum().item() == 3
     assert executor_processes() == tuple(early)
     assert not started()

@@ -11,7 +11,8 @@ import torch
 from long_forms import long_or
 
 import djinn
-from djinn.hooks import Event, Observer, Optimization, OptimizationContext, OptimizationResult, Rewrite, Substitution
+from djinn.hooks import Event, Observer, Optimization, OptimizationContext
+from djinn.planning import OptimizationResult, Rewrite, Substitution
 from djinn.testing import ProgramBuilder
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.plan_cache import PlanCache

@@ -117,7 +117,7 @@ def test_what_is_recorded_outside_is_not_looked_at(embedded):
 
 def test_what_fails_on_the_executor_still_fails(embedded):
     x = torch.arange(6.0, device=embedded)
-    with pytest.raises(djinn.RemoteIndexError, match="out of bounds"), djinn.verify():
+    with pytest.raises(djinn.errors.RemoteIndexError, match="out of bounds"), djinn.verify():
         x[torch.tensor([9], device=embedded)]
     with djinn.verify() as report:
         x.exp()
@@ -147,7 +147,7 @@ def test_a_wrong_kernel_is_found_with_op_line_and_module(on_wrong_executor):
     torch.manual_seed(0)
     net = Net().to(on_wrong_executor)
     x = torch.randn(32, 8).to(on_wrong_executor)
-    with pytest.raises(djinn.VerificationError) as caught, djinn.verify() as report:
+    with pytest.raises(djinn.errors.VerificationError) as caught, djinn.verify() as report:
         net(x).sum().backward()
     first = report.first
     assert first.op == "aten::tanh"
@@ -173,14 +173,14 @@ def test_more_may_be_allowed(on_wrong_executor):
 
 def test_a_wrong_write_is_found(on_wrong_executor):
     x = torch.ones(2, 3).to(on_wrong_executor)
-    with pytest.raises(djinn.VerificationError, match=r"aten::mul_.*2 of 6 elements"), djinn.verify():
+    with pytest.raises(djinn.errors.VerificationError, match=r"aten::mul_.*2 of 6 elements"), djinn.verify():
         x.mul_(2)
         x.add_(1)
 
 
 def test_a_wrong_write_of_an_op_that_returns_nothing_is_found(on_wrong_executor):
     targets = [torch.ones(n).to(on_wrong_executor) for n in (2, 3, 4)]
-    with pytest.raises(djinn.VerificationError, match=r"aten::_foreach_mul_.*4 of 4 elements"), djinn.verify():
+    with pytest.raises(djinn.errors.VerificationError, match=r"aten::_foreach_mul_.*4 of 4 elements"), djinn.verify():
         torch._foreach_mul_(targets, 3.0)
 
 

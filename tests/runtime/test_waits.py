@@ -107,7 +107,7 @@ def published_weights_each_step():
     net = model()
     for x in batches():
         net(x)
-        djinn.published()  # planted
+        djinn.weights.published()  # planted
 
 
 def more_than_has_room():

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import djinn
-from djinn.hooks import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
+from djinn.planning import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.planning.builtins.flops import flops_of
 from evaluation.semantics.ground_truth import Instance

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.hooks import Tier
+from djinn.planning import Tier
 from djinn_client.runtime.client import registry
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.planning.stages.annotate import annotate

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from djinn.compiling import CompileProcess, DiskLibraryCache
-from djinn.hooks import UnsupportedOperation
+from djinn.errors import UnsupportedOperation
+from djinn.hooks import CompileProcess
 from djinn_server.compiling import disk_library_cache
+from djinn_server.compiling.disk_library_cache import DiskLibraryCache
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.compiling import pack, unpack
-from djinn.hooks import Compiler, hookimpl
+from djinn.hooks import Compiler, hookimpl, pack, unpack
 from djinn_server import inline
 from djinn_server.compiling import compilation_queue, hot_template
 from djinn_server.compiling.hot_template import (
@@ -416,7 +415,7 @@ def test_an_unknown_compiler_is_named():
     djinn.shut_down()
     djinn.configure(executor="inline", plugins=[], compilers=["nothing"])
     try:
-        with pytest.raises(djinn.StartupError, match=r"no compiler 'nothing' here .*djinn plugins"):
+        with pytest.raises(djinn.errors.StartupError, match=r"no compiler 'nothing' here .*djinn plugins"):
             djinn.init()
     finally:
         djinn.shut_down()

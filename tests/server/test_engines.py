@@ -10,8 +10,10 @@ import torch
 from held_engine import HeldEngine, HeldPlugin
 
 import djinn
-from djinn.executors import ExecutorHolder, LocalEngine, StartupError
+from djinn.errors import StartupError
+from djinn.hooks import ExecutorHolder
 from djinn.testing import ExecutorConformance, open_connections, run_executor_states
+from djinn_server.launch.engines import LocalEngine
 
 
 class TestLocalEngine(ExecutorConformance):
@@ -102,5 +104,5 @@ def test_a_start_that_fails_leaves_the_journal_to_the_next(held, monkeypatch):
 
 def test_an_engine_that_there_is_not(held):
     djinn.configure(engine="kubernetes")
-    with pytest.raises(djinn.PluginError, match=r"no engine 'kubernetes'.*installed: held, local"):
+    with pytest.raises(djinn.errors.PluginError, match=r"no engine 'kubernetes'.*installed: held, local"):
         djinn.init()

@@ -93,7 +93,7 @@ def test_tenants_end_their_own_sessions_and_watchers_none(start_python, plain_en
         assert ask_to_kill(url, token["alice"], transports, 300.0, name).session == name
         with pytest.raises(SessionLost, match="ended by its owner alice"):
             while True:
-                with contextlib.suppress(djinn.ProgramStopped):  # what ran at that moment
+                with contextlib.suppress(djinn.errors.ProgramStopped):  # what ran at that moment
                     x.sum().item()
     finally:
         server.stop()

@@ -9,6 +9,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import djinn
 from djinn.testing import executor_figures
+from djinn_client.interception.runtime_interface import CacheMemory
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -157,11 +158,11 @@ def test_nothing_is_evicted_without_a_limit():
     with configured(threads=1):
         values = [torch.ones(1000, device=REMOTE)]
         kv = djinn.kv_session({"keys": values, "of": [(values[0], "twice")]})
-        assert kv.size() == djinn.CacheMemory(4000, 4000, 0, limited=False)
+        assert kv.size() == CacheMemory(4000, 4000, 0, limited=False)
         assert not kv.pin().limited
-        with pytest.raises(djinn.UnsupportedOperation, match="memory_gib"):
+        with pytest.raises(djinn.errors.UnsupportedOperation, match="memory_gib"):
             kv.evict()
-        assert djinn.kv_session(DynamicCache()).size() == djinn.CacheMemory()
+        assert djinn.kv_session(DynamicCache()).size() == CacheMemory()
 
 
 def test_each_executor_of_a_pool_is_asked_for_its_own(model):

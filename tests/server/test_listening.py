@@ -28,7 +28,7 @@ from djinn_server.launch.listen_addresses import (
 
 OTHER_TRANSPORT = """
 from djinn import hookimpl
-from djinn.transports import Listener, Transport
+from djinn.hooks import Listener, Transport
 from djinn_tcp import TcpTransport
 
 djinn_api_version = "2.0"

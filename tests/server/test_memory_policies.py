@@ -166,7 +166,7 @@ def test_a_plugins_policy_that_raises_costs_nothing_but_a_warning(inline, caplog
 def test_an_unknown_policy_is_named(inline):
     inline(Policy(), "nothing")
     with pytest.raises(
-        djinn.StartupError, match=r"no memory policy 'nothing' here \(memory policies: newest, next_use\)"
+        djinn.errors.StartupError, match=r"no memory policy 'nothing' here \(memory policies: newest, next_use\)"
     ):
         djinn.init()
 

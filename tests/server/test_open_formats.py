@@ -88,7 +88,7 @@ def test_gguf_files(tmp_path):
         assert equal(weights[name], tensor), name
     assert equal(weights.get_slice("q")[17:23], numbers[17:23])
     for look in (weights.__getitem__, weights.get_slice):
-        with pytest.raises(djinn.WeightsUnavailable, match=r"'k' at .* is stored as Q4_K"):
+        with pytest.raises(djinn.errors.WeightsUnavailable, match=r"'k' at .* is stored as Q4_K"):
             look("k")
     assert "k" in weights
     with pytest.raises(KeyError):
@@ -103,10 +103,10 @@ def test_a_pickle_that_runs_code_is_refused_and_the_session_goes_on(tmp_path):
 
     kept = torch.ones(3, device=REMOTE)
     torch.save({"a": torch.ones(2), "b": Runs()}, tmp_path / "model.pt")
-    with pytest.raises(djinn.WeightsUnavailable, match=r"names __builtin__\.eval"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match=r"names __builtin__\.eval"):
         djinn.open_weights(f"file:{tmp_path}/model.pt")
     torch.save({"a": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(djinn.WeightsUnavailable, match=r"before version 1\.6.*convert it to safetensors"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match=r"before version 1\.6.*convert it to safetensors"):
         djinn.open_weights(f"file:{tmp_path}/old.pt")
     assert not (tmp_path / "ran").exists()
     assert kept.sum().item() == 3

@@ -276,7 +276,7 @@ def test_a_file_that_changed_is_an_error_of_what_uses_it(tmp_path):
     with (tmp_path / "model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\1")
-    with pytest.raises(djinn.RemoteError, match="changed since they were opened"):
+    with pytest.raises(djinn.errors.RemoteError, match="changed since they were opened"):
         (weights["b"] + 1).cpu()
     assert intact.sum().item() == 4
     assert djinn.open_weights(f"file:{tmp_path}")["a"].sum().item() == 4
@@ -284,23 +284,23 @@ def test_a_file_that_changed_is_an_error_of_what_uses_it(tmp_path):
 
 @pytest.mark.usefixtures("remote")
 def test_refusals():
-    with pytest.raises(djinn.WeightsUnavailable, match="none"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="none"):
         djinn.open_weights("file:/none/there")
-    with pytest.raises(djinn.WeightsUnavailable, match=r"reads no weights from 'nope:x': it reads file:"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match=r"reads no weights from 'nope:x': it reads file:"):
         djinn.open_weights("nope:x")
-    with pytest.raises(djinn.WeightsUnavailable, match="text that can be sent"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="text that can be sent"):
         djinn.open_weights("file:/\ud800")
-    with pytest.raises(djinn.ConfigurationError, match="not on cpu"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="not on cpu"):
         djinn.open_weights("file:/none", "cpu")
 
 
 @pytest.mark.usefixtures("remote")
 def test_what_is_too_long_is_refused_and_the_session_goes_on(tmp_path):
-    with pytest.raises(djinn.WeightsUnavailable, match="4096 characters, not 5,006"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="4096 characters, not 5,006"):
         djinn.open_weights("file:/" + "a" * 5000)
     many = {f"{number}": "x" * (1 << 20) for number in range(65)}
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors", metadata=many)
-    with pytest.raises(djinn.WeightsUnavailable, match="bytes to list"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="bytes to list"):
         djinn.open_weights(f"file:{tmp_path}")
     described = {"ss_tag_frequency": "x" * 200_000}  # as files of fine-tuned weights have
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors", metadata=described)
@@ -359,7 +359,7 @@ def test_over_two_executors(folder, monkeypatch, tmp_path):
                 folder / "model.safetensors"
             )  # the journals have no bytes of it: what is read again is another version
             kill_executor(0), kill_executor(1)
-            with pytest.raises((djinn.RemoteError, djinn.SessionLost), match=r"changed|differently"):
+            with pytest.raises((djinn.errors.RemoteError, djinn.errors.SessionLost), match=r"changed|differently"):
                 shell(given.to(REMOTE)).cpu()
 
 
@@ -452,7 +452,9 @@ def test_a_snapshot_names_what_was_read_and_not_written(mapped, file_is_lost, ow
             os.truncate(file, 4096)
         kill_executor()
         if file_is_lost:  # the session is lost where a reply since the last snapshot comes out differently
-            with pytest.raises((djinn.RemoteError, djinn.SessionLost), match=r"cannot be read|changed|differently"):
+            with pytest.raises(
+                (djinn.errors.RemoteError, djinn.errors.SessionLost), match=r"cannot be read|changed|differently"
+            ):
                 large.sum().item()
             return
         assert again.sum().item() == 192

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import torch
 
-from djinn.compiling import pack, unpack
-from djinn.hooks import CompilerContext, ProtocolError, UnsupportedOperation
+from djinn.errors import ProtocolError, UnsupportedOperation
+from djinn.hooks import CompilerContext, pack, unpack
 from djinn_core.ir.values import meta_of
 
 aten = torch.ops.aten

@@ -12,10 +12,13 @@ import msgspec
 import psutil
 import pytest
 
-from djinn.executors import PipedHandle, StartupError, djinn_version, holder_command
+from djinn.errors import StartupError
+from djinn.hooks import holder_command
 from djinn.testing.processes import executor_process
 from djinn_core.errors import DjinnError
+from djinn_core.registry.version import djinn_version
 from djinn_server.launch import pipe_lines, piped_handle
+from djinn_server.launch.piped_handle import PipedHandle
 from djinn_server.launch.piped_holder import _CallServer
 from djinn_server.launch.piped_messages import HolderCall, call_line, read_call, read_reply, reply_line
 

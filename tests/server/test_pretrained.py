@@ -179,9 +179,9 @@ def test_the_setting_says_who_reads(served, caches):
             load(AutoModel, "bert", client, device_map=REMOTE)
     with configured(connection_file=served.file, weights_from="server"):
         load(AutoModel, "bert", client, device_map=REMOTE)
-        with pytest.raises(djinn.WeightsUnavailable, match="there is no"):
+        with pytest.raises(djinn.errors.WeightsUnavailable, match="there is no"):
             load(AutoModel, "other", _with_configuration(client), device_map=REMOTE)
-    with pytest.raises(djinn.ConfigurationError, match="'auto', 'server' or 'client'"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="'auto', 'server' or 'client'"):
         djinn.configure(weights_from="neither")
 
 

@@ -26,7 +26,7 @@ optimizer.step()
 moments = {str(n): dict(one) for n, one in enumerate(optimizer.state.values())}
 djinn.synchronize()
 djinn.reset_stats()
-djinn.publish("run-7", {"model": model.state_dict(), "optimizer": moments}, metadata={"step": "1"})
+djinn.weights.publish("run-7", {"model": model.state_dict(), "optimizer": moments}, metadata={"step": "1"})
 assert djinn.stats()["bytes_received"] < 2000, djinn.stats()
 torch.save([one.cpu() for one in model.parameters()], "expected.pt")
 os.kill(os.getpid(), signal.SIGKILL)
@@ -52,7 +52,7 @@ def test_a_killed_program_is_continued_by_another(served, python, plain_environm
     environment = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
     assert python.run("-c", PUBLISHES, cwd=tmp_path, env=environment).returncode == -9
     expected = torch.load(tmp_path / "expected.pt")
-    found = djinn.attach("run-7")
+    found = djinn.weights.attach("run-7")
     assert found.metadata() == {"step": "1"}
     assert set(found) == {"model.weight", "model.bias"} | {
         f"optimizer.{n}.{name}" for n in (0, 1) for name in ("step", "exp_avg", "exp_avg_sq")
@@ -65,43 +65,43 @@ def test_a_killed_program_is_continued_by_another(served, python, plain_environm
     with torch.no_grad():
         model.weight.add_(1)
     assert torch.equal(model.weight.cpu(), expected[0] + 1)
-    assert torch.equal(djinn.attach("run-7")["model.weight"].cpu(), expected[0])
-    listed = djinn.published()["run-7"]
+    assert torch.equal(djinn.weights.attach("run-7")["model.weight"].cpu(), expected[0])
+    listed = djinn.weights.published()["run-7"]
     assert listed.nbytes == sum(path.stat().st_size for path in folder.glob("run-7@*"))
     assert listed.age < 300
     assert listed.seconds_left == pytest.approx(7 * 86400, abs=300)
 
 
 def test_the_command_lists_and_removes(served, python, plain_environment):
-    djinn.publish("listed", {"x": torch.ones(4, device=REMOTE)}, ttl=7200)
+    djinn.weights.publish("listed", {"x": torch.ones(4, device=REMOTE)}, ttl=7200)
     command = "-m", "djinn_core.cli", "published", "--connection-file", served[0].file
     shown = python.run(*command, env=plain_environment).stdout
     assert "listed" in shown
     assert "in 120 min" in shown
     left = python.run(*command, "--remove", "listed", "--json", env=plain_environment).stdout
-    assert {row["name"] for row in json.loads(left)} == djinn.published().keys() - {"listed"}
+    assert {row["name"] for row in json.loads(left)} == djinn.weights.published().keys() - {"listed"}
     refused = python.run(*command, "--remove", "listed", env=plain_environment)
     assert refused.returncode == 1
     assert "nothing is published as 'listed'" in refused.stderr
-    assert "listed" not in djinn.published()
+    assert "listed" not in djinn.weights.published()
 
 
 def test_what_is_replaced_or_removed_stays_with_those_who_use_it(served):
-    djinn.publish("kept", {"x": torch.ones(1000, device=REMOTE), "y": torch.ones(3, device=REMOTE)})
-    first = djinn.attach("kept")
+    djinn.weights.publish("kept", {"x": torch.ones(1000, device=REMOTE), "y": torch.ones(3, device=REMOTE)})
+    first = djinn.weights.attach("kept")
     held = first["x"]
     assert held.sum().item() == 1000
-    djinn.publish("kept", {"x": torch.full((1000,), 2.0, device=REMOTE)})
-    assert djinn.attach("kept")["x"].sum().item() == 2000
+    djinn.weights.publish("kept", {"x": torch.full((1000,), 2.0, device=REMOTE)})
+    assert djinn.weights.attach("kept")["x"].sum().item() == 2000
     assert len(list(served[1].glob("kept@*"))) == 1
-    djinn.unpublish("kept")
+    djinn.weights.unpublish("kept")
     assert list(served[1].glob("kept@*")) == []
-    with pytest.raises(djinn.WeightsUnavailable, match="nothing is published as 'kept'"):
-        djinn.attach("kept")
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="nothing is published as 'kept'"):
+        djinn.weights.attach("kept")
     assert first["y"].sum().item() == 3
-    djinn.publish("lasting", {"x": torch.arange(5, device=REMOTE)})
+    djinn.weights.publish("lasting", {"x": torch.arange(5, device=REMOTE)})
     kill_executor()
-    assert djinn.attach("lasting")["x"].tolist() == [0, 1, 2, 3, 4]
+    assert djinn.weights.attach("lasting")["x"].tolist() == [0, 1, 2, 3, 4]
     assert held.sum().item() == 1000
     held += 1
     assert held.sum().item() == 2000
@@ -113,18 +113,18 @@ def test_the_publisher_and_those_who_attach_share_memory(own_server):
         kept = torch.arange(100_000, device=REMOTE)
         weight = torch.ones(1000, 100, device=REMOTE)
         other = torch.ones(1000, 100, device=REMOTE)[:500]  # a part of its memory is not shared
-        djinn.publish("mine", {"weight": weight, "other": other, "kept": kept})
+        djinn.weights.publish("mine", {"weight": weight, "other": other, "kept": kept})
         before = torch.accelerator.memory_allocated()
-        attached = djinn.attach("mine")["weight"]
+        attached = djinn.weights.attach("mine")["weight"]
         assert attached.sum().item() == 100_000
         assert torch.accelerator.memory_allocated() == before
-        assert djinn.attach("mine")["other"].sum().item() == 50_000
+        assert djinn.weights.attach("mine")["other"].sum().item() == 50_000
         weight += 1
         attached[0] = 5
         assert weight.sum().item() == 200_000
         assert attached.sum().item() == 99_900 + 500
-        assert djinn.attach("mine")["weight"].sum().item() == 100_000
-        djinn.unpublish("mine")
+        assert djinn.weights.attach("mine")["weight"].sum().item() == 100_000
+        djinn.weights.unpublish("mine")
         assert kept[-1].item() == 99_999
         kill_executor()
         assert kept.sum().item() == sum(range(100_000))
@@ -133,37 +133,37 @@ def test_the_publisher_and_those_who_attach_share_memory(own_server):
 
 
 def test_a_name_expires(served):
-    djinn.publish("short", {"x": torch.ones(2, device=REMOTE)}, ttl=1)
-    held = djinn.attach("short")["x"]
+    djinn.weights.publish("short", {"x": torch.ones(2, device=REMOTE)}, ttl=1)
+    held = djinn.weights.attach("short")["x"]
     assert held.sum().item() == 2
-    wait_for(lambda: "short" not in djinn.published(), "the end of a name")
+    wait_for(lambda: "short" not in djinn.weights.published(), "the end of a name")
     assert list(served[1].glob("short@*")) == []
-    with pytest.raises(djinn.WeightsUnavailable, match="nothing is published as 'short'"):
-        djinn.attach("short")
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="nothing is published as 'short'"):
+        djinn.weights.attach("short")
     assert held.sum().item() == 2
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "a" * 101, "a@1-2-3", "a b", "é", "a\n"])
 def test_names_that_are_refused(name, served):
-    with pytest.raises(djinn.WeightsUnavailable, match="is no name"):
-        djinn.publish(name, {"x": torch.ones(1, device=REMOTE)})
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="is no name"):
+        djinn.weights.publish(name, {"x": torch.ones(1, device=REMOTE)})
 
 
 def test_what_is_no_tensor_is_refused(served):
     one = torch.ones(1, device=REMOTE)
-    with pytest.raises(djinn.ConfigurationError, match=r"'param_groups' is of type list"):
-        djinn.publish("bad", {"x": one, "param_groups": [{"lr": 0.1}]})
-    with pytest.raises(djinn.ConfigurationError, match="two tensors are called"):
-        djinn.publish("bad", {"a": {"b": one}, "a.b": one})
-    with pytest.raises(djinn.ConfigurationError, match="on none"):
-        djinn.publish("bad", {"x": torch.ones(1)})
-    with pytest.raises(djinn.ConfigurationError, match="time to live"):
-        djinn.publish("bad", {"x": one}, ttl=-1)
-    with pytest.raises(djinn.WeightsUnavailable, match=r"604,800 s at the most"):
-        djinn.publish("bad", {"x": one}, ttl=1e9)
-    with pytest.raises(djinn.WeightsUnavailable, match="nothing is published as 'bad'"):
-        djinn.unpublish("bad")
-    assert "bad" not in djinn.published()
+    with pytest.raises(djinn.errors.ConfigurationError, match=r"'param_groups' is of type list"):
+        djinn.weights.publish("bad", {"x": one, "param_groups": [{"lr": 0.1}]})
+    with pytest.raises(djinn.errors.ConfigurationError, match="two tensors are called"):
+        djinn.weights.publish("bad", {"a": {"b": one}, "a.b": one})
+    with pytest.raises(djinn.errors.ConfigurationError, match="on none"):
+        djinn.weights.publish("bad", {"x": torch.ones(1)})
+    with pytest.raises(djinn.errors.ConfigurationError, match="time to live"):
+        djinn.weights.publish("bad", {"x": one}, ttl=-1)
+    with pytest.raises(djinn.errors.WeightsUnavailable, match=r"604,800 s at the most"):
+        djinn.weights.publish("bad", {"x": one}, ttl=1e9)
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="nothing is published as 'bad'"):
+        djinn.weights.unpublish("bad")
+    assert "bad" not in djinn.weights.published()
 
 
 def test_tenants_have_names_of_their_own_within_their_disk(own_server, python, plain_environment, tmp_path):
@@ -176,34 +176,34 @@ def test_tenants_have_names_of_their_own_within_their_disk(own_server, python, p
     assert python.run(*limit, env=plain_environment).returncode == 0
     server = own_server("--token-file", str(tokens), "--published", str(tmp_path / "published"), "--threads", "1")
     with configured(servers=list(server.urls), token=made["alice"]):
-        djinn.publish("secret", {"x": torch.ones(100_000, device=REMOTE)})
-        with pytest.raises(djinn.WeightsUnavailable, match="that you may have"):
-            djinn.publish("large", {"x": torch.ones(200_000, device=REMOTE)})
-        assert list(djinn.published()) == ["secret"]
+        djinn.weights.publish("secret", {"x": torch.ones(100_000, device=REMOTE)})
+        with pytest.raises(djinn.errors.WeightsUnavailable, match="that you may have"):
+            djinn.weights.publish("large", {"x": torch.ones(200_000, device=REMOTE)})
+        assert list(djinn.weights.published()) == ["secret"]
         (file,) = (tmp_path / "published" / "alice").iterdir()
         assert load_file(file)["x"].sum().item() == 100_000
     with configured(servers=list(server.urls), token=made["bob"]):
-        assert djinn.published() == {}
+        assert djinn.weights.published() == {}
         address = f"published:{file.name.removesuffix('.safetensors')}"
         for refused in ("published:secret", address, "published:../alice/" + file.name):
-            with pytest.raises(djinn.WeightsUnavailable):
+            with pytest.raises(djinn.errors.WeightsUnavailable):
                 djinn.open_weights(refused)
-        with pytest.raises(djinn.WeightsUnavailable):
-            djinn.unpublish("secret")
+        with pytest.raises(djinn.errors.WeightsUnavailable):
+            djinn.weights.unpublish("secret")
     assert file.exists()
 
 
 def test_programs_with_executors_of_their_own_find_each_others_names():
     with configured(threads=1):
-        djinn.publish("own", {"x": torch.full((3,), 5.0, device=REMOTE)})
+        djinn.weights.publish("own", {"x": torch.full((3,), 5.0, device=REMOTE)})
     with configured(threads=1):
-        assert djinn.attach("own")["x"].tolist() == [5, 5, 5]
-        djinn.unpublish("own")
+        assert djinn.weights.attach("own")["x"].tolist() == [5, 5, 5]
+        djinn.weights.unpublish("own")
 
 
 def test_where_nothing_is_published():
     with configured(executor="inline"):
-        with pytest.raises(djinn.WeightsUnavailable, match="published:"):
-            djinn.publish("x", {"x": torch.ones(1, device=REMOTE)})
-        with pytest.raises(djinn.WeightsUnavailable, match="--publish-hours"):
-            djinn.published()
+        with pytest.raises(djinn.errors.WeightsUnavailable, match="published:"):
+            djinn.weights.publish("x", {"x": torch.ones(1, device=REMOTE)})
+        with pytest.raises(djinn.errors.WeightsUnavailable, match="--publish-hours"):
+            djinn.weights.published()

@@ -104,7 +104,7 @@ def test_a_reader_of_what_was_replaced_reads_on(remote, folder):
 def test_a_value_that_could_not_be_computed(remote, folder):
     index = torch.tensor([5], device=remote)
     bad = torch.ones(2, device=remote).index_select(0, index)
-    with pytest.raises((djinn.RemoteError, IndexError, RuntimeError), match="index"):
+    with pytest.raises((djinn.errors.RemoteError, IndexError, RuntimeError), match="index"):
         djinn.save_weights({"good": torch.ones(2, device=remote), "bad": bad}, "file:bad.safetensors")
     assert not (folder / "default" / "bad.safetensors").exists()
     assert torch.ones(2, device=remote).sum().item() == 2
@@ -133,27 +133,27 @@ def test_addresses_that_are_refused(address, remote, folder, tmp_path):
     (own / "folder.safetensors").mkdir(exist_ok=True)
     if not (own / "out").is_symlink():
         (own / "out").symlink_to(tmp_path)
-    with pytest.raises(djinn.WeightsUnavailable):
+    with pytest.raises(djinn.errors.WeightsUnavailable):
         djinn.save_weights({"x": torch.ones(1, device=remote)}, address)
     assert not list(tmp_path.iterdir())
     assert not list(folder.glob("*.safetensors"))
 
 
 def test_tensors_that_are_refused(remote):
-    with pytest.raises(djinn.ConfigurationError, match="these are on none"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="these are on none"):
         djinn.save_weights({"x": torch.ones(1)}, "file:x.safetensors")
-    with pytest.raises(djinn.WeightsUnavailable, match="complex128"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="complex128"):
         djinn.save_weights({"x": torch.ones(1, dtype=torch.complex128, device=remote)}, "file:x.safetensors")
-    with pytest.raises(djinn.WeightsUnavailable, match="characters"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="characters"):
         djinn.save_weights({"x" * 5000: torch.ones(1, device=remote)}, "file:x.safetensors")
-    with pytest.raises(djinn.WeightsUnavailable, match="__metadata__"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="__metadata__"):
         djinn.save_weights({"__metadata__": torch.ones(1, device=remote)}, "file:x.safetensors")
 
 
 def test_names_and_values_that_do_not_match(remote, monkeypatch):
     weight = torch.ones(1, device=remote)
     monkeypatch.setattr(session, "pack_handles", lambda handles: pack_handles([*handles, *handles]))
-    with pytest.raises(djinn.WeightsUnavailable, match="1 names come with 2 values"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="1 names come with 2 values"):
         djinn.save_weights({"x": weight}, "file:x.safetensors")
     assert weight.item() == 1
 
@@ -161,7 +161,7 @@ def test_names_and_values_that_do_not_match(remote, monkeypatch):
 def test_without_permission(own_server):
     server = own_server("--threads", "1")
     with configured(connection_file=server.file):
-        with pytest.raises(djinn.WeightsUnavailable, match="--save-weights"):
+        with pytest.raises(djinn.errors.WeightsUnavailable, match="--save-weights"):
             djinn.save_weights({"x": torch.ones(1, device=REMOTE)}, "file:x.safetensors")
         assert torch.ones(1, device=REMOTE).item() == 1
 

@@ -87,21 +87,21 @@ def test_objects_come_back_as_they_were(saved):
 def test_an_object_is_published(saved):
     torch.save({"x": torch.ones(2, device=REMOTE), "step": 3}, "published:object")
     assert torch.load("published:object")["step"] == 3
-    assert djinn.attach("object")["x"].tolist() == [1, 1]
-    djinn.unpublish("object")
+    assert djinn.weights.attach("object")["x"].tolist() == [1, 1]
+    djinn.weights.unpublish("object")
 
 
 def test_what_text_does_not_describe_is_refused(saved):
     one = torch.ones(1, device=REMOTE)
-    with pytest.raises(djinn.UnsupportedOperation, match=r"'a\.1' is of type set"):
+    with pytest.raises(djinn.errors.UnsupportedOperation, match=r"'a\.1' is of type set"):
         torch.save({"x": one, "a": [1, {2}]}, "file:refused.pt")
-    with pytest.raises(djinn.UnsupportedOperation, match="state_dict"):
+    with pytest.raises(djinn.errors.UnsupportedOperation, match="state_dict"):
         torch.save(torch.nn.Linear(2, 2).to(REMOTE), "file:refused.pt")
-    with pytest.raises(djinn.UnsupportedOperation, match="keys"):
+    with pytest.raises(djinn.errors.UnsupportedOperation, match="keys"):
         torch.save({"x": one, (1, 2): 3}, "file:refused.pt")
-    with pytest.raises(djinn.UnsupportedOperation, match="one device"):
+    with pytest.raises(djinn.errors.UnsupportedOperation, match="one device"):
         torch.load("file:refused.pt", map_location={"a": "b"})
-    with pytest.raises(djinn.WeightsUnavailable, match="no 'file:refused"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="no 'file:refused"):
         torch.load("file:refused.pt")
     assert not (saved / "refused.pt.safetensors").exists()
 
@@ -118,10 +118,10 @@ def test_descriptions_that_are_malformed(saved):
         '{"os": 1}',
     ):
         djinn.save_weights({"x": one}, "file:bad.safetensors", {"djinn.object": text})
-        with pytest.raises(djinn.WeightsUnavailable, match="malformed"):
+        with pytest.raises(djinn.errors.WeightsUnavailable, match="malformed"):
             torch.load("file:bad.safetensors")
     djinn.save_weights({"x": one}, "file:bad.safetensors")
-    with pytest.raises(djinn.WeightsUnavailable, match=r"not written by torch\.save"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match=r"not written by torch\.save"):
         torch.load("file:bad.safetensors")
 
 
@@ -140,7 +140,7 @@ def test_files_are_removed(saved, tmp_path):
     one = {"x": torch.ones(3, device=REMOTE)}
     djinn.save_weights(one, "file:gone/deep/x.safetensors")
     held = djinn.open_weights("file:gone/deep/x.safetensors")
-    djinn.remove_weights("file:gone/deep/x.safetensors")
+    djinn.weights.remove_weights("file:gone/deep/x.safetensors")
     assert not (saved / "gone").exists()
     assert held["x"].tolist() == [1, 1, 1]
     (tmp_path / "x.safetensors").write_bytes(b"")
@@ -150,8 +150,8 @@ def test_files_are_removed(saved, tmp_path):
         "file:../x.safetensors",
         "hf://a/b",
     ):
-        with pytest.raises(djinn.WeightsUnavailable):
-            djinn.remove_weights(address)
+        with pytest.raises(djinn.errors.WeightsUnavailable):
+            djinn.weights.remove_weights(address)
     assert (tmp_path / "x.safetensors").exists()
 
 

@@ -76,7 +76,7 @@ def test_clients_of_a_server_with_two_executors_spread_over_them(python, tmp_pat
         homes = [members[0].attached.process for members in opened]
         assert sorted(homes.count(process) for process in set(homes)) == [count // 2, count - count // 2]
         with configured(connection_file=server.file):
-            seen = djinn.coordinator()
+            seen = djinn.compat.coordinator()
         assert [one.sessions for one in seen.executors] == [count, count]  # each client may use both
         assert (seen.sessions, seen.servers[0].policy, seen.servers[0].error) == (2 * count, "least_loaded", "")
         assert all(one.memory > 0 and one.state == "ready" for one in seen.executors)
@@ -89,7 +89,7 @@ def test_clients_of_a_server_with_two_executors_spread_over_them(python, tmp_pat
 
 def test_the_coordinator_says_which_server_does_not_answer(two):
     with configured(servers=["tcp://127.0.0.1:1", two[0].url("tcp")], token="t" * 32, disable=("local",)):
-        gone, there = djinn.coordinator().servers
+        gone, there = djinn.compat.coordinator().servers
     assert gone.url.endswith(":1")
     assert gone.error
     assert (there.error, len(there.executors)) == ("", 1)

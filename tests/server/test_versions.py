@@ -48,7 +48,7 @@ def test_another_djinn_and_another_torch_work_where_the_protocol_is_the_same(cli
     ],
 )
 def test_another_protocol_is_refused_with_what_to_install_where(client_of, protocol, cure):
-    with pytest.raises(djinn.AccessRefused, match=cure), client_of(LaterHello, protocol=protocol):
+    with pytest.raises(djinn.errors.AccessRefused, match=cure), client_of(LaterHello, protocol=protocol):
         pass
 
 

@@ -72,12 +72,12 @@ def test_a_server_that_is_not_there_shows_before_anything_is_computed(closed, ca
         assert not torch.remote_accelerator.is_available()
         assert f"no server answers at {closed}" in caplog.text
         for _ in range(2):
-            with pytest.raises(djinn.TransportError, match=closed):
+            with pytest.raises(djinn.errors.TransportError, match=closed):
                 torch.ones(2, device=DEVICE)
         with djinn.capture() as captured:  # needs none
             torch.ones(2) + 1
         assert captured.graph.by_op["add"]
-        with pytest.raises(djinn.TransportError, match=closed):
+        with pytest.raises(djinn.errors.TransportError, match=closed):
             torch.ones(2, device=DEVICE)
 
 
@@ -85,12 +85,12 @@ def test_a_token_that_is_missing_or_wrong_shows_at_once(closed, plain, caplog):
     with configured(servers=[closed]):
         assert not torch.accelerator.is_available()
         assert f"no token for {closed}" in caplog.text
-        with pytest.raises(djinn.ConfigurationError, match="no token for"):
+        with pytest.raises(djinn.errors.ConfigurationError, match="no token for"):
             torch.ones(2, device=DEVICE)
     with configured(servers=[plain.url("tcp")], token=TOKEN):
         assert not torch.accelerator.is_available()
         assert "token" in caplog.text
-        with pytest.raises(djinn.AccessRefused):
+        with pytest.raises(djinn.errors.AccessRefused):
             torch.zeros(3, device=DEVICE)
 
 
@@ -107,10 +107,10 @@ def test_an_answer_is_not_waited_for_long(mute, caplog):
 def test_a_server_that_answers_is_available_without_a_session(plain):
     with configured(servers=[plain.url("tcp")], token=plain.token):
         assert torch.accelerator.is_available()
-        assert not djinn.is_initialized()
+        assert not djinn.compat.is_initialized()
         assert torch.ones(2, device=DEVICE).sum().item() == 2
     assert torch.accelerator.is_available(), "an executor of the program's own needs no server"
-    assert not djinn.is_initialized()
+    assert not djinn.compat.is_initialized()
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "http"])
@@ -118,16 +118,16 @@ def test_a_server_under_tls_is_found_by_its_address(under_tls, scheme):
     right = under_tls.url(f"{scheme}s")
     wrong = f"{scheme}{right.removeprefix(f'{scheme}s')}"
     with configured(servers=[wrong], token=under_tls.token, connect_timeout=60):
-        with pytest.raises(djinn.TransportError, match=f"its address is {right}"):
+        with pytest.raises(djinn.errors.TransportError, match=f"its address is {right}"):
             djinn.init()
         (answer,) = ask_servers(Settings(servers=(wrong,), token=under_tls.token)).values()
         assert f"If that server speaks TLS, its address is {right}" in str(answer)
 
 
 def test_an_address_that_no_transport_serves_is_told_before_the_token():
-    with configured(servers=["foo://x"]), pytest.raises(djinn.PluginError, match="no transport for foo://"):
+    with configured(servers=["foo://x"]), pytest.raises(djinn.errors.PluginError, match="no transport for foo://"):
         djinn.init()
-    with pytest.raises(djinn.PluginError, match="no transport for foo://"):
+    with pytest.raises(djinn.errors.PluginError, match="no transport for foo://"):
         ask_servers(Settings(servers=("foo://x",)))
 
 
@@ -150,14 +150,14 @@ def test_errors_name_the_address_that_was_configured(plain):
         assert matrix.sum().item() == 490_000
         reached = open_connections()[0].url
         assert reached.startswith("unix://"), "the fastest way on one machine"
-        with pytest.raises(djinn.DeadlineExceeded, match=f"^{url} did not answer"), djinn.deadline(0.2):
+        with pytest.raises(djinn.errors.DeadlineExceeded, match=f"^{url} did not answer"), djinn.deadline(0.2):
             long = matrix
             for _ in range(300):
                 long = long @ matrix
             long.sum().item()
         del long
         os.kill(client.executor_process(), signal.SIGKILL)
-        with pytest.raises(djinn.SessionLost, match=f"the session with {url} is lost") as caught:
+        with pytest.raises(djinn.errors.SessionLost, match=f"the session with {url} is lost") as caught:
             (matrix + 1).sum().item()
         assert "unix://" not in str(caught.value)
 

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 import attrs
 
-from djinn.executors import ExecutorEngine, ExecutorHandle, ExecutorHolder, StartupError
-from djinn.hooks import hookimpl
+from djinn.errors import StartupError
+from djinn.hooks import ExecutorEngine, ExecutorHandle, ExecutorHolder, hookimpl
 from djinn.testing.suite import start
 
 

@@ -1,6 +1,6 @@
 """Attention that normalises by a logarithm of a sum: scores less `logsumexp` of them, in an exponential (LSH and local attention).
 
-The scores are read twice, so the shape is a graph and no tree: `djinn.patterns.structure` finds it. It begins with `logsumexp`,
+The scores are read twice, so the shape is a graph and no tree: `djinn.planning.structure` finds it. It begins with `logsumexp`,
 which few programs have, so programs without it pay nothing; networkx is imported by the first program that has it.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
 
-from djinn.hooks import Graph, Node
-from djinn.patterns import Gradients, Structure, is_given, structure
+from djinn.planning import Gradients, Graph, Node, is_given, structure
 from djinn_attention.sites import PRODUCTS, Site
+from djinn_core.planning.matching.structure import Structure
 
 ANCHOR = "logsumexp"
 _SCORES = ("add", "baddbmm", "bmm", "div", "masked_fill", "matmul", "mul", "sub", "where")

@@ -6,8 +6,7 @@ import math
 
 import attrs
 
-from djinn.dataflow import query_shape
-from djinn.hooks import Graph, Node, arguments
+from djinn.planning import Graph, Node, arguments, query_shape
 from djinn_attention.sites import Site
 
 _REPEATS = frozenset({"expand", "index_select", "repeat", "repeat_interleave"})

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from djinn.dataflow import COPIES, SOFTMAX
-from djinn.hooks import Graph, Node
-from djinn.patterns import Gradients, is_given, layer_at
+from djinn.planning import COPIES, SOFTMAX, Gradients, Graph, Node, is_given, layer_at
 from djinn_attention.sites import PRODUCTS, Site
 
 # Functions that make features of queries and keys, one place at a time.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from djinn.dataflow import COPIES, chain
-from djinn.hooks import Graph, Node, arguments
+from djinn.planning import COPIES, Graph, Node, arguments, chain
 
 _TRIANGLES = frozenset({"tril", "tril_indices", "triu", "triu_indices"})
 _COMPARISONS = frozenset({"ge", "gt", "le", "lt"})

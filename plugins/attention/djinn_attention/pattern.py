@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, origin
-from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch
+from djinn.hooks import Pattern
+from djinn.planning import FUSED_ATTENTION, SOFTMAX, Graph, Node, Nodes, PatternMatch, origin
 from djinn_attention.diamonds import ANCHOR, diamonds
 from djinn_attention.heads import count
 from djinn_attention.linear import linear_attentions

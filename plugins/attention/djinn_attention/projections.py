@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from djinn.hooks import Graph, Node
-from djinn.patterns import is_given, layer_at
+from djinn.planning import Graph, Node, is_given, layer_at
 from djinn_attention.sites import Site
 
 _LAYERS = frozenset({"addmm", "linear", "matmul", "mm"})

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from djinn.dataflow import COPIES, SOFTMAX
-from djinn.hooks import Graph, Node
-from djinn.patterns import is_given, layer_at
+from djinn.planning import COPIES, SOFTMAX, Graph, Node, is_given, layer_at
 from djinn_attention.sites import PRODUCTS, Site
 
 # What puts scores together, or takes weights apart, without computing.

@@ -7,8 +7,7 @@ from collections import deque
 
 import attrs
 
-from djinn.dataflow import COPIES, FUSED_ATTENTION, origin
-from djinn.hooks import Graph, Node, arguments
+from djinn.planning import COPIES, FUSED_ATTENTION, Graph, Node, arguments, origin
 
 PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm"})
 # What may stand between the scores and the softmax: scale, mask, soft cap, casts; in place as well.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from djinn.hooks import Graph
+from djinn.planning import Graph
 from djinn_attention.projections import FeedingLayers
 from djinn_attention.sites import Site
 

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import djinn_attention
-from djinn.fx import fx_graph
+from djinn.planning import fx_graph
 from djinn.testing import PatternConformance, PluginConformance
 from djinn_attention import Attention
 

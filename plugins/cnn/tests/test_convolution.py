@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import djinn
-from djinn.fx import fx_graph
+from djinn.planning import fx_graph
 from djinn_cnn.convolution import Convolution
 
 DEVICE = "remote_accelerator:0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from djinn.hooks import CostEstimate, Costs, DataResidency, Stream
+from djinn.planning import CostEstimate, Costs, DataResidency, Stream
 from djinn.testing import ProgramBuilder, optimization_context
 from djinn_cnn.pipelining import Pipelining
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.hooks import CostEstimate, Costs, Stream
+from djinn.planning import CostEstimate, Costs, Stream
 from djinn.testing import optimization_context
 from djinn_cnn.pipelining import SplitBatches
 from djinn_cnn.pipelining.batches import region_of

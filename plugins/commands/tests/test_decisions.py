@@ -148,7 +148,7 @@ def test_packages_that_a_server_needs_are_sent_from_the_checkout():
 def test_folder_of_wheels_without_the_server_is_refused(tmp_path):
     for name in ("djinn", "djinn_tcp"):
         (tmp_path / f"{name}-26.11.0-py3-none-any.whl").touch()
-    with pytest.raises(djinn.ConfigurationError, match="none of djinn-server, which the server there needs"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="none of djinn-server, which the server there needs"):
         find_wheels(tmp_path, tmp_path)
     (tmp_path / "djinn_server-26.11.0-py3-none-any.whl").touch()
     assert find_wheels(tmp_path, tmp_path).named("djinn-server")

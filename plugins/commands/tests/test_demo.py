@@ -13,8 +13,8 @@ from long_forms import long_or
 from rich.console import Console
 
 import djinn_commands.demo
-from djinn import ExecutionPhase, PatternMatch, StartupError, WorkloadProfile
-from djinn.hooks import WorkloadType
+from djinn.errors import StartupError
+from djinn.planning import ExecutionPhase, PatternMatch, WorkloadProfile, WorkloadType
 from djinn.testing import CommandConformance, PluginConformance
 from djinn_commands.demo import show, table
 from djinn_commands.demo.command import PARTS, demo

@@ -11,12 +11,13 @@ from click.testing import CliRunner
 from long_forms import long_or
 
 import djinn
-from djinn.hooks import ConfigurationError, DeviceCapabilities
-from djinn.planning import ExecutorStatus, Status, load_selected
-from djinn.session import DeviceInfo
+from djinn.errors import ConfigurationError
+from djinn.planning import DeviceCapabilities
+from djinn_client.runtime.load_plugins import load_selected
 from djinn_commands.planning import fit
 from djinn_commands.planning.model import Step, built_model
 from djinn_commands.planning.plan_command import plan as command
+from djinn_core.wire.messages import DeviceInfo, ExecutorStatus, Status
 
 MIB = 1 << 20
 CONFIGURATION = {

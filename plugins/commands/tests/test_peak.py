@@ -5,11 +5,13 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.costs import work_of
-from djinn.hooks import CostEstimate, CostModel, DataResidency, DeviceCapabilities, NetworkTopology
-from djinn.planning import Registry, Request, run_stages
+from djinn.hooks import CostModel
+from djinn.planning import CostEstimate, DataResidency, DeviceCapabilities, NetworkTopology, work_of
 from djinn.testing import ProgramBuilder
 from djinn_commands.planning.peak import peak_of
+from djinn_core.planning.pipeline import Request
+from djinn_core.planning.pipeline import plan as run_stages
+from djinn_core.registry.registry import Registry
 
 KIB = 1024
 

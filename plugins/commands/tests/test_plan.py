@@ -8,8 +8,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from djinn.hooks import ConfigurationError, InvalidStage
-from djinn.scheduling import read_cluster
+from djinn.errors import ConfigurationError, InvalidStage
+from djinn.planning import read_cluster
 from djinn_commands.planning.forecast import modules_of
 from djinn_commands.planning.plan_command import plan as command
 

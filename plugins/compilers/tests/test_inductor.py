@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import djinn_compilers.inductor
-from djinn.compiling import CompileProcess
-from djinn.hooks import CompilerContext, UnsupportedOperation
+from djinn.errors import UnsupportedOperation
+from djinn.hooks import CompileProcess, CompilerContext
 from djinn.testing import CompilerConformance, PluginConformance
 from djinn_compilers.inductor import compiler as module
 from djinn_compilers.inductor.compiler import Inductor

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import djinn_compilers.tensorrt
-from djinn.hooks import CompilerContext, UnsupportedOperation
+from djinn.errors import UnsupportedOperation
+from djinn.hooks import CompilerContext
 from djinn.testing import CompilerConformance, PluginConformance
 from djinn_compilers.tensorrt.compiler import PACKAGE, TensorRT
 

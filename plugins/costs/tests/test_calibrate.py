@@ -17,10 +17,11 @@ from click.testing import CliRunner
 
 import djinn
 import djinn_costs.roofline.model
-from djinn import session
-from djinn.costs import calibration_file, calibration_of
-from djinn.hooks import Calibration, ConfigurationError, DeviceCapabilities
+from djinn.errors import ConfigurationError
+from djinn.planning import Calibration, DeviceCapabilities
 from djinn.testing import sample_graphs
+from djinn_client.runtime import client
+from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of
 from djinn_costs.roofline.calibrate_command import calibrate, progress
 from djinn_costs.roofline.calibration.calibrate import Bench
 from djinn_costs.roofline.calibration.measuring import measuring, processor_clock
@@ -63,8 +64,8 @@ def command(tmp_path, monkeypatch, cache, plain_environment):
 def test_a_cost_model_written_by_the_guide_is_measured_kept_and_validated(command, tmp_path):
     made = json.loads(command(calibrate, "--rounds", "2", "--json"))
     assert (made["models"], made["probes"], made["failed"], made["threads"]) == (["my_costs"], 2, 0, 1)
-    kept = calibration_of(session.device())
-    assert Path(made["file"]) == calibration_file(session.device())
+    kept = calibration_of(client.device())
+    assert Path(made["file"]) == calibration_file(client.device())
     assert kept.models["my_costs"]["start"] > 0
     with djinn.capture() as captured:
         x = captured_product()
@@ -72,7 +73,7 @@ def test_a_cost_model_written_by_the_guide_is_measured_kept_and_validated(comman
     costs = djinn.plan(captured, until="estimate").costs
     (row,) = costs.by_device.values()
     assert [e.model for e in row] == ["my_costs"] * len(row)
-    assert costs.seconds(session.device().id) == pytest.approx(2 * kept.models["my_costs"]["start"], rel=0.2)
+    assert costs.seconds(client.device().id) == pytest.approx(2 * kept.models["my_costs"]["start"], rel=0.2)
 
     picture = tmp_path / "plot.svg"
     found = json.loads(
@@ -111,10 +112,10 @@ def test_in_the_background_few_probes_are_timed_once_for_each_device(command, mo
     command(calibrate, "--background")
     assert given_way == [19]
     (file,) = cache.glob("djinn/calibration/*.json")
-    kept = calibration_of(session.device())
+    kept = calibration_of(client.device())
     assert set(kept.models["measured_roofline"]["operations"]) == {"add"}
     command(calibrate, "--background")
-    assert calibration_of(session.device()) == kept, "it was measured already"
+    assert calibration_of(client.device()) == kept, "it was measured already"
     file.unlink()
     with file.with_suffix(".lock").open("w") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
@@ -130,11 +131,11 @@ def test_a_session_that_is_lost_leaves_no_calibration(command, monkeypatch, few_
 
     def kill_and_take(bench, model, probe):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(session.executor_process(), signal.SIGKILL)
+            os.kill(client.executor_process(), signal.SIGKILL)
         take(bench, model, probe)
 
     monkeypatch.setattr(Bench, "_take", kill_and_take)
-    with pytest.raises(djinn.SessionLost):
+    with pytest.raises(djinn.errors.SessionLost):
         command(calibrate, "--background")
     assert not list(cache.glob("djinn/calibration/*.json"))
 
@@ -181,7 +182,7 @@ def test_processor_time_is_for_executors_of_their_own():
 
 
 def test_processor_time_that_is_not_known_is_refused(monkeypatch):
-    monkeypatch.setattr(session, "executor_process", os.getpid)
+    monkeypatch.setattr(client, "executor_process", os.getpid)
     with pytest.raises(ConfigurationError, match="on this machine only"), measuring(processor_time=True):
         pass
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.hooks import (
+from djinn.errors import InvalidStage
+from djinn.planning import (
     CostEstimate,
     Costs,
     DataResidency,
     DeviceCapabilities,
     ExecutionPhase,
-    InvalidStage,
     Link,
     NetworkTopology,
     Stream,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.hooks import CostEstimate, Costs
+from djinn.planning import CostEstimate, Costs
 from djinn.testing import ProgramBuilder, placement_context
 from djinn_costs.cost_based import CostBased
 

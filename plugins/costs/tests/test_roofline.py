@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djinn.costs import work_of
-from djinn.hooks import Calibration, DeviceCapabilities
+from djinn.planning import Calibration, DeviceCapabilities, work_of
 from djinn.testing import ProgramBuilder
 from djinn_costs.roofline.elementwise import sized_probes
 from djinn_costs.roofline.fitting import fit_seconds, non_negative

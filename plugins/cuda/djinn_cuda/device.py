@@ -7,7 +7,9 @@ from typing import Protocol
 
 import torch
 
-from djinn.hooks import Device, DeviceCapabilities, DeviceRuntime, StartupError
+from djinn.errors import StartupError
+from djinn.hooks import Device, DeviceRuntime
+from djinn.planning import DeviceCapabilities
 from djinn_cuda.memory import device_memory
 from djinn_cuda.runtime import CudaRuntime
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import djinn_cuda
-from djinn.hooks import StartupError
+from djinn.errors import StartupError
 from djinn.testing import DeviceConformance, PluginConformance
 from djinn_cuda import CudaDevice
 from djinn_cuda.runtime import PIECE, pieces

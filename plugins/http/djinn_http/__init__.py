@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn import hookimpl
-from djinn.transports import Transport
+from djinn.hooks import Transport
 from djinn_http.transport import HttpTransport
 
 __all__ = ["HttpTransport", "djinn_api_version", "djinn_register_transports"]

@@ -10,7 +10,8 @@ from typing import Final
 
 from aiohttp import web
 
-from djinn.transports import Connection, Frame, Limits, ProtocolError, TransportError, encode_frame
+from djinn.errors import ProtocolError, TransportError
+from djinn.hooks import Connection, Frame, Limits, encode_frame
 from djinn_http import dialect
 from djinn_http.counting import CountingTransport
 from djinn_http.inbox import FrameInbox

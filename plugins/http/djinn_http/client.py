@@ -9,17 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from djinn.transports import (
-    LOOK_SECONDS,
-    Buffer,
-    Connection,
-    FrameDecoder,
-    Limits,
-    ProtocolError,
-    StreamConnection,
-    TransportError,
-    interrupt_mask,
-)
+from djinn.errors import ProtocolError, TransportError
+from djinn.hooks import Buffer, Connection, FrameDecoder, Limits, StreamConnection
+from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_http import dialect
 from djinn_http.exchange import Endpoint, HttpExchange
 from djinn_http.pulse import keep_alive

@@ -9,21 +9,11 @@ from contextlib import suppress
 
 import attrs
 
-from djinn.transports import (
-    DONTWAIT,
-    READABLE,
-    Buffer,
-    FrameDecoder,
-    TlsOptions,
-    TlsSocket,
-    TransportError,
-    dial_tls,
-    keep_alive,
-    poller,
-    send_buffers,
-    wait_in_kernel,
-    wait_readable,
-)
+from djinn.errors import TransportError
+from djinn.hooks import Buffer, FrameDecoder, TlsOptions
+from djinn_core.protocol.net.sockets import send_buffers, wait_readable
+from djinn_core.protocol.net.tls_sockets import TlsSocket, dial_tls
+from djinn_core.system.tcp import DONTWAIT, READABLE, keep_alive, poller, wait_in_kernel
 from djinn_http.dialect import CONTENT_TYPE, IDLE_SECONDS, PATH
 from djinn_http.responses import ResponseReader
 

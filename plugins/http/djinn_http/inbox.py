@@ -9,7 +9,8 @@ from collections import deque
 from copy import copy
 from typing import Final
 
-from djinn.transports import Frame, FrameDecoder, Limits, ProtocolError, TransportError
+from djinn.errors import ProtocolError, TransportError
+from djinn.hooks import Frame, FrameDecoder, Limits
 
 # Beyond this the client has to wait. One frame may be larger; then it is alone.
 _FULL_BYTES: Final = 8 << 20

@@ -11,7 +11,8 @@ from typing import Final
 
 import attrs
 
-from djinn.transports import Buffer, TransportError
+from djinn.errors import TransportError
+from djinn.hooks import Buffer
 from djinn_http.inbox import call_in
 
 # What is copied, so that `send` may return before a client asks for it. Beyond this `send` waits until it is written.

@@ -6,7 +6,9 @@ from typing import Final
 
 import httptools
 
-from djinn.transports import FrameDecoder, ProtocolError, printable
+from djinn.errors import ProtocolError
+from djinn.hooks import FrameDecoder
+from djinn_core.system.printable import printable
 from djinn_http.dialect import UPGRADE
 
 _SCRATCH_BYTES: Final = 64 << 10

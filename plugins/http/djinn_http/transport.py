@@ -9,15 +9,8 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from djinn.transports import (
-    Connection,
-    Limits,
-    Listener,
-    TlsOptions,
-    Transport,
-    TransportCapabilities,
-    TransportError,
-)
+from djinn.errors import TransportError
+from djinn.hooks import Connection, Limits, Listener, TlsOptions, Transport, TransportCapabilities
 
 # Connections are imported where there is one: each client has this transport, and few use it.
 if TYPE_CHECKING:
@@ -76,7 +69,7 @@ def _connect(endpoint: Endpoint, url: str, limits: Limits, timeout: float) -> Co
 
 def _listen(endpoint: Endpoint, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
     # Imported here because clients and most executors never listen, and the server's library takes long to import.
-    from djinn.transports import server_context
+    from djinn.hooks import server_context
     from djinn_http.server import HttpListener
 
     context = None if endpoint.tls is None else server_context(endpoint.tls)

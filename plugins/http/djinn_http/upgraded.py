@@ -13,7 +13,9 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from djinn.transports import DONTWAIT, AcceptedConnection, Frame, Limits, SocketConnection, encode_frame
+from djinn.hooks import Frame, Limits, SocketConnection, encode_frame
+from djinn_core.protocol.net.sockets import AcceptedConnection
+from djinn_core.system.tcp import DONTWAIT
 from djinn_http.dialect import UPGRADE, WAIT_SECONDS
 
 ASKING: Final = f"Connection: Upgrade\r\nUpgrade: {UPGRADE}\r\n"

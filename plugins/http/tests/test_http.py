@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from servers import wait_for
 
-from djinn.transports import Frame, Limits, ProtocolError, TransportError
+from djinn.errors import ProtocolError, TransportError
+from djinn.hooks import Frame, Limits
 from djinn_http import HttpTransport, dialect, pulse
 from djinn_http.client import HttpConnection, open_channel, pieces
 from djinn_http.exchange import Endpoint
@@ -161,7 +162,7 @@ def test_a_repeated_send_is_refused_and_not_delivered_twice(served):
 def test_sends_out_of_order_are_put_in_order(served):
     channel = channel_of(served)
     assert served.arrived.acquire(timeout=60)
-    from djinn.transports import encode_frame
+    from djinn.hooks import encode_frame
 
     bodies = [b"".join(encode_frame(Frame(b"%d" % n), LIMITS)) for n in range(3)]
     with ThreadPoolExecutor(3) as pool:
@@ -241,7 +242,7 @@ def test_a_client_that_never_comes_back_is_given_up(served, monkeypatch):
 def test_a_killed_client_is_noticed(served, monkeypatch, python, plain_environment):
     monkeypatch.setattr(dialect, "LINGER_SECONDS", 0.5)
     script = (
-        "import sys; from djinn.transports import Limits, Frame\n"
+        "import sys; from djinn.hooks import Limits, Frame\n"
         "from djinn_http.client import HttpConnection, open_channel; from djinn_http.exchange import Endpoint\n"
         "where = Endpoint('127.0.0.1', int(sys.argv[1].rpartition(':')[2]), '')\n"
         "c = HttpConnection(open_channel(where, Limits(), 10, 's'), where, Limits(), 10, 's')\n"

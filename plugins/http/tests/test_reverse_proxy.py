@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from aiohttp import ClientSession, web
 
+from djinn.hooks import Frame, Limits
 from djinn.testing import TransportConformance
-from djinn.transports import Frame, Limits
 from djinn_http import HttpTransport
 
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "content-length"}

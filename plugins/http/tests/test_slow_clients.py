@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from djinn.transports import Frame, Limits
+from djinn.hooks import Frame, Limits
 from djinn_http import HttpTransport, pace, server
 
 SMALL = Limits(head=1000, body=0, buffers=0)

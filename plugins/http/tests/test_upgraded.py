@@ -9,7 +9,7 @@ import pytest
 import structlog  # noqa: F401 - servers have imported it, and could not without a descriptor
 from servers import wait_for
 
-from djinn.transports import Frame, Limits
+from djinn.hooks import Frame, Limits
 from djinn_http import HttpTransport, dialect, server, upgraded
 from djinn_http.upgraded import AcceptedUpgrade, UpgradedConnection
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import djinn
-from djinn.recording import LazyTensor
+from djinn.compat import LazyTensor
 from djinn_integrations.dynamo.graph import KEPT
 
 REMOTE = "remote_accelerator:0"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.recording import Pending
+from djinn_client.interception.async_fetch import Pending
 from djinn_integrations.late_stop.check import LateStopCheck
 from djinn_integrations.late_stop.pace import StepTimes
 
@@ -321,7 +321,7 @@ def test_a_step_that_fails_remotely_is_what_is_raised(models, late, monkeypatch)
         return forward(tokens + 4711 if len(calls) == 3 else tokens)
 
     monkeypatch.setattr(remote.transformer.wte, "forward", wrong)
-    with pytest.raises(djinn.RemoteIndexError):
+    with pytest.raises(djinn.errors.RemoteIndexError):
         generate(remote, prompt_of(1), eos_token_id=0)
     djinn.synchronize()
 

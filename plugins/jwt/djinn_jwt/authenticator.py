@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import attrs
 
-from djinn.hooks import Authenticator, ConfigurationError, Credentials, Denial, Identity
+from djinn.errors import ConfigurationError
+from djinn.hooks import Authenticator, Credentials, Denial, Identity
 from djinn_jwt.key_set import KeySet, VerifyingKey
 
 _ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")

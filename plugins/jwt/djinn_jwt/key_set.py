@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from djinn.hooks import ConfigurationError
+from djinn.errors import ConfigurationError
 
 _log = logging.getLogger("djinn_jwt")
 

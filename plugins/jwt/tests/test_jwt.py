@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from servers import SECONDS, start_server, wait_for
 
 import djinn_jwt
-from djinn.hooks import AccessRefused, ConfigurationError, Credentials, Identity, SessionLost
+from djinn.errors import AccessRefused, ConfigurationError, SessionLost
+from djinn.hooks import Credentials, Identity
 from djinn.testing import AuthenticatorConformance, PluginConformance, wrong_credentials
 from djinn_jwt import JwtAuthenticator, Settings
 from djinn_jwt import authenticator as module

@@ -8,8 +8,7 @@ from typing import Literal
 import attrs
 import torch
 
-from djinn.dataflow import COPIES, is_view
-from djinn.hooks import Graph, Node, arguments, storage_of
+from djinn.planning import COPIES, Graph, Node, arguments, is_view, storage_of
 
 Kind = Literal["appended", "written", "created", "kept", "read"]
 Layout = Literal["growing", "static"]

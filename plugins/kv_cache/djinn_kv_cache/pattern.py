@@ -7,8 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, chain, origin
-from djinn.hooks import DataResidency, ExecutionPhase, Graph, Node, Nodes, Pattern, PatternMatch
+from djinn.hooks import Pattern
+from djinn.planning import (
+    FUSED_ATTENTION,
+    SOFTMAX,
+    DataResidency,
+    ExecutionPhase,
+    Graph,
+    Node,
+    Nodes,
+    PatternMatch,
+    chain,
+    origin,
+)
 from djinn_kv_cache.caches import Cache, Caches, Kind
 from djinn_kv_cache.reads import Read, reads
 from djinn_kv_cache.sides import attends

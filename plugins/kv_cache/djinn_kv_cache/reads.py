@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from djinn.dataflow import COPIES, FUSED_ATTENTION, query_shape
-from djinn.hooks import Graph, Node, arguments
+from djinn.planning import COPIES, FUSED_ATTENTION, Graph, Node, arguments, query_shape
 
 _PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul"})
 _DROPOUT = frozenset({*COPIES, "div", "dropout", "mul", "native_dropout", "where"})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from djinn.hooks import Graph
-from djinn.patterns import layer_at
+from djinn.planning import Graph, layer_at
 from djinn_kv_cache.caches import Kind
 from djinn_kv_cache.reads import Read
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from djinn.dataflow import COPIES, chain
-from djinn.hooks import Graph, Node, storage_of
+from djinn.planning import COPIES, Graph, Node, chain, storage_of
 from djinn_kv_cache.caches import SCALED, Cache, Caches
 
 # Between a cache and the attention that reads it: repeating for the query heads, scaling, views and copies.

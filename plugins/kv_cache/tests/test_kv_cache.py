@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 import djinn
 import djinn_kv_cache
-from djinn.fx import fx_graph
-from djinn.hooks import DataResidency, ExecutionPhase
+from djinn.planning import DataResidency, ExecutionPhase, fx_graph
 from djinn.testing import PatternConformance, PluginConformance
 from djinn_kv_cache import KeyValueCache
 

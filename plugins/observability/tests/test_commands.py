@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 from click.testing import CliRunner
 
-from djinn.hooks import WatchedServer
-from djinn.operations import PageServer, read_status
+from djinn.hooks import PageServer, WatchedServer
+from djinn_client.runtime.connecting.status import read_status
 from djinn_observability.dashboard.pages import DashboardPages
 from djinn_observability.dashboard.top_command import top
 

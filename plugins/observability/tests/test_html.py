@@ -19,7 +19,7 @@ from torch import nn
 
 import djinn
 import djinn_observability.html
-from djinn.hooks import PatternMatch, PipelineResult
+from djinn.planning import PatternMatch, PipelineResult
 from djinn.testing import PluginConformance, RendererConformance
 from djinn_observability.html.geometry import PlacedBox, place
 from djinn_observability.html.layering import layered
@@ -182,9 +182,9 @@ def test_files_say_by_their_names_what_they_are(tmp_path: Path) -> None:
     captured.picture(str(tmp_path / "a.html"))
     ET.fromstring((tmp_path / "a.svg").read_text())
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
-    with pytest.raises(djinn.ConfigurationError, match=r"no renderer writes files that end in \.png"):
+    with pytest.raises(djinn.errors.ConfigurationError, match=r"no renderer writes files that end in \.png"):
         captured.picture(tmp_path / "a.png")
-    with pytest.raises(djinn.ConfigurationError, match="no folder"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="no folder"):
         captured.picture(tmp_path / "nowhere" / "a.svg")
 
 

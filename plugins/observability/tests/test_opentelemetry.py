@@ -11,7 +11,8 @@ import pytest
 from servers import Server, start_server, wait_for
 
 import djinn_observability.opentelemetry
-from djinn.hooks import ConfigurationError, Event, Observer
+from djinn.errors import ConfigurationError
+from djinn.hooks import Event, Observer
 from djinn.testing import ObserverConformance, PluginConformance
 
 pytest.importorskip("opentelemetry.sdk", reason="the SDK of OpenTelemetry is not installed")

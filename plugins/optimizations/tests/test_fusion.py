@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.hooks import DataResidency
+from djinn.planning import DataResidency
 from djinn.testing import ProgramBuilder, optimization_context
 from djinn_optimizations.fusion import FuseProjections
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.hooks import CostEstimate, Costs, DataResidency, Link
+from djinn.planning import CostEstimate, Costs, DataResidency, Link
 from djinn.testing import optimization_context
 from djinn_optimizations.prefill import DivideSequences
 from djinn_optimizations.prefill.choosing import choose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.hooks import CostEstimate, Costs, Link, NetworkTopology, Placement, PlacementDecision, Stream
+from djinn.planning import CostEstimate, Costs, Link, NetworkTopology, Placement, PlacementDecision, Stream
 from djinn.testing import (
     ProgramBuilder,
     optimization_context,

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import djinn
-from djinn.hooks import ExecutionPhase, Modality, Nodes
+from djinn.planning import ExecutionPhase, Modality, Nodes
 from djinn_patterns.multimodal import FusionPoint
 
 DEVICE = "remote_accelerator:0"

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import djinn
-from djinn.hooks import WorkloadType, storage_of
+from djinn.planning import WorkloadType, storage_of
 from djinn_patterns.recommender import EmbeddingBag, IdTables, Interaction
 
 DEVICE = "remote_accelerator:0"

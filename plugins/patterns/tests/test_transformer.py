@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import djinn
 import djinn_patterns.transformer
-from djinn.fx import fx_graph
+from djinn.planning import fx_graph
 from djinn_patterns.transformer import networks
 
 DEVICE = "remote_accelerator:0"

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import attrs
 
-from djinn.hooks import DeviceCapabilities, Node, Placement, PlacementContext, PlacementPolicy, hookimpl, storage_of
-from djinn.scheduling import BlockHomes, assign_blocks, storage_sizes
+from djinn.hooks import PlacementContext, PlacementPolicy, hookimpl
+from djinn.planning import BlockHomes, DeviceCapabilities, Node, Placement, assign_blocks, storage_of, storage_sizes
 
 djinn_api_version = "2.0"
 

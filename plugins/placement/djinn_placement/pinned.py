@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import InvalidStage, Node, Placement, PlacementContext, PlacementPolicy, hookimpl
-from djinn.scheduling import BlockHomes, assign_blocks
+from djinn.errors import InvalidStage
+from djinn.hooks import PlacementContext, PlacementPolicy, hookimpl
+from djinn.planning import BlockHomes, Node, Placement, assign_blocks
 
 djinn_api_version = "2.0"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from djinn.hooks import Node, Placement, PlacementContext, PlacementPolicy, hookimpl
-from djinn.scheduling import BlockHomes, assign_blocks
+from djinn.hooks import PlacementContext, PlacementPolicy, hookimpl
+from djinn.planning import BlockHomes, Node, Placement, assign_blocks
 
 djinn_api_version = "2.0"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import attrs
 
-from djinn.hooks import storage_of
+from djinn.planning import storage_of
 from djinn.testing import ProgramBuilder, placement_context
 from djinn_placement.balanced import Balanced
 

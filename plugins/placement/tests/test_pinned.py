@@ -3,7 +3,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.hooks import InvalidStage
+from djinn.errors import InvalidStage
 from djinn.testing import placement_context, sample_graphs
 from djinn_placement.pinned import Pinned
 

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from djinn.executors import ExecutorHandle, ExecutorHolder, StartupError, djinn_version, get_logger
+from djinn.errors import StartupError
+from djinn.hooks import ExecutorHandle, ExecutorHolder, get_logger
+from djinn_core.registry.version import djinn_version
 from djinn_ray import resources
 from djinn_ray.draining import draining_nodes
 from djinn_ray.groups import Group

@@ -9,7 +9,8 @@ from types import ModuleType
 from weakref import WeakValueDictionary
 
 import djinn
-from djinn.executors import ExecutorEngine, ExecutorOptions, LaunchRequest, StartupError
+from djinn.errors import StartupError
+from djinn.hooks import ExecutorEngine, ExecutorOptions, LaunchRequest
 from djinn_ray import resources
 from djinn_ray.actor import RayHandle
 from djinn_ray.groups import Group, Settings

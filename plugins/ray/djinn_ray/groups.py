@@ -10,7 +10,8 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from djinn.executors import LaunchRequest, StartupError
+from djinn.errors import StartupError
+from djinn.hooks import LaunchRequest
 from djinn_ray import resources
 
 # Ray sets the first to the processors of an actor where it is unset, mostly 1; the others are secrets.

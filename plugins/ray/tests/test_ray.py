@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import djinn
-from djinn.executors import LaunchRequest, StartupError
+from djinn.errors import StartupError
+from djinn.hooks import LaunchRequest
 from djinn.testing import ExecutorConformance, open_connections
 from djinn_ray import RayEngine, Settings
 
@@ -202,7 +203,7 @@ def test_a_node_takes_its_journals_with_it_and_it_is_said_what_would_help(engine
     kept = torch.ones(3, device=DEVICE) + 1
     assert kept.sum().item() == 6
     gone_with_its_node(executors()[0], tmp_path / "gone")
-    with pytest.raises(djinn.SessionLost, match=r"was lost with its actor.*plugins\.ray\.journals.*standby"):
+    with pytest.raises(djinn.errors.SessionLost, match=r"was lost with its actor.*plugins\.ray\.journals.*standby"):
         (kept + 1).cpu()
     djinn.init()
     assert torch.ones(2, device=DEVICE).sum().item() == 2
@@ -375,7 +376,7 @@ import sys, time, torch, djinn
 djinn.configure(threads=1, start_timeout=200, resources={"slot": 1}, executors=2, placement_policy="round_robin")
 x = torch.ones(3, device="remote_accelerator:0") + 1
 assert x.sum().item() == 6
-print(djinn.get_runtime_state().servers, flush=True)
+print(djinn.compat.get_runtime_state().servers, flush=True)
 from djinn.testing import open_connections
 print([one.executor.process_id for one in open_connections()], flush=True)
 sys.stdin.readline()

@@ -11,7 +11,8 @@ import pytest
 
 import djinn
 import djinn_ray
-from djinn.executors import LaunchRequest, StartupError
+from djinn.errors import StartupError
+from djinn.hooks import LaunchRequest
 from djinn.testing import PluginConformance
 from djinn_ray import resources
 
@@ -87,5 +88,5 @@ def test_a_program_is_told_too(monkeypatch):
 
 
 def test_settings_are_checked():
-    with pytest.raises(djinn.ConfigurationError, match=r"plugins\.ray\.strategy.*SPREAD"):
+    with pytest.raises(djinn.errors.ConfigurationError, match=r"plugins\.ray\.strategy.*SPREAD"):
         djinn.configure(plugins=["ray"], plugin_settings={"ray": {"strategy": "near"}})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from djinn.hooks import NodePriority, Scheduler, SchedulingContext, SchedulingStrategy, hookimpl
-from djinn.scheduling import Dependences
+from djinn.hooks import NodePriority, Scheduler, SchedulingContext, hookimpl
+from djinn.planning import SchedulingStrategy
+from djinn_core.planning.stages.ordering import Dependences
 
 djinn_api_version = "2.0"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from djinn.hooks import NodePriority, Scheduler, SchedulingContext, SchedulingStrategy, hookimpl
+from djinn.hooks import NodePriority, Scheduler, SchedulingContext, hookimpl
+from djinn.planning import SchedulingStrategy
 
 djinn_api_version = "2.0"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from djinn.hooks import NodePriority, Scheduler, SchedulingContext, hookimpl, storage_of
-from djinn.scheduling import Dependences
+from djinn.hooks import NodePriority, Scheduler, SchedulingContext, hookimpl
+from djinn.planning import storage_of
+from djinn_core.planning.stages.ordering import Dependences
 
 djinn_api_version = "2.0"
 

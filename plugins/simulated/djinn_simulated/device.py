@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from djinn.hooks import Device, StartupError
+from djinn.errors import StartupError
+from djinn.hooks import Device
 
 # Clients ask for no device: what simulates one is imported where one is opened.
 if TYPE_CHECKING:
-    from djinn.hooks import DeviceCapabilities, DeviceRuntime
+    from djinn.hooks import DeviceRuntime
+    from djinn.planning import DeviceCapabilities
 
 SETTING: Final = "plugins.simulated.cluster"
 
@@ -35,7 +37,7 @@ class SimulatedDevice(Device):
         """
         if self._cluster is None:
             return ()
-        from djinn.scheduling import read_cluster
+        from djinn.planning import read_cluster
 
         try:
             text = self._cluster.read_text(encoding="utf-8")

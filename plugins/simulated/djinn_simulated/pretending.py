@@ -9,8 +9,9 @@ import attrs
 import torch
 from torch.utils import flop_counter
 
-from djinn.devices import DispatchMode, schema_of
-from djinn.hooks import DeviceCapabilities
+from djinn.planning import DeviceCapabilities
+from djinn_core.torch_private import schema_of
+from djinn_server.compiling.torch_libraries import DispatchMode
 
 START: Final = 5e-6  # seconds that an op takes to begin, as in the built-in cost model
 _WHOLE_LAYERS: Final = frozenset({"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"})

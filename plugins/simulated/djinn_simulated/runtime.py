@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from djinn.hooks import DeviceCapabilities, DeviceRuntime
+from djinn.hooks import DeviceRuntime
+from djinn.planning import DeviceCapabilities
 from djinn_simulated.pretending import SimulationMode
 
 # Uploads up to this size stay what they are: masks and indices, whose content decides about shapes.

@@ -9,7 +9,7 @@ import torch
 
 import djinn
 import djinn_simulated
-from djinn.hooks import StartupError
+from djinn.errors import StartupError
 from djinn.testing import PluginConformance
 from djinn_simulated.device import SETTING, SimulatedDevice
 from djinn_simulated.pretending import START

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from djinn.transports import (
+from djinn.errors import TransportError
+from djinn.hooks import (
     Connection,
     Limits,
     Listener,
@@ -18,12 +19,11 @@ from djinn.transports import (
     TlsOptions,
     Transport,
     TransportCapabilities,
-    TransportError,
-    keep_alive,
 )
+from djinn_core.system.tcp import keep_alive
 
 if TYPE_CHECKING:
-    from djinn.transports import TlsSocket
+    from djinn_core.protocol.net.tls_sockets import TlsSocket
 
 # How long a client may take to begin TLS, of the time that it has to show its token.
 _HANDSHAKE_SECONDS: Final = 5.0
@@ -61,7 +61,7 @@ class TcpsTransport(Transport):
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """As `Transport.connect`. The handshake may take `timeout` seconds once more."""
-        from djinn.transports import TlsConnection, dial_tls
+        from djinn_core.protocol.net.tls_sockets import TlsConnection, dial_tls
 
         host, port = _address_of(url, "tcps")
         sock = _dial(url, host, port, timeout)
@@ -69,7 +69,8 @@ class TcpsTransport(Transport):
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
         """As `Transport.listen`. Raises `ConfigurationError` where there is no certificate that can be used."""
-        from djinn.transports import AcceptedTlsConnection, server_context
+        from djinn.hooks import server_context
+        from djinn_core.protocol.net.tls_sockets import AcceptedTlsConnection
 
         context = server_context(self._tls)
 
@@ -114,7 +115,7 @@ def _bind(url: str, scheme: str) -> tuple[socket.socket, str]:
 
 
 def _shake_hands(sock: socket.socket, context: ssl.SSLContext) -> TlsSocket:
-    from djinn.transports import TlsSocket
+    from djinn_core.protocol.net.tls_sockets import TlsSocket
 
     try:
         secure = TlsSocket(sock, context, None)

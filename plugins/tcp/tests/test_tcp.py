@@ -2,7 +2,8 @@ import socket
 
 import pytest
 
-from djinn.transports import Frame, Limits, TransportError
+from djinn.errors import TransportError
+from djinn.hooks import Frame, Limits
 from djinn_tcp import TcpTransport
 
 

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from djinn import ConfigurationError
-from djinn.transports import Frame, Limits, TlsOptions, TransportError
+from djinn.errors import ConfigurationError, TransportError
+from djinn.hooks import Frame, Limits, TlsOptions
 from djinn_tcp import TcpTransport, transport
 
 

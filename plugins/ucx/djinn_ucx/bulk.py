@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import attrs
 
-from djinn.transports import READABLE, TransportError, get_logger, poller
+from djinn.errors import TransportError
+from djinn.hooks import get_logger
+from djinn_core.system.tcp import READABLE, poller
 from djinn_ucx.endpoints import open_endpoint, open_worker
 from djinn_ucx.library import library
 from djinn_ucx.opening import Offer

@@ -13,19 +13,10 @@ from typing import Final
 
 import attrs
 
-from djinn.transports import (
-    Connection,
-    Frame,
-    Limits,
-    LinkFacts,
-    ProtocolError,
-    SocketConnection,
-    TransportError,
-    allocate,
-    flatten,
-    get_logger,
-    interrupt_mask,
-)
+from djinn.errors import ProtocolError, TransportError
+from djinn.hooks import Connection, Frame, Limits, LinkFacts, SocketConnection, get_logger
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.wire.frames import allocate, flatten
 from djinn_ucx.bulk import BulkChannel, Message, StrandedChannels
 from djinn_ucx.endpoints import AddressTrials
 from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket

@@ -7,7 +7,7 @@ import os
 import re
 from types import ModuleType
 
-from djinn.transports import TransportError
+from djinn.errors import TransportError
 
 _RDMA = re.compile(r"\b(rc|dc|ud|gga|srd|ib|efa|mlx5)(_\w+)?/")
 

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import attrs
 import msgspec
 
-from djinn.transports import Buffer, Limits, ProtocolError
+from djinn.errors import ProtocolError
+from djinn.hooks import Buffer, Limits
 
 # Fewer bytes are never sent beside a frame: what one side may announce is bounded by it.
 LEAST_BULK_BYTES: Final = 64 << 10

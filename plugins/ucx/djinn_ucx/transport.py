@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from djinn.transports import (
+from djinn.errors import TransportError
+from djinn.hooks import (
     Connection,
     Limits,
     Listener,
@@ -18,7 +19,6 @@ from djinn.transports import (
     TlsOptions,
     Transport,
     TransportCapabilities,
-    TransportError,
     get_logger,
 )
 from djinn_tcp import TcpTransport

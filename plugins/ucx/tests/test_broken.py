@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from djinn.errors import TransportError
+from djinn.hooks import Frame, Limits
 from djinn.testing.suite import outcome, start
-from djinn.transports import Frame, Limits, TransportError
 
 pytest.importorskip("ucxx")
 sys.path.insert(0, str(Path(__file__).parent))

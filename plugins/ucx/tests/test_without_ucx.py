@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from djinn.transports import Limits, ProtocolError, TransportError
+from djinn.errors import ProtocolError, TransportError
+from djinn.hooks import Limits
 from djinn_ucx import UcxTransport
 from djinn_ucx.library import library
 from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket

@@ -12,7 +12,7 @@ from multiprocessing.managers import BaseManager
 
 import psutil
 
-from djinn.transports import Connection, Frame, Listener, Transport
+from djinn.hooks import Connection, Frame, Listener, Transport
 
 
 def usage():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from djinn.transports import Frame, Transport
+from djinn.hooks import Frame, Transport
 from djinn_ucx import UcxTransport
 
 SECONDS = 240.0

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from servers import start_server
 
 import djinn
-from djinn import WeightsUnavailable
+from djinn.errors import WeightsUnavailable
 from djinn.hooks import WeightPermissions
 from djinn.testing import WeightSourceConformance, open_permitted
 from djinn_weights.network_files import BucketSource, pieces
@@ -206,9 +206,9 @@ def test_an_executor_reads_a_bucket_with_its_own_credentials(python, plain_envir
             weights = djinn.open_weights("s3://models/llama")
             for name, tensor in tensors.items():
                 assert torch.equal(weights[name].cpu(), tensor)
-            with pytest.raises(djinn.WeightsUnavailable, match="allow-weights"):
+            with pytest.raises(djinn.errors.WeightsUnavailable, match="allow-weights"):
                 djinn.open_weights("s3://other/llama")
-            with pytest.raises(djinn.WeightsUnavailable, match="there is no"):
+            with pytest.raises(djinn.errors.WeightsUnavailable, match="there is no"):
                 djinn.open_weights("s3://models/none")
     finally:
         server.stop()

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from servers import start_server
 
 import djinn
-from djinn import WeightsUnavailable
+from djinn.errors import WeightsUnavailable
 from djinn.hooks import WeightPermissions
 from djinn.testing import open_permitted
 from djinn_weights.hub import HubSource, downloads
@@ -272,7 +272,7 @@ def open_slowly(hub, other):
     expected = torch.randn(6 << 20)  # of which a half is more than huggingface_hub reads at a time
     hub.put("org/slow", {"slow.safetensors": save({"c": expected})})
     found = []
-    with djinn.deadline(1.0), pytest.raises(djinn.DeadlineExceeded, match="It goes on for a while"):
+    with djinn.deadline(1.0), pytest.raises(djinn.errors.DeadlineExceeded, match="It goes on for a while"):
         djinn.open_weights("hf://org/slow")
     thread = threading.Thread(target=lambda: found.append(djinn.open_weights("hf://org/slow")))
     thread.start()
@@ -324,7 +324,7 @@ def test_an_executor_downloads_a_model(hub, python, plain_environment, tmp_path)
             weights = djinn.open_weights("hf://org/model")
             for name, tensor in tensors.items():
                 assert torch.equal(weights[name].cpu(), tensor)
-            with pytest.raises(djinn.WeightsUnavailable, match="there is no"):
+            with pytest.raises(djinn.errors.WeightsUnavailable, match="there is no"):
                 djinn.open_weights("hf://other/model")
             open_slowly(hub, weights["b"])
     finally:

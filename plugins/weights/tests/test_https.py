@@ -24,7 +24,7 @@ from servers import start_server
 
 import djinn
 import djinn_weights.network_files
-from djinn import WeightsUnavailable
+from djinn.errors import WeightsUnavailable
 from djinn.hooks import WeightPermissions
 from djinn.testing import PluginConformance, WeightSourceConformance, open_permitted
 from djinn_weights.network_files import HttpsSource, https, pieces
@@ -374,9 +374,9 @@ def test_an_executor_reads_a_model(server, certificate, python, plain_environmen
                 assert torch.equal(weights[name].cpu(), tensor)
             kept = weights.get_slice("a")
             server.files["models/model.safetensors"] = save({"a": torch.zeros(100, 100), "b": torch.arange(5)})
-            with pytest.raises(djinn.RemoteError, match="changed"):
+            with pytest.raises(djinn.errors.RemoteError, match="changed"):
                 kept[3:5].cpu()
-            with pytest.raises(djinn.WeightsUnavailable, match="allow-weights"):
+            with pytest.raises(djinn.errors.WeightsUnavailable, match="allow-weights"):
                 djinn.open_weights(server.address("private/model.safetensors"))
     finally:
         started.stop()

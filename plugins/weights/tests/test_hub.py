@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import djinn_weights.hub
-from djinn import WeightsUnavailable
+from djinn.errors import WeightsUnavailable
 from djinn.hooks import WeightPermissions
 from djinn.testing import PluginConformance, WeightSourceConformance, open_permitted
 from djinn_weights.hub import HubSource, parse

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djinn.hooks import Pattern, hookimpl
-from djinn.patterns import linear, matcher, op
+from djinn.planning import linear, matcher, op
 
 djinn_api_version = "2.0"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from djinn.hooks import Graph, Node, arguments
-from djinn.patterns import ACTIVATION, NORMALISATION, is_backward, is_given
+from djinn.planning import ACTIVATION, NORMALISATION, Graph, Node, arguments, is_backward, is_given
 
 _SUMS = frozenset({"add", "add_"})
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from djinn.hooks import Graph, Node, arguments
+from djinn.planning import Graph, Node, arguments
 
 Kind = Literal["standard", "pointwise", "depthwise", "grouped", "transposed"]
 

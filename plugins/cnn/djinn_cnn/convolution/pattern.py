@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch
-from djinn.patterns import CONVOLUTION, is_given
+from djinn.hooks import Pattern
+from djinn.planning import CONVOLUTION, Graph, Node, Nodes, PatternMatch, is_given
 from djinn_cnn.convolution.block import Block, block_at, is_foldable
 from djinn_cnn.convolution.facts import Geometries, Geometry
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 import attrs
 import torch
 
-from djinn.hooks import DataResidency, Graph, Node, OptimizationContext, Substitution, storage_of
-from djinn.recording import call_again, group
+from djinn.hooks import OptimizationContext
+from djinn.planning import DataResidency, Graph, Node, Substitution, call_again, group, storage_of
 from djinn_cnn.pipelining.rows import resized, rows_of
 
 _FIRST_ONLY = frozenset({"native_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from djinn.hooks import Optimization, OptimizationContext, OptimizationResult, Rewrite
+from djinn.hooks import Optimization, OptimizationContext
+from djinn.planning import OptimizationResult, Rewrite
 from djinn_cnn.pipelining.state import what_is_carried
 
 # What a program takes of the client, which records it and sends it: measured offline, not at run time.

@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 import torch
 
-from djinn.hooks import Graph, Node, arguments
+from djinn.planning import Graph, Node, arguments
 
 
 @attrs.frozen(eq=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from djinn.hooks import DataResidency, Optimization, OptimizationContext, OptimizationResult, Rewrite
+from djinn.hooks import Optimization, OptimizationContext
+from djinn.planning import DataResidency, OptimizationResult, Rewrite
 from djinn_cnn.pipelining.batches import BatchRegion, region_of
 from djinn_cnn.pipelining.state import what_is_carried
 

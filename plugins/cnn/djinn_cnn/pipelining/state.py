@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from djinn.hooks import DataResidency, OptimizationContext, storage_of
+from djinn.hooks import OptimizationContext
+from djinn.planning import DataResidency, storage_of
 
 
 def what_is_carried(context: OptimizationContext) -> str:

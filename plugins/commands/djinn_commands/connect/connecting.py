@@ -48,7 +48,8 @@ from djinn_commands.connect.survey import (
 from djinn_commands.connect.wheels import Wheels, archive, find_wheels, missing, requirements, stamp_of, total, unpacked
 
 if TYPE_CHECKING:
-    from djinn.hooks import ConfigurationError, DjinnError
+    from djinn import DjinnError
+    from djinn.errors import ConfigurationError
 
 _START_SECONDS: Final = 120
 _NO_INDEX: Final = 6  # exit status of environment.sh
@@ -253,7 +254,7 @@ class _Connecting:
     def _check_torch(self, survey: Survey) -> None:
         """Raise `StartupError` where there is a GPU that the PyTorch there cannot use."""
         if must_ask_torch(survey, self.wish.serve):
-            from djinn.hooks import StartupError
+            from djinn.errors import StartupError
 
             raise StartupError(
                 f"{self.record.host} has a GPU ({survey.gpus[0]}: name, memory, driver), and its PyTorch cannot use it ({survey.torch}). "
@@ -270,12 +271,12 @@ class _Connecting:
         try:
             return msgspec.json.decode(content, type=_Served)
         except msgspec.MsgspecError as error:
-            from djinn.hooks import StartupError
+            from djinn.errors import StartupError
 
             raise StartupError(f"what {self.record.host} says of its server cannot be read: {error}") from error
 
     def _tunnel(self, urls: tuple[str, ...]) -> None:
-        from djinn.hooks import StartupError, TransportError
+        from djinn.errors import StartupError, TransportError
 
         remote = port_of(urls)
         if remote is None:
@@ -298,7 +299,8 @@ class _Connecting:
         raise TransportError(f"the tunnel to {self.record.host} does not open: {reason}. Repeat this command")
 
     def _log_in(self, token: str) -> None:
-        from djinn.logins import ConnectionFile, Login, save_login
+        from djinn_client.runtime.connecting.logins import Login, save_login
+        from djinn_core.protocol.connection_file import ConnectionFile
 
         content = ConnectionFile((f"tcp://127.0.0.1:{self.record.local}",), token)
         path = save_login(Login(self.record.name, content))
@@ -313,7 +315,7 @@ def open_or_raise(connection: SshConnection) -> None:
     """
     host = connection.destination.host
     if reason := connection.open(asks=has_terminal()):
-        from djinn.hooks import TransportError
+        from djinn.errors import TransportError
 
         raise TransportError(f"no connection to {host}: {reason}\n{_cure(reason, connection.destination)}")
 
@@ -332,14 +334,14 @@ def _cure(reason: str, destination: Destination) -> str:
 
 def refused(text: str) -> ConfigurationError:
     """The error for what the user has to change. Its class is imported here, after PyTorch, for which commands that go well need not wait."""
-    from djinn.hooks import ConfigurationError
+    from djinn.errors import ConfigurationError
 
     return ConfigurationError(text)
 
 
 def failure(title: str, host: str, done: Done) -> DjinnError:
     """The error for a script that failed."""
-    from djinn.hooks import StartupError, TransportError
+    from djinn.errors import StartupError, TransportError
 
     said = f"\n{done.last_words}" if done.last_words else ""
     if done.broken:
@@ -358,7 +360,7 @@ def download(survey: Survey, python: Python, wheels: Wheels, torch: str, built: 
     Raises:
         StartupError: pip does not find them here either.
     """
-    from djinn.hooks import StartupError
+    from djinn.errors import StartupError
 
     into = built / "downloaded"
     found = [f"--find-links={folder}" for folder in {file.parent for file in wheels.files}]
@@ -486,7 +488,7 @@ def train_a_step(name: str) -> str:
     there, here = trained("remote_accelerator:0"), trained("cpu")
     seconds = time.monotonic() - begun
     if not torch.allclose(torch.tensor(there), torch.tensor(here), rtol=1e-3):
-        raise djinn.StartupError(
+        raise djinn.errors.StartupError(
             f"a step of training gives a loss of {there} there and {here} here: see `djinn doctor`"
         )
     device = torch.accelerator.current_accelerator()

@@ -26,7 +26,7 @@ from djinn_commands.connect.ssh import BROKEN, Done, Script, SshConnection
 from djinn_commands.connect.wheels import archive
 
 if TYPE_CHECKING:
-    from djinn.hooks import ConfigurationError
+    from djinn.errors import ConfigurationError
 
 _STOP_SECONDS: Final = 15
 _RECONNECT_SECONDS: Final = 2.0
@@ -279,7 +279,7 @@ def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetche
     for member in archived:
         name = PurePosixPath(member.name)
         if not name.is_relative_to(wanted) or ".." in name.parts:
-            from djinn.hooks import StartupError
+            from djinn.errors import StartupError
 
             raise StartupError(
                 f"{wanted} was asked for, and the remote machine sent {member.name!r}, which is not copied"
@@ -319,7 +319,7 @@ def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:
     try:
         return read_jobs(output)
     except ValueError as error:
-        from djinn.hooks import StartupError
+        from djinn.errors import StartupError
 
         raise StartupError(f"the list of jobs that {record.host} sent cannot be read: {error}") from error
 

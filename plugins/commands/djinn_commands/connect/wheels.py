@@ -22,7 +22,7 @@ from djinn_commands.connect.ssh import Source
 from djinn_core.registry.discovery import installed
 
 if TYPE_CHECKING:
-    from djinn.hooks import ConfigurationError
+    from djinn.errors import ConfigurationError
 
 _HERE_ALONE: Final = "djinn-commands"  # its commands are of no use there, and bring what builds wheels
 # Packages that a server needs, and their folders in a checkout. They need not be installed here.
@@ -82,7 +82,7 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
 
 
 def _refused(text: str) -> ConfigurationError:
-    from djinn.hooks import ConfigurationError  # after PyTorch, for which nothing waits that goes well
+    from djinn.errors import ConfigurationError  # after PyTorch, for which nothing waits that goes well
 
     return ConfigurationError(text)
 

@@ -30,9 +30,9 @@ def demo(device: str, only: tuple[str, ...], threads: int | None, svg: Path | No
     _quieten_libraries()
     from rich.console import Console
 
-    from djinn.platforms import processors
     from djinn_commands.demo import table
     from djinn_commands.demo.show import run_demo
+    from djinn_core.system.limits import processors
 
     setting = table.Setting(device, threads or max(1, processors() // 2))
     results = run_demo(only or PARTS, setting, Console(stderr=True))
@@ -49,7 +49,7 @@ def demo(device: str, only: tuple[str, ...], threads: int | None, svg: Path | No
 def _require_libraries() -> None:
     lacking = [name for name in NEEDED if find_spec(name) is None]
     if lacking:
-        from djinn import StartupError
+        from djinn.errors import StartupError
 
         raise StartupError(
             f"The demo needs {', '.join(lacking)}: run `make demo`, or install from the checkout with "

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from djinn import StartupError
+from djinn.errors import StartupError
 from djinn_commands.demo.library import passages
 from djinn_commands.demo.task import Advance, Verdict, difference_text
 

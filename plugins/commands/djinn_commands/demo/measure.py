@@ -66,7 +66,7 @@ Announce = Callable[[str], Advance]
 
 def measure(task: Task, announce: Announce) -> Measured:
     """Run `task` twice locally, then twice on `remote_accelerator:0`, and compare."""
-    from djinn.session import record_plans
+    from djinn_client.runtime.client import record_plans
 
     task.move("cpu")
     here, local_first = _run(task, "cpu", announce(f"{task.title} here, first run"))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from djinn import StartupError
+from djinn.errors import StartupError
 
 _log = logging.getLogger("djinn_commands.demo")
 

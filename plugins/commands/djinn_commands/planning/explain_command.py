@@ -14,10 +14,11 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from djinn.hooks import PipelineResult, Renderer
-    from djinn.planning import Registry
-    from djinn.session import Script
+    from djinn.hooks import Renderer
+    from djinn.planning import PipelineResult
+    from djinn_client.cli.script import Script
     from djinn_commands.planning.model import Step
+    from djinn_core.registry.registry import Registry
 
 _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
 _SUMMARISED = 30  # programs of a script that get a line of their own before all are shown
@@ -64,7 +65,7 @@ def explain(
 
     What follows -- is for the script, whatever it looks like.
     """  # noqa: D301 - click looks for the character, not for its spelling
-    from djinn.rendering import shown_until
+    from djinn_core.ir.result import shown_until
 
     if as_json and form not in {None, "json"}:
         raise click.UsageError(f"--json is --format json, and --format {form} was given")
@@ -105,7 +106,7 @@ def _results(
             f"there is no file {target}. Give a script, a config.json, or module:function", param_hint="TARGET"
         )
     _refuse_options_of_models(model)
-    from djinn.session import Script
+    from djinn_client.cli.script import Script
 
     return _run(Script(target, arguments))
 
@@ -123,7 +124,7 @@ def _refuse_options_of_models(names: Iterable[str]) -> None:
 
 def _run(script: Script) -> tuple[int, Sequence[PipelineResult]]:
     """Run the script to its end, however it ends; its exit status, and the plans of its programs."""
-    from djinn.session import record_plans
+    from djinn_client.runtime.client import record_plans
 
     with record_plans() as plans, contextlib.redirect_stdout(sys.stderr):
         try:
@@ -145,13 +146,13 @@ def _chosen(results: Sequence[PipelineResult], number: int | None) -> Sequence[P
 
 
 def _print_json(results: Sequence[PipelineResult], *, unfold: bool) -> None:
-    from djinn.rendering import describe
+    from djinn_core.planning.explain.described import describe
 
     click.echo(json.dumps([describe(result, unfold=unfold) for result in results], indent=2))
 
 
 def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold: bool, depth: int | None) -> None:
-    from djinn.rendering import explain as told
+    from djinn_core.planning.explain.text import explain as told
 
     if len(results) > 1:
         _print_summary(results)
@@ -164,7 +165,7 @@ def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold
 
 def _print_summary(results: Sequence[PipelineResult]) -> None:
     """A line for each program, so that people see which one to look at before they see them all."""
-    from djinn.rendering import duration
+    from djinn_core.planning.explain.units import duration
 
     click.secho(f"{len(results)} programs; --program N shows one, --depth 1 shows less of each", bold=True)
     every = sum(map(_seconds, results))
@@ -198,8 +199,8 @@ class _Drawer:
         Raises:
             ConfigurationError: no renderer has the format or the file's ending, or there is no such folder.
         """
-        from djinn.planning import load_selected
-        from djinn.rendering import renderer_for, renderer_of
+        from djinn_client.runtime.load_plugins import load_selected
+        from djinn_core.planning.explain.rendering import renderer_for, renderer_of
 
         is_own = form in {None, "text", "json"}
         if is_own and picture is None:
@@ -211,7 +212,7 @@ class _Drawer:
 
     def draw(self, results: Sequence[PipelineResult]) -> None:
         """Draw the program that has most to do."""
-        from djinn.rendering import render, renderer_for
+        from djinn_core.planning.explain.rendering import render, renderer_for
 
         if not results:
             raise click.ClickException("there is nothing to draw")

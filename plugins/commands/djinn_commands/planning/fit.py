@@ -13,25 +13,24 @@ from typing import Any, Final
 import attrs
 import click
 
-from djinn.hooks import ConfigurationError, DeviceCapabilities, DjinnError, DoesNotFit, NetworkTopology
-from djinn.planning import (
-    Captured,
-    Registry,
-    Request,
-    Status,
-    ask_named,
-    bytes_held,
-    capabilities_of,
-    load_selected,
-    preferred_policy,
-    preferred_scheduler,
-    rewrite,
-    run_stages,
-)
-from djinn.rendering import binary_size
-from djinn.scheduling import simulated
+from djinn import DjinnError
+from djinn.errors import ConfigurationError, DoesNotFit
+from djinn.planning import DeviceCapabilities, NetworkTopology
+from djinn_client.interception.recording.substitute import rewrite
+from djinn_client.runtime.captured import Captured
+from djinn_client.runtime.connecting.status import ask_named
+from djinn_client.runtime.load_plugins import load_selected
+from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
+from djinn_client.runtime.planning.run_pipeline import capabilities_of
 from djinn_commands.planning.model import BuiltModel, Step, built_model
 from djinn_commands.planning.peak import Peak, peak_of
+from djinn_core.planning.pipeline import Request
+from djinn_core.planning.pipeline import plan as run_stages
+from djinn_core.planning.stages.placement_fit import bytes_held
+from djinn_core.planning.stages.simulate import simulated
+from djinn_core.registry.registry import Registry
+from djinn_core.system.printable import size_text as binary_size
+from djinn_core.wire.messages import Status
 
 # Beside what is counted: scalars, states of random generators, and what ops take that is not counted.
 ALLOWANCE: Final = 1.02

@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
-from djinn.hooks import CostEstimate, DeviceCapabilities, PipelineResult, storage_of
-from djinn.scheduling import Timeline, storage_sizes
+from djinn.planning import CostEstimate, DeviceCapabilities, PipelineResult, storage_of, storage_sizes
+from djinn_core.planning.stages.simulate import Timeline
 
 _LAYER = re.compile(r"^(.*?)(?:\.(\d+))(?:\.|$)")
 

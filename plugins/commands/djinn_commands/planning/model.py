@@ -17,8 +17,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import djinn
-from djinn.hooks import ConfigurationError, DjinnError, PipelineResult, UnsupportedOperation
-from djinn.planning import Captured
+from djinn import DjinnError
+from djinn.errors import ConfigurationError, UnsupportedOperation
+from djinn.planning import PipelineResult
+from djinn_client.runtime.captured import Captured
 
 T = TypeVar("T")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

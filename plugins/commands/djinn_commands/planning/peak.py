@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import DataResidency, Free, PipelineResult, Run, storage_of
+from djinn.planning import DataResidency, Free, PipelineResult, Run, storage_of
 
 KINDS: Final = {
     DataResidency.PERSISTENT_WEIGHT: "weights",

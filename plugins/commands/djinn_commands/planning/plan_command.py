@@ -12,7 +12,7 @@ import attrs
 import click
 
 if TYPE_CHECKING:
-    from djinn.hooks import NetworkTopology, PipelineResult
+    from djinn.planning import NetworkTopology, PipelineResult
     from djinn_commands.planning.forecast import Forecast
     from djinn_commands.planning.model import Step
 
@@ -86,7 +86,7 @@ def plan(
         return
     if servers or connection_file is not None:
         raise click.UsageError("--cluster is for devices that are only described: leave out the servers, or it")
-    from djinn.scheduling import read_cluster
+    from djinn.planning import read_cluster
 
     topology = read_cluster(file.read_text(encoding="utf-8"), str(file))
     with contextlib.redirect_stdout(sys.stderr):
@@ -108,18 +108,15 @@ def _planned(
         ConfigurationError: there is no such policy or scheduler.
         InvalidStage: the cluster cannot run the model; the message has the figures.
     """
-    from djinn.hooks import DataResidency
-    from djinn.planning import (
-        Request,
-        bytes_held,
-        load_selected,
-        preferred_policy,
-        preferred_scheduler,
-        rewrite,
-        run_stages,
-    )
-    from djinn.scheduling import simulated
+    from djinn.planning import DataResidency
+    from djinn_client.interception.recording.substitute import rewrite
+    from djinn_client.runtime.load_plugins import load_selected
+    from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
     from djinn_commands.planning.forecast import forecast
+    from djinn_core.planning.pipeline import Request
+    from djinn_core.planning.pipeline import plan as run_stages
+    from djinn_core.planning.stages.placement_fit import bytes_held
+    from djinn_core.planning.stages.simulate import simulated
 
     registry = load_selected()
     request = Request(

@@ -11,17 +11,11 @@ from typing import Final
 
 import torch
 
-from djinn.compiling import (
-    CompileProcess,
-    DiskLibraryCache,
-    compile_library,
-    load_library,
-    pack,
-    prepare_to_compile,
-    unpack,
-)
-from djinn.hooks import Compiler, CompilerContext, Replay, UnsupportedOperation
+from djinn.errors import UnsupportedOperation
+from djinn.hooks import CompileProcess, Compiler, CompilerContext, Replay, pack, unpack
 from djinn_compilers.inductor.toolchain import missing_toolchain, quick_linker
+from djinn_server.compiling.disk_library_cache import DiskLibraryCache
+from djinn_server.compiling.torch_libraries import compile_library, load_library, prepare_to_compile
 
 PACKAGE: Final = f"{__name__}:package"
 PREPARE: Final = f"{__name__}:prepare"

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from djinn.hooks import Compiler, CompilerContext, Replay, UnsupportedOperation
+from djinn.errors import UnsupportedOperation
+from djinn.hooks import Compiler, CompilerContext, Replay
 
 PACKAGE = "torch_tensorrt"
 

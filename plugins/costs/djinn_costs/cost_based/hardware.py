@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from djinn.hooks import CostEstimate, DeviceCapabilities, NetworkTopology, PlacementContext
+from djinn.hooks import PlacementContext
+from djinn.planning import CostEstimate, DeviceCapabilities, NetworkTopology
 
 # What a message between devices takes at least, where links were not measured or claim to take nothing.
 HOP = 5e-5  # seconds

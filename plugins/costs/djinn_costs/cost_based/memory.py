@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from djinn.hooks import DeviceCapabilities, Graph, PlacementContext, storage_of
+from djinn.hooks import PlacementContext
+from djinn.planning import DeviceCapabilities, Graph, storage_of
 from djinn_costs.cost_based.units import ProgramUnits
 
 # Of a device's memory, this share is left to what grows later (caches) and to what ops need while they run.

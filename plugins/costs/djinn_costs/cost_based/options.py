@@ -9,8 +9,9 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import DeviceCapabilities, DoesNotFit, InvalidStage, PlacementContext, storage_of
-from djinn.scheduling import resident_blocks, together
+from djinn.errors import DoesNotFit, InvalidStage
+from djinn.hooks import PlacementContext
+from djinn.planning import DeviceCapabilities, resident_blocks, storage_of, together
 from djinn_costs.cost_based.hardware import Hardware
 from djinn_costs.cost_based.listing import Choose, ListScheduler, PlacedUnits, ranked
 from djinn_costs.cost_based.memory import SPARE, missing, room, transient_bytes

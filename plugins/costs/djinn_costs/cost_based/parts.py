@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from djinn.hooks import DeviceCapabilities
+from djinn.planning import DeviceCapabilities
 from djinn_costs.cost_based.units import ProgramUnits
 
 

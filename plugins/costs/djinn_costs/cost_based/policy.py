@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import DoesNotFit, Placement, PlacementContext, PlacementDecision, PlacementPolicy, storage_of
-from djinn.scheduling import homes_of_values
+from djinn.errors import DoesNotFit
+from djinn.hooks import PlacementContext, PlacementPolicy
+from djinn.planning import Placement, PlacementDecision, homes_of_values, storage_of
 from djinn_costs.cost_based.grouped import for_groups
 from djinn_costs.cost_based.listing import PlacedUnits
 from djinn_costs.cost_based.options import Option, Options

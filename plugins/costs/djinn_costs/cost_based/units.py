@@ -13,8 +13,8 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import DataResidency, ExecutionPhase, Node, PlacementContext, storage_of
-from djinn.scheduling import Colocation, storage_sizes
+from djinn.hooks import PlacementContext
+from djinn.planning import Colocation, DataResidency, ExecutionPhase, Node, storage_of, storage_sizes
 from djinn_costs.cost_based.hardware import Hardware
 
 # Light units go where the first that needs them is, whatever room there is: they take no more of a device than this share.

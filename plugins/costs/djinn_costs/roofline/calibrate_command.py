@@ -77,16 +77,17 @@ def calibrate(
 
 def measure_beside_other_work(given: dict[str, Any]) -> None:
     """Measure a device that was never measured, unless another process is measuring it now, when nothing else wants to run."""
-    from djinn import session
-    from djinn.costs import calibration_file, calibration_of
-    from djinn.platforms import lock_file, lower_priority
+    from djinn_client.runtime import client
+    from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of
+    from djinn_core.system.limits import lower_priority
+    from djinn_core.system.processes import lock_file
     from djinn_costs.roofline.calibration.calibrate import calibrate_session
     from djinn_costs.roofline.calibration.measuring import processor_clock
     from djinn_costs.roofline.calibration.session import open_session
 
     lower_priority(19)  # and what it starts
     open_session(**given)
-    device = session.device()
+    device = client.device()
     assert device is not None
     file = calibration_file(device)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -96,9 +97,9 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
         except BlockingIOError:
             return
         if calibration_of(device) is None:
-            own = not (session.settings().servers or session.settings().connection_file)
+            own = not (client.settings().servers or client.settings().connection_file)
             alone = own and device.kind == "cpu" and device.threads == 1
-            told = alone and processor_clock(session.executor_process()) is not None
+            told = alone and processor_clock(client.executor_process()) is not None
             calibrate_session(BACKGROUND_ROUNDS, processor_time=told, quick=True)
 
 

@@ -9,8 +9,8 @@ import attrs
 import torch
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from djinn.costs import Kind
 from djinn.hooks import Probe
+from djinn_core.planning.builtins.work import Kind
 
 aten = torch.ops.aten
 Make = Callable[[torch.device, int], Callable[[], object]]

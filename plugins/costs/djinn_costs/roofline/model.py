@@ -11,18 +11,19 @@ import attrs
 import numpy as np
 import torch
 
-from djinn.costs import Work, distinct_bytes, work_of
-from djinn.hooks import (
+from djinn.hooks import CostModel, Probe
+from djinn.planning import (
     Calibration,
     CostEstimate,
-    CostModel,
     DeviceCapabilities,
     Graph,
     Node,
-    Probe,
+    Work,
     arguments,
     storage_of,
+    work_of,
 )
+from djinn_core.planning.builtins.memory_traffic import distinct_bytes
 from djinn_costs.roofline.elementwise import LARGE, SIZES, SPLIT, PointwiseProbe, sized_probes
 from djinn_costs.roofline.fitting import fit_seconds
 from djinn_costs.roofline.products import ProductProbe, SmallOpsProbe, Swept, mixed_probes, shaped_probes, swept_probes

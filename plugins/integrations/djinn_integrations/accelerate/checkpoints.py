@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from djinn.libraries import is_remote, loading_random_state, rebind, saving_random_state
-from djinn.weights import address_in, loading_stays_on
+from djinn.hooks import rebind
+from djinn_client.interception.libraries.random_state_files import loading_random_state, saving_random_state
+from djinn_client.interception.tensors.lazy_tensor import is_remote
+from djinn_client.runtime.server_files import address_in, loading_stays_on
 
 
 def adapt_checkpointing(module: Any) -> None:

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
-from djinn.libraries import DEVICE_NAME, is_the_only_accelerator, logical_device, rebind
+from djinn.hooks import rebind
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.libraries.only_accelerator import is_the_only_accelerator
+from djinn_client.interception.tensors.lazy_tensor import logical_device
 
 _CPU = torch.device("cpu")
 _LIBRARIES = ("accelerate", "diffusers", "transformers")

@@ -15,8 +15,10 @@ from typing import Any
 import attrs
 import torch
 
-from djinn.libraries import rebind
-from djinn.weights import RemoteWeights, hub_address, loading_stays_on, server_weights, whole_device
+from djinn.hooks import rebind
+from djinn.weights import RemoteWeights
+from djinn_client.runtime.open_weights import hub_address, server_weights, whole_device
+from djinn_client.runtime.server_files import loading_stays_on
 
 
 class _ServerCheckpoint(str):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from djinn.recording import let_dynamo_trace, takes_list
+from djinn_client.interception.tracing import let_dynamo_trace
+from djinn_client.torch_tracing import takes_list
 from djinn_integrations.dynamo.graph import RecordedGraph
 
 Compiled = Callable[..., Any]

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import torch
 
-from djinn.libraries import is_disabled
-from djinn.recording import LazyTensor, RecordedCall, is_watched, metadata_of, record_call
+from djinn.compat import LazyTensor
+from djinn_client.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
+from djinn_client.runtime.integrations import is_disabled
 from djinn_integrations.dynamo.switch import recording
 
 KEPT: Final = 64  # recordings of one graph, which differ in sizes or in what shares memory

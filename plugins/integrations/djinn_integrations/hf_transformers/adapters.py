@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from djinn.libraries import is_remote
-from djinn.weights import hub_address, server_weights
+from djinn_client.interception.tensors.lazy_tensor import is_remote
+from djinn_client.runtime.open_weights import hub_address, server_weights
 
 
 def adapt_adapters(module: Any) -> None:

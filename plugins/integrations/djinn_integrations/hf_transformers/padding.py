@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from djinn.recording import LazyTensor, call_when_fetched
+from djinn.compat import LazyTensor
+from djinn_client.interception.tensors.fetched_calls import call_when_fetched
 
 Warn = Callable[[Any, torch.Tensor, torch.Tensor | None], None]
 

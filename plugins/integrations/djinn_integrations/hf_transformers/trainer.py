@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from djinn.libraries import is_remote, loading_random_state, saving_random_state
-from djinn.weights import address_in, loading_stays_on, remove_weights, saved_at
+from djinn.weights import remove_weights
+from djinn_client.interception.libraries.random_state_files import loading_random_state, saving_random_state
+from djinn_client.interception.tensors.lazy_tensor import is_remote
+from djinn_client.runtime.server_files import address_in, loading_stays_on, saved_at
 
 
 def adapt_trainer(module: Any) -> None:

@@ -16,8 +16,12 @@ from typing import Any
 
 import torch
 
-from djinn.libraries import is_the_only_accelerator, logical_device, rebind
-from djinn.weights import RemoteWeights, hub_address, open_weights, saved_at, server_weights, whole_device
+from djinn.hooks import rebind
+from djinn.weights import RemoteWeights, open_weights
+from djinn_client.interception.libraries.only_accelerator import is_the_only_accelerator
+from djinn_client.interception.tensors.lazy_tensor import logical_device
+from djinn_client.runtime.open_weights import hub_address, server_weights, whole_device
+from djinn_client.runtime.server_files import saved_at
 
 
 class _ServerCheckpoint(str):

@@ -9,7 +9,10 @@ from typing import Any
 import attrs
 import torch
 
-from djinn.recording import LazyTensor, Pending, fetch_later, keep_random_state, restore_random_state
+from djinn.compat import LazyTensor
+from djinn_client.interception.async_fetch import Pending, fetch_later
+from djinn_client.interception.device.random_state import keep_state as keep_random_state
+from djinn_client.interception.device.random_state import set_state as restore_random_state
 from djinn_integrations.late_stop.caches import TruncatableCache
 from djinn_integrations.late_stop.pace import StepTimes
 

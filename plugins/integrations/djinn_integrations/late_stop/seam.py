@@ -18,8 +18,10 @@ from typing import Any, Final
 
 import attrs
 
-from djinn.libraries import get_logger, is_disabled
-from djinn.recording import LazyTensor, round_trip_seconds
+from djinn.compat import LazyTensor
+from djinn.hooks import get_logger
+from djinn_client.interception.async_fetch import round_trip_seconds
+from djinn_client.runtime.integrations import is_disabled
 from djinn_integrations.late_stop.caches import TruncatableCache
 from djinn_integrations.late_stop.check import LateStopCheck
 from djinn_integrations.late_stop.conditions import longest_late, why_not, why_not_with

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from djinn.libraries import DEVICE_NAME, logical_device
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.tensors.lazy_tensor import logical_device
 
 
 def adapt_accelerators(module: Any) -> None:

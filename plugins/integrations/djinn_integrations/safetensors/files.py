@@ -12,17 +12,13 @@ from typing import Any, Self
 
 import torch
 
-from djinn.libraries import DEVICE_NAME, device_type, fetched_together, is_remote, logical_device, rebind
-from djinn.weights import (
-    RemoteWeights,
-    WeightSlice,
-    address_in,
-    open_weights,
-    place_of,
-    save_weights,
-    saved_at,
-    write_pointer_file,
-)
+from djinn.hooks import rebind
+from djinn.weights import RemoteWeights, open_weights, save_weights
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.tensors.batched_fetch import fetched_together
+from djinn_client.interception.tensors.lazy_tensor import device_type, is_remote, logical_device
+from djinn_client.runtime.open_weights import WeightSlice
+from djinn_client.runtime.server_files import address_in, place_of, saved_at, write_pointer_file
 
 _USERS = ("accelerate", "diffusers", "peft", "safetensors", "sentence_transformers", "transformers")
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from djinn.hooks import Integration, hookimpl
-from djinn.libraries import DEVICE_NAME, is_the_only_accelerator, rebind
-from djinn.weights import whole_device
+from djinn.hooks import Integration, hookimpl, rebind
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.libraries.only_accelerator import is_the_only_accelerator
+from djinn_client.runtime.open_weights import whole_device
 
 djinn_api_version = "2.0"
 

@@ -22,8 +22,8 @@ def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int)
     The page is served on loopback until Ctrl-C, and asks for a code that this command prints: others on this machine do not know it. A
     server with --operations-port has the same page at /dashboard, for a token.
     """
-    from djinn.hooks import WatchedServer
-    from djinn.operations import PageServer, read_status
+    from djinn.hooks import PageServer, WatchedServer
+    from djinn_client.runtime.connecting.status import read_status
     from djinn_observability.dashboard.pages import DashboardPages
     from djinn_observability.dashboard.view import merge
 

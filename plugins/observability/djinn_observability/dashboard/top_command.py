@@ -23,7 +23,7 @@ def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, 
     from rich.console import Console
     from rich.live import Live
 
-    from djinn.operations import read_status
+    from djinn_client.runtime.connecting.status import read_status
     from djinn_observability.dashboard.history import ALL, FIELDS, History
     from djinn_observability.dashboard.terminal import make_screen
     from djinn_observability.dashboard.view import Sample, make_view, merge, shorten

@@ -152,7 +152,7 @@ def alarms(before: Facts, now: Facts) -> Iterator[tuple[str, str]]:
 
 
 def merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One status of several servers, as `djinn.operations.read_status` gives them; those that do not answer become events."""
+    """One status of several servers, as `read_status` gives them; those that do not answer become events."""
     several = len(rows) > 1
     answered = [row for row in rows if not row.get("error")]
     missing = [

@@ -6,7 +6,7 @@ import json
 from importlib import resources
 from typing import Any
 
-from djinn.hooks import PipelineResult
+from djinn.planning import PipelineResult
 from djinn_observability.html.colours import colours
 from djinn_observability.html.markup import allowed, text
 from djinn_observability.html.scene import Box, scene, shown_open

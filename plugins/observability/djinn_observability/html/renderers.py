@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from djinn.hooks import Graph, NetworkTopology, PipelineResult, Renderer
+from djinn.hooks import Renderer
+from djinn.planning import Graph, NetworkTopology, PipelineResult
 
 _LARGEST = 20_000  # ops of a graph that is drawn unasked
 _NOWHERE = NetworkTopology(())

@@ -10,8 +10,10 @@ from functools import cached_property
 import attrs
 import networkx as nx
 
-from djinn.hooks import ExecutionPhase, PipelineResult
-from djinn.rendering import Facts, Part, Survey, by_call, duration, outline, share, size, some, work
+from djinn.planning import ExecutionPhase, PipelineResult
+from djinn_core.planning.explain.outline import Part, by_call, outline
+from djinn_core.planning.explain.survey import Facts, Survey, some
+from djinn_core.planning.explain.units import duration, share, size, work
 from djinn_observability.html.colours import MIXED
 from djinn_observability.html.layering import LayeredRows, layered
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from djinn.hooks import PipelineResult
+from djinn.planning import PipelineResult
 from djinn_observability.html.colours import MIXED, colours
 from djinn_observability.html.geometry import BAR, CHIP, LINE, PlacedBox, chip_width, chips_of, head_height, place
 from djinn_observability.html.markup import text

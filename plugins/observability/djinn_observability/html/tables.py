@@ -6,15 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import singledispatch
 
-from djinn.hooks import (
-    Costs,
-    ExecutionSchedule,
-    OptimizationPlan,
-    PipelineResult,
-    Placement,
-    WorkloadProfile,
-)
-from djinn.rendering import counted, duration, explain, listed, profile_facts, size, work
+from djinn.planning import Costs, ExecutionSchedule, OptimizationPlan, PipelineResult, Placement, WorkloadProfile
+from djinn_core.planning.explain.described import counted, profile_facts
+from djinn_core.planning.explain.text import explain, listed
+from djinn_core.planning.explain.units import duration, size, work
 from djinn_observability.html.markup import text
 
 _SHOWN = 20  # rows of one kind

@@ -14,7 +14,7 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
-from djinn.hooks import ConfigurationError
+from djinn.errors import ConfigurationError
 
 SUBMIT: Final = {"rpc.system.name": "djinn", "rpc.method": "djinn.Executor/Submit"}
 # Seconds: from a decode step on one machine to a step of training.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Final
 
-from djinn.hooks import Judge, OptimizationContext, OptimizationResult, PlacementTrial, Trial
+from djinn.hooks import Judge, OptimizationContext, PlacementTrial, Trial
+from djinn.planning import OptimizationResult
 from djinn_optimizations.adaptive.ranks import chance_of_being_less
 
 LOOKS: Final = (8, 16, 24, 40)  # runs of each way after which the test is made

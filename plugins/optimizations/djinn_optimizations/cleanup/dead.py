@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn.hooks import Graph, Node, OptimizationPlan, storage_of
+from djinn.planning import Graph, Node, OptimizationPlan, storage_of
 
 
 def dead_nodes(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> frozenset[int]:

@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import Graph, Node, OptimizationPlan, slot_positions, storage_of
+from djinn.planning import Graph, Node, OptimizationPlan, slot_positions, storage_of
 
 CANDIDATES: Final = 16  # equal nodes that may stand in for others; where none may, more would not help
 FILLED: Final = (

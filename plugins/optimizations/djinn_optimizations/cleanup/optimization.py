@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from djinn.hooks import Optimization, OptimizationContext, OptimizationResult, Rewrite
+from djinn.hooks import Optimization, OptimizationContext
+from djinn.planning import OptimizationResult, Rewrite
 from djinn_optimizations.cleanup.dead import dead_nodes
 from djinn_optimizations.cleanup.equal import merge
 

@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from djinn.hooks import (
-    DataResidency,
-    Node,
-    Optimization,
-    OptimizationContext,
-    OptimizationResult,
-    Rewrite,
-    Substitution,
-    arguments,
-)
+from djinn.hooks import Optimization, OptimizationContext
+from djinn.planning import DataResidency, Node, OptimizationResult, Rewrite, Substitution, arguments
 
 _NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
 

@@ -8,16 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from djinn.hooks import (
-    DataResidency,
-    Node,
-    Optimization,
-    OptimizationContext,
-    OptimizationResult,
-    Rewrite,
-    Substitution,
-    arguments,
-)
+from djinn.hooks import Optimization, OptimizationContext
+from djinn.planning import DataResidency, Node, OptimizationResult, Rewrite, Substitution, arguments
 
 # A product with as many rows is bound by arithmetic, and gains nothing from being wider.
 ROWS: Final = 64

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from djinn.hooks import (
-    Graph,
-    Node,
-    Optimization,
-    OptimizationContext,
-    OptimizationResult,
-    Rewrite,
-    Substitution,
-    storage_of,
-)
+from djinn.hooks import Optimization, OptimizationContext
+from djinn.planning import Graph, Node, OptimizationResult, Rewrite, Substitution, storage_of
 from djinn_optimizations.pooling.pairs import Pair, pair_of
 from djinn_optimizations.pooling.pooling import pooling_of
 

@@ -8,8 +8,7 @@ from typing import Any, Final
 import attrs
 import torch
 
-from djinn.hooks import Graph, Node, arguments
-from djinn.recording import call_again
+from djinn.planning import Graph, Node, arguments, call_again
 from djinn_optimizations.pooling.pooling import Pooling, pooling_of
 
 Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]

@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from djinn.hooks import Graph, Node, arguments
+from djinn.planning import Graph, Node, arguments
 
 _ADAPTIVE = "_adaptive_avg_pool2d"
 

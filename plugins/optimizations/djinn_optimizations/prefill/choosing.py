@@ -8,7 +8,8 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import DataResidency, OptimizationContext, storage_of
+from djinn.hooks import OptimizationContext
+from djinn.planning import DataResidency, storage_of
 from djinn_optimizations.prefill.rows import NotDivisible, Rows
 
 PAYS: Final = 0.9  # of the time on one device: predictions are not exact

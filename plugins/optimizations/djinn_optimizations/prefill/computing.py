@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from djinn.hooks import Node
-from djinn.recording import call_again, group
+from djinn.planning import Node, call_again, group
 from djinn_optimizations.prefill.rows import CausalAttention, Rows, first_row
 from djinn_optimizations.prefill.rules import aligned_dim
 

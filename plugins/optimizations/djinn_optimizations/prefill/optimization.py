@@ -8,16 +8,8 @@ from typing import Final
 
 import torch
 
-from djinn.hooks import (
-    Node,
-    Optimization,
-    OptimizationContext,
-    OptimizationResult,
-    Rewrite,
-    Substitution,
-    arguments,
-    storage_of,
-)
+from djinn.hooks import Optimization, OptimizationContext
+from djinn.planning import Node, OptimizationResult, Rewrite, Substitution, arguments, storage_of
 from djinn_optimizations.prefill.choosing import ChunkChoice, choose
 from djinn_optimizations.prefill.computing import ChunkedRun, Chunks
 from djinn_optimizations.prefill.rows import NotDivisible, Rows, first_row, rows_of

@@ -8,7 +8,8 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import Graph, Node, OptimizationContext, arguments, storage_of
+from djinn.hooks import OptimizationContext
+from djinn.planning import Graph, Node, arguments, storage_of
 from djinn_optimizations.prefill.rules import Case, Split, split_of
 
 _ATTENTION: Final = "scaled_dot_product_attention"

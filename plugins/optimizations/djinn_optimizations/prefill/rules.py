@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 import torch
 
-from djinn.hooks import Graph, Node
+from djinn.planning import Graph, Node
 
 Dims = Mapping[int, int]
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import attrs
 
-from djinn.hooks import DataResidency, DeviceCapabilities, Node, OptimizationContext, Placement, storage_of
-from djinn.scheduling import repeatable
+from djinn.hooks import OptimizationContext
+from djinn.planning import DataResidency, DeviceCapabilities, Node, Placement, storage_of
+from djinn_core.ir.replicas import repeatable
 
 # Recomputing may take this many times as long as sending: it runs while the other device computes the same.
 DEPTH = 16.0

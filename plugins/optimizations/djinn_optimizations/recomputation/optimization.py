@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from djinn.hooks import Optimization, OptimizationContext, OptimizationResult, Rewrite
-from djinn.scheduling import duration, size
+from djinn.hooks import Optimization, OptimizationContext
+from djinn.planning import OptimizationResult, Rewrite
+from djinn_core.planning.explain.units import duration, size
 from djinn_optimizations.recomputation.choices import ReplicaChoice, choices
 from djinn_optimizations.recomputation.cone import cones
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, DataKinds, query_shape
-from djinn.hooks import Graph, Modality, arguments
-from djinn.patterns import layer_at
+from djinn.planning import FUSED_ATTENTION, SOFTMAX, Graph, Modality, arguments, layer_at, query_shape
+from djinn_core.planning.stages.annotating.kinds import DataKinds
 
 Adapter = Literal["resampler", "pooling", "projection"]
 _STEPS = 12  # ops that may stand between a projection and the fusion

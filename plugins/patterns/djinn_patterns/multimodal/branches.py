@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from djinn.dataflow import DataKinds
-from djinn.hooks import Graph, Modality
+from djinn.planning import Graph, Modality
+from djinn_core.planning.stages.annotating.kinds import DataKinds
 
 _BRANCHES = (Modality.TEXT, Modality.VISION, Modality.AUDIO)
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import attrs
 
-from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, DataKinds
-from djinn.hooks import Graph, Modality, Node
+from djinn.planning import FUSED_ATTENTION, SOFTMAX, Graph, Modality, Node
+from djinn_core.planning.stages.annotating.kinds import DataKinds
 
 How = Literal["scatter", "concatenation", "cross_attention", "similarity", "sum", "product", "choice", "comparison"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from djinn.dataflow import DataKinds, data_kinds, entering_kinds
-from djinn.hooks import ExecutionPhase, Graph, Modality, Node, Nodes, Pattern, PatternMatch
+from djinn.hooks import Pattern
+from djinn.planning import ExecutionPhase, Graph, Modality, Node, Nodes, PatternMatch, data_kinds
+from djinn_core.planning.stages.annotating.kinds import DataKinds, entering_kinds
 from djinn_patterns.multimodal.adapters import adapters, projected
 from djinn_patterns.multimodal.branches import branches
 from djinn_patterns.multimodal.modality_fusion import OPERATIONS, How, ModalityFusion, fusions, mirrored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from djinn.hooks import Graph, Node
+from djinn.planning import Graph, Node
 from djinn_patterns.recommender.feature_interaction import FeatureInteraction, told
 from djinn_patterns.recommender.features import Features
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.hooks import Graph, Node, Pattern, PatternMatch, arguments
-from djinn.patterns import is_given
+from djinn.hooks import Pattern
+from djinn.planning import Graph, Node, PatternMatch, arguments, is_given
 
 BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
 _MODES = {0: "sum", 1: "mean", 2: "max"}

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
-from djinn.hooks import Graph, Node, arguments
-from djinn.patterns import ACTIVATION, MATRIX_PRODUCT, NORMALISATION, is_given
+from djinn.planning import ACTIVATION, MATRIX_PRODUCT, NORMALISATION, Graph, Node, arguments, is_given
 
 LOOK_UPS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding", "embedding_bag"})
 ATTENTION = frozenset({

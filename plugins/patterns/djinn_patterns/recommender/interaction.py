@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.hooks import Graph, Node, Pattern, PatternMatch
-from djinn.patterns import Gradients
+from djinn.hooks import Pattern
+from djinn.planning import Gradients, Graph, Node, PatternMatch
 from djinn_patterns.recommender.attending import ATTENTION
 from djinn_patterns.recommender.feature_interaction import FeatureInteraction
 from djinn_patterns.recommender.features import LOOK_UPS, features

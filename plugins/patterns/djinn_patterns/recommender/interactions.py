@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from djinn.hooks import Graph, Node, arguments
-from djinn.patterns import NORMALISATION, layer_at
+from djinn.planning import NORMALISATION, Graph, Node, arguments, layer_at
 from djinn_patterns.recommender.attending import attended, attending
 from djinn_patterns.recommender.feature_interaction import FeatureInteraction, told
 from djinn_patterns.recommender.features import LOOK_UPS, PRODUCTS, Features

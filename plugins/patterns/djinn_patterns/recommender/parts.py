@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from djinn.hooks import Graph, Node
-from djinn.patterns import is_given, layer_at
+from djinn.planning import Graph, Node, is_given, layer_at
 from djinn_patterns.recommender.features import LOOK_UPS, PRODUCTS, Features
 
 _PICKS = frozenset({"index", "index_select", "masked_select"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn.hooks import Graph, Node, arguments
+from djinn.planning import Graph, Node, arguments
 from djinn_patterns.recurrent.found import Recurrence
 
 _LAYERS = {

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from djinn.hooks import Graph, Node, storage_of
-from djinn.patterns import EMBEDDING, OPTIMIZER, Gradients
+from djinn.planning import EMBEDDING, OPTIMIZER, Gradients, Graph, Node, storage_of
 from djinn_patterns.recurrent.found import Recurrence
 from djinn_patterns.recurrent.walks import MADE, SOFT, behind, plain
 

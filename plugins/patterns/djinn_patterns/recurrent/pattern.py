@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from djinn.hooks import Graph, Node, Pattern, PatternMatch
-from djinn.patterns import Gradients
+from djinn.hooks import Pattern
+from djinn.planning import Gradients, Graph, Node, PatternMatch
 from djinn_patterns.recurrent.found import Recurrence
 from djinn_patterns.recurrent.fused import FUSED, fused
 from djinn_patterns.recurrent.loops import JOINS, WRITES, loops

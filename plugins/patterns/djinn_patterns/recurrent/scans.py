@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from djinn.hooks import Graph, Node
-from djinn.patterns import Gradients
+from djinn.planning import Gradients, Graph, Node
 from djinn_patterns.recurrent.found import Recurrence
 from djinn_patterns.recurrent.walks import LAYERS, behind, plain
 

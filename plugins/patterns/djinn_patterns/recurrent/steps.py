@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from djinn.hooks import Graph, storage_of
-from djinn.patterns import Gradients, layer_at
+from djinn.planning import Gradients, Graph, layer_at, storage_of
 from djinn_patterns.recurrent.found import Recurrence
 from djinn_patterns.recurrent.updates import GATES, Update
 from djinn_patterns.recurrent.walks import BLANK, LAYERS, SOFT, behind, plain

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from djinn.hooks import Graph, Node
-from djinn.patterns import NORMALISATION, layer_at
+from djinn.planning import NORMALISATION, Graph, Node, layer_at
 from djinn_patterns.recurrent.walks import LAYERS, plain
 
 GATES = frozenset({"exp", "exp_", "exp2", "hardsigmoid", "hardsigmoid_", "sigmoid", "sigmoid_"})

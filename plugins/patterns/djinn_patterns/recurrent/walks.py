@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container
 
-from djinn.hooks import Graph
-from djinn.patterns import CONVOLUTION, MATRIX_PRODUCT, NORMALISATION
+from djinn.planning import CONVOLUTION, MATRIX_PRODUCT, NORMALISATION, Graph
 
 LAYERS = MATRIX_PRODUCT | CONVOLUTION | {"_convolution_mode", "einsum"}
 MADE = frozenset({

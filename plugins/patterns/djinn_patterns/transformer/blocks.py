@@ -7,9 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
-from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch
-from djinn.patterns import NORMALISATION, Gradients, is_given
+from djinn.hooks import Pattern
+from djinn.planning import (
+    FUSED_ATTENTION,
+    NORMALISATION,
+    SOFTMAX,
+    Gradients,
+    Graph,
+    Node,
+    Nodes,
+    PatternMatch,
+    is_given,
+)
 from djinn_patterns.transformer.layers import MIXING
 from djinn_patterns.transformer.mixtures import routers_of
 from djinn_patterns.transformer.networks import networks_of

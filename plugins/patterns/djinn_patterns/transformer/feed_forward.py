@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch
+from djinn.hooks import Pattern
+from djinn.planning import Graph, Node, Nodes, PatternMatch
 from djinn_patterns.transformer.layers import PRODUCTS
 from djinn_patterns.transformer.networks import Network, activations, networks_of
 

@@ -6,8 +6,9 @@ from weakref import WeakKeyDictionary
 
 import attrs
 
-from djinn.hooks import Graph
-from djinn.patterns import Flow, Layer, layer_at
+from djinn.planning import Graph, layer_at
+from djinn_core.ir.flow import Flow
+from djinn_core.planning.matching.layers import Layer
 
 PRODUCTS = frozenset({"addmm", "linear", "matmul", "mm"})
 MIXING = frozenset({"baddbmm", "bmm", "einsum", "matmul"})  # what takes values together by the weights of a softmax

@@ -7,9 +7,10 @@ from weakref import WeakKeyDictionary
 
 import attrs
 
-from djinn.dataflow import SOFTMAX
-from djinn.hooks import Graph, Node, Pattern, PatternMatch, arguments
-from djinn.patterns import Flow, Layer
+from djinn.hooks import Pattern
+from djinn.planning import SOFTMAX, Graph, Node, PatternMatch, arguments
+from djinn_core.ir.flow import Flow
+from djinn_core.planning.matching.layers import Layer
 from djinn_patterns.transformer.layers import Layers, layers_of
 
 _CHOICES = frozenset({"argmax", "max", "topk"})

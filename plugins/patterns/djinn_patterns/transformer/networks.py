@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 
 import attrs
 
-from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
-from djinn.hooks import Graph, Node
-from djinn.patterns import ACTIVATION, CONVOLUTION, NORMALISATION, Flow, Layer, is_given
+from djinn.planning import ACTIVATION, CONVOLUTION, FUSED_ATTENTION, NORMALISATION, SOFTMAX, Graph, Node, is_given
+from djinn_core.ir.flow import Flow
+from djinn_core.planning.matching.layers import Layer
 from djinn_patterns.transformer.layers import MIXING, Layers, layers_of
 from djinn_patterns.transformer.norms import WrittenNorm, written_norms
 from djinn_patterns.transformer.positions import scores_places

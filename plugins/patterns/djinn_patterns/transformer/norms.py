@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import Graph, Node, Nodes, Pattern, PatternMatch, arguments
-from djinn.patterns import CONVOLUTION, NORMALISATION, is_given
+from djinn.hooks import Pattern
+from djinn.planning import CONVOLUTION, NORMALISATION, Graph, Node, Nodes, PatternMatch, arguments, is_given
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
 _POWERS = frozenset({"pow"})  # of -0.5 and 0.5

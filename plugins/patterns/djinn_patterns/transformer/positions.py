@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
-from djinn.hooks import Graph, Node
-from djinn.patterns import is_backward, is_given
+from djinn.planning import FUSED_ATTENTION, SOFTMAX, Graph, Node, is_backward, is_given
 from djinn_patterns.transformer.layers import MIXING
 
 _SUMS = frozenset({"add", "add_"})

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.dataflow import FUSED_ATTENTION
-from djinn.hooks import Graph, Node, Pattern, PatternMatch
-from djinn.patterns import ACTIVATION, MATRIX_PRODUCT, NORMALISATION, Layer, is_backward
+from djinn.hooks import Pattern
+from djinn.planning import (
+    ACTIVATION,
+    FUSED_ATTENTION,
+    MATRIX_PRODUCT,
+    NORMALISATION,
+    Graph,
+    Node,
+    PatternMatch,
+    is_backward,
+)
+from djinn_core.planning.matching.layers import Layer
 from djinn_patterns.transformer.layers import PRODUCTS, Layers, layers_of
 
 _LOOKUPS = frozenset({"embedding"})

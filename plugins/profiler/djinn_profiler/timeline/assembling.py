@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import attrs
 
-from djinn.timelines import Range, Recording, Span, SubmissionRecord, ThreadRecord
+from djinn_client.runtime.timeline.recorded import Range, Span, SubmissionRecord, ThreadRecord
+from djinn_client.runtime.timeline.recording import Recording
 from djinn_profiler.timeline.events import (
     ANSWER,
     CAPTURE,

@@ -10,8 +10,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from djinn.hooks import DjinnError
-from djinn.timelines import Recording, check_alone, duration, for_users, record_timeline
+from djinn import DjinnError
+from djinn_client.runtime.timeline.record_timeline import record_timeline
+from djinn_client.runtime.timeline.recording import Recording, check_alone
+from djinn_client.tracebacks import for_users
+from djinn_core.system.printable import duration
 from djinn_profiler.timeline.assembling import AssembledTimeline, assemble
 from djinn_profiler.timeline.events import TimelineEvent
 from djinn_profiler.timeline.report import TimeTotals, table, totals

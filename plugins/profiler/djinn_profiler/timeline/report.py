@@ -9,7 +9,9 @@ from typing import Final
 
 import attrs
 
-from djinn.timelines import ADVICE, BACKWARD, duration, unit_of
+from djinn_client.runtime.timeline.user_places import ADVICE
+from djinn_core.ir.module_path import BACKWARD
+from djinn_core.system.printable import duration, unit_of
 from djinn_profiler.timeline.assembling import AssembledTimeline, ThreadTime, executor_name
 from djinn_profiler.timeline.events import (
     ANSWER,

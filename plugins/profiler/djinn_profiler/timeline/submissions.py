@@ -9,7 +9,10 @@ from typing import Final
 
 import attrs
 
-from djinn.timelines import ClientClock, ExecutionTimes, Span, SubmissionRecord, describe_site
+from djinn_client.runtime.timeline.clocks import ClientClock
+from djinn_client.runtime.timeline.recorded import Span, SubmissionRecord
+from djinn_core.ir.program import describe_site
+from djinn_core.wire.timing_messages import ExecutionTimes
 from djinn_profiler.timeline.events import (
     ANSWER,
     DECODE,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from djinn.timelines import Span, ThreadRecord
+from djinn_client.runtime.timeline.recorded import Span, ThreadRecord
 from djinn_profiler.timeline.events import CAPTURE, PYTHON
 
 

@@ -12,8 +12,10 @@ from typing import Final
 import attrs
 
 from djinn.hooks import Event, Observer
-from djinn.session import observed_by
-from djinn.timelines import ADVICE, UserPlace, UserPlaces, called, duration, line_of, preformatted, unit_of
+from djinn_client.runtime.client import observed_by
+from djinn_client.runtime.timeline.user_places import ADVICE, UserPlace, UserPlaces, line_of
+from djinn_core.system.front_end import called, preformatted
+from djinn_core.system.printable import duration, unit_of
 
 _LINES: Final = 1000  # lines of a program that are told apart
 

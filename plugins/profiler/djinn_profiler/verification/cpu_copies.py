@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 import torch
 
-from djinn.hooks import TensorMeta
-from djinn.watching import Value, fetch_all, memory_between
+from djinn.planning import TensorMeta
+from djinn_client.interception.recording.op_observer import fetch_all
+from djinn_client.interception.tensors.memory_views import memory_between
+from djinn_client.interception.tensors.storage import Value
 
 Look = tuple[Value, TensorMeta]  # a value, and the metadata that it had when it was used
 

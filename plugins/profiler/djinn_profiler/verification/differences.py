@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
-from djinn.watching import default_tolerances
+from djinn_core.torch_private import default_tolerances
 
 
 @attrs.frozen

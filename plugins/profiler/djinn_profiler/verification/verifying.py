@@ -14,23 +14,20 @@ from contextlib import contextmanager
 import attrs
 import torch
 
-from djinn import VerificationError
-from djinn.libraries import get_logger
-from djinn.watching import (
-    Call,
-    LazyTensor,
-    ModuleCall,
-    Site,
-    Slot,
-    describe_site,
+from djinn.compat import LazyTensor
+from djinn.errors import VerificationError
+from djinn.hooks import get_logger
+from djinn_client.interception.recording.op_observer import (
     is_own,
     module_in_words,
     place_of_op,
     run_here,
     unwatched,
-    view_of,
     watch_ops,
 )
+from djinn_client.interception.tensors.memory_views import view_of
+from djinn_core.ir.module_path import ModuleCall
+from djinn_core.ir.program import Call, Site, Slot, describe_site
 from djinn_profiler.verification.cpu_copies import CpuCopies, Look
 from djinn_profiler.verification.differences import Difference, Tolerance, distance, in_words
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from djinn.hooks import SchedulingContext, storage_of
-from djinn.scheduling import Dependences, storage_sizes
+from djinn.hooks import SchedulingContext
+from djinn.planning import storage_of, storage_sizes
+from djinn_core.planning.stages.ordering import Dependences
 
 _LOOKED_AT = 64  # number of the oldest nodes that are ready which are compared
 

@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from djinn.hooks import DoesNotFit, ExecutionSchedule, NodePriority, Scheduler, SchedulingContext, SchedulingStrategy
-from djinn.scheduling import Dependences, Timeline, memory_peaks, ready_order, simulate, write_steps
+from djinn.errors import DoesNotFit
+from djinn.hooks import NodePriority, Scheduler, SchedulingContext
+from djinn.planning import ExecutionSchedule, SchedulingStrategy, memory_peaks, simulate
+from djinn_core.planning.stages.ordering import Dependences, ready_order
+from djinn_core.planning.stages.simulate import Timeline
+from djinn_core.planning.stages.steps import write_steps
 from djinn_schedulers.dynamic.frugal import frugal_order
 
 

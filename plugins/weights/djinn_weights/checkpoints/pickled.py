@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 import attrs
 import torch
 
-from djinn.weights import LONGEST_NAME, MOST_DIMENSIONS, MOST_TENSORS, dtype_name
+from djinn_core.wire.tensors import dtype_name
+from djinn_server.weights.headers import LONGEST_NAME, MOST_DIMENSIONS, MOST_TENSORS
 
 OPERATIONS: Final = 4_000_000  # instructions of a pickle: 40 for each of 100,000 tensors
 DEPTH: Final = 16  # of dictionaries within dictionaries

@@ -14,7 +14,8 @@ from typing import Final
 import torch
 
 from djinn.hooks import FileHeader, HeaderEntry, WeightFile
-from djinn.weights import MOST_DIMENSIONS, MOST_TENSORS, read_bytes, refuse_overlaps
+from djinn.weights import read_bytes
+from djinn_server.weights.headers import MOST_DIMENSIONS, MOST_TENSORS, refuse_overlaps
 from djinn_weights.gguf.quantized import Q8_0
 
 HEADER_LIMIT: Final = 100 << 20  # bytes

@@ -10,9 +10,9 @@ from typing import Final
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from djinn import WeightsUnavailable
+from djinn.errors import WeightsUnavailable
 from djinn.hooks import LocalPlace, ReportDownload, WeightFile, WeightPermissions, WeightSource, hookimpl
-from djinn.weights import open_folder
+from djinn_server.builtins.weights import open_folder
 from djinn_weights.hub.downloads import Downloads, is_whole, repository_in
 
 djinn_api_version = "2.0"

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import attrs
 
-from djinn import WeightsUnavailable
+from djinn.errors import WeightsUnavailable
 from djinn.hooks import ReportDownload, WeightFile, WeightPermissions
-from djinn.weights import open_folder
+from djinn_server.builtins.weights import open_folder
 
 _INDEX: Final = ".index.json"
 _KINDS: Final = (

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from djinn import WeightsUnavailable
+from djinn.errors import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions, WeightSource
-from djinn.weights import allows
+from djinn_server.weights.permissions import allows
 from djinn_weights.network_files.pieces import Pieces
 
 _INDEX: Final = ".index.json"

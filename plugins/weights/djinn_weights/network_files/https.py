@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit
 
-from djinn import WeightsUnavailable
+from djinn.errors import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions, WeightSource
-from djinn.weights import allows
+from djinn_server.weights.permissions import allows
 from djinn_weights.network_files.pieces import Pieces
 
 PATIENCE: Final = 30.0  # seconds without a byte after which a server is given up

@@ -12,9 +12,12 @@ from typing import Any
 import attrs
 import torch
 
-from djinn import session
-from djinn.costs import keep_calibration
-from djinn.hooks import ConfigurationError, CostModel, DjinnError, Probe, SessionLost
+from djinn import DjinnError
+from djinn.errors import ConfigurationError, SessionLost
+from djinn.hooks import CostModel, Probe
+from djinn_client.runtime import client
+from djinn_client.runtime.planning.calibrations import keep_calibration
+from djinn_core.wire.messages import DeviceInfo
 from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
 
 _log = logging.getLogger("djinn_costs.roofline")
@@ -35,7 +38,7 @@ def calibrate_session(
         ConfigurationError: no cost model in use can be calibrated, or by so few probes.
         SessionLost: the executor has ended; nothing is kept.
     """
-    models = calibrated_models(session.registry().cost_models)
+    models = calibrated_models(client.registry().cost_models)
     if quick:
         models = [model for model in models if any(probe.quick for probe in model.probes())]
     if not models:
@@ -47,7 +50,7 @@ def calibrate_session(
         bench = Bench(clock, torch.device(DEVICE), models, told, quick)
         for _ in range(rounds):
             bench.round()
-        device = session.device()
+        device = client.device()
     assert device is not None
     file = keep_calibration(device, bench.fit())
     names = tuple(model.name for model in models)
@@ -58,7 +61,7 @@ def calibrate_session(
 class CalibrationResult:
     """Result of a calibration: the device, the result's path, the models, the number of probes, and seconds taken."""
 
-    device: session.DeviceInfo
+    device: DeviceInfo
     file: Path
     models: tuple[str, ...]
     probes: int

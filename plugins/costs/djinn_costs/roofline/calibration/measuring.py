@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 import djinn
-from djinn import session
-from djinn.hooks import ConfigurationError, Event, Observer
-from djinn.platforms import ThreadTimes
+from djinn.errors import ConfigurationError
+from djinn.hooks import Event, Observer
+from djinn_client.runtime import client
+from djinn_core.system.processes import ThreadTimes
 
 DEVICE: Final = "remote_accelerator:0"
 
@@ -61,14 +62,14 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
     djinn.init()
     clock: Clock = (observer := ExecutorClock())
     if processor_time:
-        process = session.executor_process()
+        process = client.executor_process()
         known = processor_clock(process)
         if known is None:
             raise ConfigurationError(
                 f"processor time can be measured of an executor process on this machine only, if it runs Linux; {process} is not one"
             )
         clock = known
-    with session.whole_programs(), session.observed_by(observer):
+    with client.whole_programs(), client.observed_by(observer):
         yield clock
 
 

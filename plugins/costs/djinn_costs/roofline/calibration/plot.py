@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from djinn.hooks import ConfigurationError
+from djinn.errors import ConfigurationError
 from djinn_costs.roofline.calibration.validate import Comparison, Validation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import djinn
-from djinn import session
+from djinn_client.runtime import client
 
 
 def open_session(**overrides: Any) -> None:
@@ -17,11 +17,11 @@ def open_session(**overrides: Any) -> None:
         DjinnError: a setting or a plugin cannot be used, or nothing can be reached.
     """
     djinn.configure(**overrides)
-    registry = session.registry()
+    registry = client.registry()
     rewriting = {
         registry.owners[kind, o.name].name for kind in ("patterns", "optimizations") for o in getattr(registry, kind)
     }
     needed = {registry.owners["cost_models", o.name].name for o in registry.cost_models}
     if unwanted := rewriting - needed:
-        djinn.configure(**{**overrides, "disable": (*session.settings().disable, *sorted(unwanted))})
+        djinn.configure(**{**overrides, "disable": (*client.settings().disable, *sorted(unwanted))})
     djinn.init()

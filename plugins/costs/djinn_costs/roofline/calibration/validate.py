@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 import djinn
-from djinn import session
-from djinn.costs import estimate
-from djinn.hooks import Calibration, ConfigurationError
+from djinn.errors import ConfigurationError
+from djinn.planning import Calibration, PipelineResult, estimate
+from djinn_client.runtime import client
 from djinn_costs.roofline.calibration.calibrate import Bench, calibrated_models
 from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
 from djinn_costs.roofline.calibration.workloads import Workload, workloads
@@ -70,7 +70,7 @@ class _Running:
 
     workload: Workload
     step: Callable[[], object]
-    result: session.PipelineResult
+    result: PipelineResult
     repeats: int
     seconds: list[float] = attrs.field(factory=list)
 
@@ -135,7 +135,7 @@ def validate_session(
         ConfigurationError: nothing is left to validate, or no cost model can be calibrated.
     """
     chosen = [w for w in workloads() if not only or any(part in w.name for part in only)]
-    models = calibrated_models(session.registry().cost_models)
+    models = calibrated_models(client.registry().cost_models)
     if not chosen or not models:
         raise ConfigurationError(
             "no cost model in use can be calibrated: see `djinn plugins`"
@@ -151,7 +151,7 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     """Build a workload, run it once, and plan what it does the second time."""
     step = workload.build(device)
     seconds_of(step, clock)
-    with session.whole_programs(), djinn.capture() as recorded:
+    with client.whole_programs(), djinn.capture() as recorded:
         kept = step()
     result = djinn.plan(recorded, until="place")
     djinn.synchronize()
@@ -172,15 +172,13 @@ def _compared(one: _Running, calibration: Calibration | None, idle: float) -> Co
     return Comparison(one.workload.name, predicted, max(measured - idle, measured / 4), len(plan), flops)
 
 
-def predicted_costs(
-    result: session.PipelineResult, calibration: Calibration | None
-) -> tuple[Sequence[Any], Sequence[int]]:
+def predicted_costs(result: PipelineResult, calibration: Calibration | None) -> tuple[Sequence[Any], Sequence[int]]:
     """The estimates for all nodes on the first device, with another calibration if one is given; and the nodes that run."""
     assert result.costs is not None
     topology, costs = result.topology, result.costs
     if calibration is not None:
         device = attrs.evolve(topology.devices[0], calibration=calibration)
         topology = attrs.evolve(topology, devices=(device,))
-        costs = estimate(result.graph, session.registry().cost_models, topology)
+        costs = estimate(result.graph, client.registry().cost_models, topology)
     nodes = result.plan.nodes if result.plan is not None else tuple(range(len(result.graph.nodes)))
     return costs.by_device[topology.devices[0].id], nodes

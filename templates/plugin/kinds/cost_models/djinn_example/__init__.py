@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from djinn.costs import work_of
-from djinn.hooks import CostEstimate, CostModel, DeviceCapabilities, Graph, Node, hookimpl
-from djinn.patterns import MATRIX_PRODUCT
+from djinn.hooks import CostModel, hookimpl
+from djinn.planning import MATRIX_PRODUCT, CostEstimate, DeviceCapabilities, Graph, Node, work_of
 
 djinn_api_version = "2.0"
 ASSUMED_FLOPS = 1e11  # for a device of unknown speed

@@ -1,7 +1,7 @@
 import djinn_example
 import pytest
 
-from djinn.hooks import DeviceCapabilities
+from djinn.planning import DeviceCapabilities
 from djinn.testing import CostModelConformance, PluginConformance, ProgramBuilder
 
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from djinn.hooks import Device, DeviceCapabilities, DeviceRuntime, StartupError, hookimpl
+from djinn.errors import StartupError
+from djinn.hooks import Device, DeviceRuntime, hookimpl
+from djinn.planning import DeviceCapabilities
 
 djinn_api_version = "2.0"
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -3,8 +3,8 @@
 import functools
 from typing import Any
 
+from djinn.compat import LazyTensor
 from djinn.hooks import Integration, hookimpl
-from djinn.recording import LazyTensor
 
 djinn_api_version = "2.0"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from djinn.hooks import Optimization, OptimizationContext, OptimizationResult, Rewrite, hookimpl
+from djinn.hooks import Optimization, OptimizationContext, hookimpl
+from djinn.planning import OptimizationResult, Rewrite
 
 djinn_api_version = "2.0"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from djinn.hooks import Placement, PlacementContext, PlacementPolicy, hookimpl
-from djinn.scheduling import assign_blocks
+from djinn.hooks import PlacementContext, PlacementPolicy, hookimpl
+from djinn.planning import Placement, assign_blocks
 
 djinn_api_version = "2.0"
 

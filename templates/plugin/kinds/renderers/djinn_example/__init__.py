@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
-from djinn.hooks import PipelineResult, Renderer, hookimpl
+from djinn.hooks import Renderer, hookimpl
+from djinn.planning import PipelineResult
 
 djinn_api_version = "2.0"
 

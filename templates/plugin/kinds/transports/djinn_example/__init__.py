@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
-from djinn.hooks import hookimpl
-from djinn.transports import SocketTransport, Transport
+from djinn.hooks import SocketTransport, Transport, hookimpl
 
 djinn_api_version = "2.0"
 

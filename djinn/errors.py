@@ -1,0 +1,78 @@
+"""Errors that Djinn raises. docs/errors.md has causes and cures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from djinn._lazy_names import importing
+from djinn_core.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DeadlineExceeded,
+    DjinnError,
+    DoesNotFit,
+    ForkedProcess,
+    InvalidStage,
+    PluginError,
+    ProgramStopped,
+    ProtocolError,
+    QuotaExceeded,
+    RemoteError,
+    RemoteIndexError,
+    RemoteNotImplementedError,
+    RemoteOutOfMemory,
+    RemoteTypeError,
+    RemoteValueError,
+    ServerBusy,
+    SessionLost,
+    StartupError,
+    TransportError,
+    UnsupportedOperation,
+    VerificationError,
+    WeightsUnavailable,
+)
+
+# These derive from classes of PyTorch's.
+if TYPE_CHECKING:
+    from djinn_client.runtime.receiving.remote_errors import (
+        RemoteAcceleratorError,
+        RemoteLinAlgError,
+        RemoteTorchOutOfMemory,
+    )
+
+__all__ = [
+    "AccessRefused",
+    "ConfigurationError",
+    "DeadlineExceeded",
+    "DjinnError",
+    "DoesNotFit",
+    "ForkedProcess",
+    "InvalidStage",
+    "PluginError",
+    "ProgramStopped",
+    "ProtocolError",
+    "QuotaExceeded",
+    "RemoteAcceleratorError",
+    "RemoteError",
+    "RemoteIndexError",
+    "RemoteLinAlgError",
+    "RemoteNotImplementedError",
+    "RemoteOutOfMemory",
+    "RemoteTorchOutOfMemory",
+    "RemoteTypeError",
+    "RemoteValueError",
+    "ServerBusy",
+    "SessionLost",
+    "StartupError",
+    "TransportError",
+    "UnsupportedOperation",
+    "VerificationError",
+    "WeightsUnavailable",
+]
+
+_PLACES = {
+    "djinn_client.runtime.receiving.remote_errors": "RemoteAcceleratorError RemoteLinAlgError RemoteTorchOutOfMemory",
+}
+
+if not TYPE_CHECKING:  # type checkers know the names from above
+    __getattr__ = importing(__name__, _PLACES)
