@@ -65,13 +65,15 @@ if TYPE_CHECKING:
     from djinn_core.protocol.net.sockets import SocketConnection, SocketListener
     from djinn_core.protocol.net.streams import StreamConnection
     from djinn_core.protocol.net.tls_contexts import client_context, server_context
+    from djinn_core.registry.version import djinn_version
     from djinn_core.wire.executor_reports import Ready, Sessions
     from djinn_core.wire.frames import FrameDecoder, encode_frame
     from djinn_server.compiling.compile_worker import CompileProcess
     from djinn_server.compiling.packing import pack, unpack
     from djinn_server.gateway.local_pages import PageServer
-    from djinn_server.launch.held_executor import HeldExecutor
+    from djinn_server.launch.engines import LocalEngine
     from djinn_server.launch.holder import ExecutorHolder
+    from djinn_server.launch.piped_handle import PipedHandle
     from djinn_server.launch.piped_holder import holder_command
 
 __all__ = [
@@ -105,7 +107,6 @@ __all__ = [
     "Frame",
     "FrameDecoder",
     "HeaderEntry",
-    "HeldExecutor",
     "HttpResponse",
     "Identity",
     "Integration",
@@ -114,6 +115,7 @@ __all__ = [
     "Limits",
     "LinkFacts",
     "Listener",
+    "LocalEngine",
     "LocalPlace",
     "MemoryPolicy",
     "NodePriority",
@@ -124,6 +126,7 @@ __all__ = [
     "PageRequest",
     "PageServer",
     "Pattern",
+    "PipedHandle",
     "PlacementContext",
     "PlacementPolicy",
     "PlacementTrial",
@@ -153,6 +156,7 @@ __all__ = [
     "WeightSink",
     "WeightSource",
     "client_context",
+    "djinn_version",
     "encode_frame",
     "get_logger",
     "holder_command",
@@ -192,13 +196,15 @@ _PLACES = {
     "djinn_core.protocol.net.sockets": "SocketConnection SocketListener",
     "djinn_core.protocol.net.streams": "StreamConnection",
     "djinn_core.protocol.net.tls_contexts": "client_context server_context",
+    "djinn_core.registry.version": "djinn_version",
     "djinn_core.wire.executor_reports": "Ready Sessions",
     "djinn_core.wire.frames": "FrameDecoder encode_frame",
     "djinn_server.compiling.compile_worker": "CompileProcess",
     "djinn_server.compiling.packing": "pack unpack",
     "djinn_server.gateway.local_pages": "PageServer",
-    "djinn_server.launch.held_executor": "HeldExecutor",
+    "djinn_server.launch.engines": "LocalEngine",
     "djinn_server.launch.holder": "ExecutorHolder",
+    "djinn_server.launch.piped_handle": "PipedHandle",
     "djinn_server.launch.piped_holder": "holder_command",
 }
 

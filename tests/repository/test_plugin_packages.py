@@ -61,7 +61,7 @@ def needs_server(package):
 
 def test_names_of_the_server_are_found():
     for use in (
-        ("djinn.hooks", "HeldExecutor"),
+        ("djinn.hooks", "PipedHandle"),
         ("djinn.weights", "read_bytes"),
         ("djinn_server.launch", "http_hosts"),
     ):

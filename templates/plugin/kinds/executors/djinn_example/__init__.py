@@ -1,7 +1,7 @@
 """An engine for Djinn: executors behind a command, here one that gives them a low priority."""
 
 from djinn.hooks import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest, holder_command, hookimpl
-from djinn_server.launch.piped_handle import PipedHandle
+from djinn.hooks import PipedHandle
 
 djinn_api_version = "2.0"
 
