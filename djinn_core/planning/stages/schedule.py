@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 
 import attrs
@@ -53,8 +54,9 @@ def build_schedule(context: SchedulingContext, scheduler: Scheduler) -> Executio
     wanted = scheduler.priority(context)
     if not isinstance(wanted, NodePriority):
         raise InvalidStage(f"{title('scheduler', scheduler)} returned a {type(wanted).__name__}; return a NodePriority")
-    order = _order(context, wanted)
-    groups = _groups(context, order, wanted, scheduler.strategy)
+    dependences = cache(lambda: Dependences.of(context))
+    order = _order(context, wanted, dependences)
+    groups = _groups(context, order, wanted, scheduler.strategy, dependences)
     stages, devices = len({group.stage for group in groups}), len(context.placement.devices)
     return ExecutionSchedule(
         program=context.program,
@@ -67,11 +69,11 @@ def build_schedule(context: SchedulingContext, scheduler: Scheduler) -> Executio
     )
 
 
-def _order(context: SchedulingContext, wanted: NodePriority) -> Sequence[int]:
+def _order(context: SchedulingContext, wanted: NodePriority, dependences: Callable[[], Dependences]) -> Sequence[int]:
     nodes = context.plan.nodes
     keys = {node: wanted.key(node) for node in nodes}
     if not wanted.strict and len(context.placement.devices) > 1:
-        return ready_order(nodes, Dependences.of(context), keys.__getitem__)
+        return ready_order(nodes, dependences(), keys.__getitem__)
     # One device never waits, so both ways give one order. The order of the program respects all dependences.
     if all(not keys[later] < keys[node] for node, later in pairwise(nodes)):
         return nodes
@@ -79,12 +81,16 @@ def _order(context: SchedulingContext, wanted: NodePriority) -> Sequence[int]:
 
 
 def _groups(
-    context: SchedulingContext, order: Sequence[int], wanted: NodePriority, strategy: SchedulingStrategy
+    context: SchedulingContext,
+    order: Sequence[int],
+    wanted: NodePriority,
+    strategy: SchedulingStrategy,
+    dependences: Callable[[], Dependences],
 ) -> tuple[SchedulingGroup, ...]:
     if strategy is SchedulingStrategy.SEQUENTIAL or len(context.placement.devices) == 1:
         groups = consecutive_groups(context, order)
     else:
-        groups = staged_groups(order, Dependences.of(context))
+        groups = staged_groups(order, dependences())
     priority = wanted.group_priority
     return tuple(
         SchedulingGroup(stage, device, tuple(nodes), strategy, priority(nodes[0]) if priority is not None else 0)
