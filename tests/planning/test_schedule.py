@@ -140,6 +140,13 @@ def test_a_policy_that_breaks_a_rule_is_replaced_and_named(caplog):
     assert len([r for r in caplog.records if "halfway" in r.getMessage()]) == 1
 
 
+def test_place_without_devices_asks_no_policy(caplog):
+    policy = Stubborn("halfway", ValueError("max() of nothing"))
+    with pytest.raises(InvalidStage, match="there are none; connect a server"):
+        place(with_devices(random_graph(1)), policy, SingleDevice())
+    assert not caplog.records
+
+
 def test_memory_that_is_shared_must_be_in_one_place():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from djinn.hooks import NodePriority, Scheduler
 from djinn.planning import (
     CostEstimate,
     Costs,
@@ -224,6 +225,43 @@ def test_what_most_depends_on_goes_first_and_the_oldest_in_a_pipeline():
     left = found.remaining(context.plan.nodes)
     assert ready_order(context.plan.nodes, found, lambda n: -left[n]) == [*long[:2], *short, long[2], 4]
     assert ready_order(context.plan.nodes, found, lambda n: n) == list(range(5))
+
+
+class ByTable(Scheduler):
+    """Ranks nodes by a table."""
+
+    name = "by_table"
+
+    def __init__(self, keys, strict):
+        self.keys, self.strict = keys, strict
+
+    def priority(self, context):
+        return NodePriority(self.keys.__getitem__, "by a table", self.strict)
+
+
+@pytest.mark.parametrize(("strict", "ran"), [(True, (2, 0)), (False, (0, 2))])
+def test_strict_priorities_make_a_device_wait_and_others_do_not(strict, ran):
+    builder = ProgramBuilder()
+    x, y = builder.input(8, 8), builder.input(8, 8)
+    builder.op("aten::tanh", x, shape=(8, 8))
+    other = builder.op("aten::tanh", y, shape=(8, 8))
+    builder.op("aten::neg", other, shape=(8, 8))
+    graph = builder.graph()
+    context = scheduling_context(graph, 2)
+    first, second = (d.id for d in context.topology.devices)
+    where = {0: first, 1: second, 2: first}
+    values = {x: first, y: second} | {v: where[n.id] for n in graph.nodes for v in n.outputs}
+    decisions = tuple(PlacementDecision(n, d, "by hand") for n, d in where.items())
+    context = attrs.evolve(context, placement=Placement(decisions, values, "by hand"))
+    made = build_schedule(context, ByTable({0: 2, 1: 0, 2: 1}, strict))
+    check_schedule(context, made, "by_table")
+    assert tuple(n for s in made.steps[first] if isinstance(s, Run) for n in s.nodes) == ran
+
+
+def test_sequential_begins_a_stage_wherever_the_device_changes():
+    context = forked()
+    assert build_schedule(context, Sequential()).total_stages == 3
+    assert build_schedule(context, Parallel()).total_stages == 2  # both chains, and the end
 
 
 def test_stages_of_a_pipeline_work_on_successive_inputs_at_the_same_time():
