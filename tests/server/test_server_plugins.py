@@ -25,6 +25,7 @@ from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Deni
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
+from djinn_core.observing import Events, Sink
 from djinn_core.protocol.tls_transports import under_tls
 from djinn_core.registry.registry import Registry
 from djinn_core.registry.report import PluginRow
@@ -427,6 +428,44 @@ def test_only_what_an_observer_wants_is_told(monkeypatch):
     assert [(event.name, event.process) for event in seen] == [("connected", "gateway")]
     assert not made.wants("started")
     assert not other.wants("connected")
+
+
+def test_what_an_observer_wants_is_read_again_after_a_connection():
+    seen = []
+
+    class Later(Observer):
+        name = "later"
+        events = frozenset({"connected"})
+
+        def observe(self, event):
+            seen.append(event.name)
+            self.events = frozenset({"connected", "status"})
+
+    made = Events("client", [Sink(Later())])
+    for name in ("status", "connected", "status"):
+        made.tell(name)
+    assert seen == ["connected", "status"]
+
+
+def test_an_observer_that_raises_is_told_of_the_next_event_and_named_once(caplog):
+    seen = []
+
+    class Raises(Observer):
+        name = "raises"
+
+        def observe(self, event):
+            seen.append(event.name)
+            raise ZeroDivisionError("on purpose")
+
+    made = Events("client", [Sink(Raises(), "a-plugin 1.0")])
+    for name in ("connected", "completed"):
+        made.tell(name)
+    assert seen == ["connected", "completed"]
+    warned = [
+        record for record in caplog.records if "on purpose" in str(vars(record)) and record.levelname == "WARNING"
+    ]
+    assert len(warned) == 1
+    assert "a-plugin 1.0" in str(vars(warned[0]))
 
 
 def test_counts_follow_events():
