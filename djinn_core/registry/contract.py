@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from types import UnionType
-from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from djinn_core.hookspecs import API_VERSION
 from djinn_core.registry.kinds import Kind
 
-_VERSION = re.compile(r"(\d+)\.(\d+)")
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 
 
 def version_conflict(plugin: object) -> str:
@@ -33,82 +32,37 @@ def version_conflict(plugin: object) -> str:
 
 def complaint(candidate: object, kind: Kind) -> str:
     """Reason why `candidate` is no object of `kind`, as the end of a sentence, or an empty string."""
-    expected = kind.protocol.__name__
+    base = kind.base
     name = getattr(candidate, "name", "")
     shown = f"{type(candidate).__name__} {name!r}" if name else f"an instance of {type(candidate).__name__}"
     if isinstance(candidate, type):
         return f"returned the class {candidate.__name__}, but must return instances: {candidate.__name__}()"
-    faults = [*_faults(candidate, kind.protocol), *_optional_faults(candidate, kind.optional_members)]
-    if faults:
-        return f"returned {shown}, which is no {expected}: {'; '.join(faults)}"
+    if not isinstance(candidate, base):
+        package = base.__module__.partition(".")[0]
+        module = "djinn.hooks" if package == "djinn_core" else package
+        return f"returned {shown}, which is no {base.__name__}: derive its class from {module}.{base.__name__}"
+    if faults := [*_faults(candidate, base)]:
+        return f"returned {shown}, which is no {base.__name__}: {'; '.join(faults)}"
     if not name:
         return f"returned a {type(candidate).__name__} with an empty `name`"
     return ""
 
 
-def _faults(candidate: object, expected: type) -> Iterator[str]:
-    if Protocol in expected.__mro__:
-        yield from _attribute_faults(candidate, expected)
-        yield from _method_faults(candidate, expected)
-    elif not isinstance(candidate, expected):
-        package = expected.__module__.partition(".")[0]
-        yield f"it is no instance of {'djinn.hooks' if package == 'djinn_core' else package}.{expected.__name__}"
-    elif expected.__module__.startswith("djinn_core."):
-        yield from _attribute_faults(candidate, expected)
-
-
-def _optional_faults(candidate: object, members: Mapping[str, Any]) -> Iterator[str]:
-    for member, expected in members.items():
-        if not isinstance(value := getattr(candidate, member, None), (expected, type(None))):
-            yield f"its `{member}` is {value!r}, but must be a {_spelled(expected)}"
-
-
-def _attribute_faults(candidate: object, protocol: type) -> Iterator[str]:
-    for member, annotation in _attributes(protocol).items():
-        expected = _classes(annotation)
+def _faults(candidate: object, base: type) -> Iterator[str]:
+    """What is wrong with the annotated attributes of an object. Its methods are those of its base class, or override them."""
+    if not base.__module__.startswith("djinn_core."):
+        return
+    for member, annotation in get_type_hints(base).items():
         if not hasattr(candidate, member):
             yield f"it lacks the attribute `{member}` ({_spelled(annotation)})"
-        elif not isinstance(value := getattr(candidate, member), expected):
+        elif not isinstance(value := getattr(candidate, member), _classes(annotation)):
             yield f"its `{member}` is {value!r}, but must be a {_spelled(annotation)}"
-
-
-def _method_faults(candidate: object, protocol: type) -> Iterator[str]:
-    for member, expected in _methods(protocol).items():
-        if not callable(method := getattr(candidate, member, None)):
-            yield f"it lacks the method `{member}{expected}`"
-        elif inspect.iscoroutinefunction(method):
-            yield f"its method `{member}` is asynchronous, but is called without await"
-        elif not _accepts(method, len(expected.parameters) - 1):
-            yield f"its method `{member}{inspect.signature(method)}` must accept `{member}{expected}`"
 
 
 def _classes(annotation: Any) -> tuple[type, ...]:
     """Classes of the values that an annotation allows, without what it says of their items."""
     parts = get_args(annotation) if get_origin(annotation) in {Union, UnionType} else (annotation,)
     return tuple(get_origin(part) or part for part in parts)
-
-
-def _attributes(protocol: type) -> Mapping[str, Any]:
-    """Types of the attributes of a Protocol."""
-    return get_type_hints(protocol)
-
-
-def _methods(protocol: type) -> Mapping[str, inspect.Signature]:
-    """Signatures of the methods of a Protocol."""
-    functions = inspect.getmembers(protocol, inspect.isfunction)
-    return {name: inspect.signature(function) for name, function in functions if not name.startswith("_")}
-
-
-def _accepts(method: Callable[..., Any], count: int) -> bool:
-    try:
-        signature = inspect.signature(method)
-    except ValueError:  # a method written in C has no signature to look at
-        return True
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
 
 
 def _spelled(annotation: Any) -> str:

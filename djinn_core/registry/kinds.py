@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from functools import cache
 from types import ModuleType
-from typing import Any, Final, get_type_hints
+from typing import Final
 
 import msgspec
 
@@ -18,15 +17,13 @@ class Kind(msgspec.Struct, frozen=True):
     Attributes:
         name: what its hook returns, in the plural: the name in `djinn plugins`, in `Registry`, in the name of the hook, and of the
             module in `djinn_core.hookspecs` that declares it.
-        wanted: name of the type that each of these objects must satisfy, as that module has it.
+        base_name: name of the class that each of these objects is an instance of, as that module has it.
         processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command `djinn`.
-        optional: name of a Protocol whose members the objects may leave out; empty if there is none.
     """
 
     name: str
-    wanted: str
+    base_name: str
     processes: tuple[str, ...] = ("client",)
-    optional: str = ""
 
     @property
     def hook(self) -> str:
@@ -39,20 +36,10 @@ class Kind(msgspec.Struct, frozen=True):
         return importlib.import_module(f"djinn_core.hookspecs.{self.name}")
 
     @property
-    def optional_members(self) -> dict[str, Any]:
-        """Types of the attributes that objects of the kind may have, by name."""
-        return _types_of(vars(self.specification)[self.optional]) if self.optional else {}
-
-    @property
-    def protocol(self) -> type:
-        """The type that each object of the kind must satisfy: a Protocol, or a class of another library."""
-        found: type = vars(self.specification)[self.wanted]
+    def base(self) -> type:
+        """The class that each object of the kind is an instance of: Djinn's own, or one of another library."""
+        found: type = vars(self.specification)[self.base_name]
         return found
-
-
-@cache
-def _types_of(protocol: type) -> dict[str, Any]:
-    return get_type_hints(protocol)
 
 
 INTEGRATIONS: Final = "integrations"

@@ -346,9 +346,7 @@ def _listed(result: object, kind: Kind) -> Iterable[Any]:
     if inspect.iscoroutine(result):
         result.close()  # it will not be awaited, which Python would warn of
     if isinstance(result, str) or not isinstance(result, Iterable):
-        raise HookError(
-            f"its {kind.hook} returned {result!r}, but must return a list of {kind.protocol.__name__} objects"
-        )
+        raise HookError(f"its {kind.hook} returned {result!r}, but must return a list of {kind.base.__name__} objects")
     return result
 
 

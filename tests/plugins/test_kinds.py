@@ -166,11 +166,11 @@ def loaded(module, kind):
 
 def test_a_member_with_a_default_breaks_no_plugin(example, monkeypatch):
     module, kind = example
-    monkeypatch.setattr(kind.protocol, "came_later", 3, raising=False)
+    monkeypatch.setattr(kind.base, "came_later", 3, raising=False)
     monkeypatch.setattr(
-        kind.protocol, "__annotations__", {**vars(kind.protocol).get("__annotations__", {}), "came_later": "int"}
+        kind.base, "__annotations__", {**vars(kind.base).get("__annotations__", {}), "came_later": "int"}
     )
-    monkeypatch.setattr(kind.protocol, "asked_later", lambda self: "as before", raising=False)
+    monkeypatch.setattr(kind.base, "asked_later", lambda self: "as before", raising=False)
     (one,) = loaded(module, kind)
     assert (one.came_later, one.asked_later()) == (3, "as before")
 

@@ -75,7 +75,7 @@ BROKEN = {
     ),
     "nameless": (
         HEAD + "@hookimpl\ndef djinn_register_patterns(): return [object()]",
-        "returned an instance of object, which is no Pattern: it is no instance of djinn.hooks.Pattern",
+        "returned an instance of object, which is no Pattern: derive its class from djinn.hooks.Pattern",
     ),
     "single": (
         HEAD + "@hookimpl\ndef djinn_register_patterns(): return 7",
