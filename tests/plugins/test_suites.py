@@ -446,7 +446,8 @@ def test_assignment_policies_that_are_wrong() -> None:
     turning = made(assign=lambda self, request: next(turns))
     expect_failure(lambda: suite.test_it_decides_the_same_again(turning, assignments), "two results")
     expect_failure(
-        lambda: suite.test_it_is_an_assignment_policy(made(decide=None)), "no instance of djinn.hooks.AssignmentPolicy"
+        lambda: suite.test_it_is_an_assignment_policy(made(decide=None)),
+        "derive its class from djinn.hooks.AssignmentPolicy",
     )
 
 

@@ -35,8 +35,9 @@ def folder(tmp_path_factory):
 
 
 def test_pairs_are_scored(folder, monkeypatch):
-    from sentence_transformers import CrossEncoder
     from transformers import BertForSequenceClassification
+
+    from sentence_transformers import CrossEncoder
 
     told, load = [], BertForSequenceClassification.from_pretrained
 

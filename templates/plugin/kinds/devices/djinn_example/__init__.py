@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -18,7 +17,7 @@ MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 class ExampleRuntime(DeviceRuntime):
     """The device, opened for one executor process. An accelerator of PyTorch needs no such class."""
 
-    def memory(self) -> Mapping[str, int]:
+    def memory(self) -> dict[str, int]:
         """Return bytes by name."""
         return {"total": MEMORY, "free": MEMORY, "allocated": 0}
 
@@ -28,7 +27,7 @@ class ExampleDevice(Device):
 
     name = "example"
 
-    def discover(self) -> Sequence[DeviceCapabilities]:
+    def discover(self) -> list[DeviceCapabilities]:
         """Return the devices of this kind on this machine."""
         return [DeviceCapabilities("example:0", "example", "half of the memory", memory=MEMORY, memory_free=MEMORY)]
 
