@@ -1,8 +1,6 @@
-"""A device for Djinn: the processors again, with half of the machine's memory."""
+"""A device for Djinn: the processors again, with a GiB of memory."""
 
 from __future__ import annotations
-
-import os
 
 import torch
 
@@ -11,7 +9,7 @@ from djinn.hooks import Device, DeviceRuntime, hookimpl
 from djinn.planning import DeviceCapabilities
 
 djinn_api_version = "2.0"
-MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+MEMORY = 1 << 30
 
 
 class ExampleRuntime(DeviceRuntime):
@@ -29,7 +27,7 @@ class ExampleDevice(Device):
 
     def discover(self) -> list[DeviceCapabilities]:
         """Return the devices of this kind on this machine."""
-        return [DeviceCapabilities("example:0", "example", "half of the memory", memory=MEMORY, memory_free=MEMORY)]
+        return [DeviceCapabilities("example:0", "example", "a GiB of memory", memory=MEMORY, memory_free=MEMORY)]
 
     def open(self, index: int) -> DeviceRuntime:
         """Open a device for this process."""

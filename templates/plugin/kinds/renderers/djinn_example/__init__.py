@@ -22,10 +22,9 @@ class ExampleRenderer(Renderer):
         """The whole table. Results of stages that did not run are None."""
         decisions = result.placement.decisions if result.placement is not None else ()
         devices = {decision.node: decision.device for decision in decisions}
+        rows = ((node.id, node.op, devices.get(node.id, "")) for node in result.graph.nodes)
         table = io.StringIO()
-        writer = csv.writer(table)
-        writer.writerow(("node", "op", "device"))
-        writer.writerows((node.id, node.op, devices.get(node.id, "")) for node in result.graph.nodes)
+        csv.writer(table).writerows([("node", "op", "device"), *rows])
         return table.getvalue()
 
 
