@@ -18,7 +18,8 @@ from djinn_core.errors import DjinnError
 
 # What is here takes as long to import as everything else, so each name is imported when it is first asked for (`__getattr__`).
 if TYPE_CHECKING:
-    from djinn import compat, errors, hooks, planning, testing, weights
+    from djinn import compat, errors, hooks, planning, profiler, testing, weights
+    from djinn.profiler import explain_waits, profile, verify
     from djinn_client.notebook import load_ipython_extension
     from djinn_client.runtime.captured import capture, explain, get_graph, plan
     from djinn_client.runtime.client import (
@@ -37,17 +38,9 @@ if TYPE_CHECKING:
     from djinn_client.runtime.open_weights import open_weights, save_weights
     from djinn_client.runtime.scaling import scale
     from djinn_core.hookspecs import hookimpl
-    from djinn_profiler.timeline.events import TimelineEvent
-    from djinn_profiler.timeline.profiling import Timeline, profile
-    from djinn_profiler.timeline.waits import WaitReport, explain_waits
-    from djinn_profiler.verification.verifying import Verification, verify
 
 __all__ = [
     "DjinnError",
-    "Timeline",
-    "TimelineEvent",
-    "Verification",
-    "WaitReport",
     "cancel",
     "capture",
     "configure",
@@ -73,6 +66,7 @@ __all__ = [
 ]
 
 _PLACES = {
+    "djinn.profiler": "explain_waits profile verify",
     "djinn_client.notebook": "load_ipython_extension",
     "djinn_client.runtime.captured": "capture explain get_graph plan",
     "djinn_client.runtime.client": "cancel configure init last_profile reset_stats shut_down stats synchronize",
@@ -84,13 +78,8 @@ _PLACES = {
     "djinn_core.hookspecs": "hookimpl",
 }
 
-# By folder of Djinn's repository what the package there brings, so that a name whose package is missing says which to install.
-_PACKAGES = {
-    "plugins/profiler": "Timeline TimelineEvent Verification WaitReport explain_waits profile verify",
-}
-
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = _lazy_names.importing(__name__, _PLACES, _PACKAGES)
+    __getattr__ = _lazy_names.importing(__name__, _PLACES)
 
     __dir__ = _lazy_names.listing(__name__)
 

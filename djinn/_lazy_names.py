@@ -6,49 +6,49 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from types import MappingProxyType, ModuleType
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any
 
 from djinn_core.system.gc_pause import collect_later, count_as_old
 from djinn_core.system.role import is_client
 
 # In this order a name is looked for that a module does not have.
-PUBLIC = ("errors", "hooks", "planning", "weights", "compat", "testing")
-
-_NO_PACKAGES: Mapping[str, str] = MappingProxyType({})
+PUBLIC = ("errors", "hooks", "planning", "weights", "profiler", "compat", "testing")
 
 
-def importing(place: str, names: Mapping[str, str], packages: Mapping[str, str] = _NO_PACKAGES) -> Callable[[str], Any]:
-    """The `__getattr__` of module `place`, which imports what is asked for.
+def importing(place: str, names: Mapping[str, str], package: str = "") -> Callable[[str], Any]:
+    """Return the `__getattr__` of module `place`, which imports what is asked for.
 
     Args:
         place: the module.
-        names: by module of Djinn the names of it that it offers.
-        packages: by folder of Djinn's repository the names that the package there brings; where there are any, other packages may
-            bring others.
+        names: by module the names of it that `place` offers.
+        package: package of Djinn's repository that defines the names, if it may be missing. Each name can be imported without it.
     """
     modules = {name: module for module, listed in names.items() for name in listed.split()}
-    folders = {name: folder for folder, listed in packages.items() for name in listed.split()}
 
-    def find(name: str) -> Any:
+    def load(name: str) -> Any:
         module = modules.get(name)
         with collect_later:
             if module is not None:
                 found = getattr(_imported(module, f"{place}.{name}"), name)
             elif place == "djinn" and name in PUBLIC:
                 found = importlib.import_module(f"djinn.{name}")
+            elif other := _elsewhere(name, place):
+                return getattr(importlib.import_module(other), name)
             else:
-                found = _of_package(name) if folders and not name.startswith("_") else None
-        if found is not None:
-            setattr(sys.modules[place], name, found)
-            return found
-        if name in folders:
-            return _missing(name, folders[name])
-        if other := _elsewhere(name, place):
-            return getattr(importlib.import_module(other), name)
-        raise AttributeError(f"module {place!r} has no attribute {name!r}", name=name)
+                raise AttributeError(f"module {place!r} has no attribute {name!r}", name=name)
+        setattr(sys.modules[place], name, found)
+        return found
 
-    return find
+    def find(name: str) -> Any:
+        try:
+            return load(name)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            return _stand_in(name, package, load)
+
+    return find if package else load
 
 
 def _elsewhere(name: str, place: str) -> str:
@@ -79,21 +79,29 @@ def _imported(module: str, wanted: str) -> ModuleType:
         ) from None
 
 
-def _of_package(name: str) -> Any | None:
-    from djinn_core.registry.api_names import find_api_name
+def _stand_in(name: str, package: str, load: Callable[[str], Any]) -> Any:
+    """Return a function or class in place of one whose package is missing. Its use says what to install, or uses it once it is there."""
 
-    return find_api_name(name)
+    def use(*args: Any, **kwargs: Any) -> Any:
+        try:
+            found = load(name)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            raise _missing(name, package) from None
+        return found(*args, **kwargs)
+
+    return type(name, (), {"__new__": lambda _, *args, **kwargs: use(*args, **kwargs)}) if name[0].isupper() else use
 
 
-def _missing(name: str, folder: str) -> Callable[..., NoReturn] | type:
-    """A function or class in place of a name whose package is not in use: it can be imported and asked for, and its use says what to install."""
+def _missing(name: str, package: str) -> Exception:
+    from djinn_core.errors import PluginError
 
-    def missing(*_: Any, **__: Any) -> NoReturn:
-        from djinn_core.registry.api_names import absent
-
-        raise absent(name, folder)
-
-    return type(name, (), {"__new__": missing}) if name[0].isupper() else missing
+    folder, distribution = f"plugins/{package.removeprefix('djinn_')}", package.replace("_", "-")
+    return PluginError(
+        f"`djinn.{name}` is in the package {distribution}, which is not installed. Run `pip install ./{folder}` in a checkout of "
+        "Djinn's repository"
+    )
 
 
 def listing(place: str) -> Callable[[], list[str]]:

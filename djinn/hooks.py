@@ -11,7 +11,6 @@ from djinn_core.hookspecs import API_VERSION, hookimpl
 if TYPE_CHECKING:
     from djinn_client.interception.libraries.on_import import rebind
     from djinn_client.runtime.integrations import is_disabled
-    from djinn_core.hookspecs.api_names import ApiName
     from djinn_core.hookspecs.assignment_policies import (
         AssignmentPolicy,
         AssignmentRefusal,
@@ -78,7 +77,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
-    "ApiName",
     "AssignmentPolicy",
     "AssignmentRefusal",
     "AssignmentRequest",
@@ -171,7 +169,6 @@ __all__ = [
 _PLACES = {
     "djinn_client.interception.libraries.on_import": "rebind",
     "djinn_client.runtime.integrations": "is_disabled",
-    "djinn_core.hookspecs.api_names": "ApiName",
     "djinn_core.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
     "djinn_core.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
     "djinn_core.hookspecs.compilers": "Compiler CompilerContext Replay",

@@ -8,7 +8,6 @@ from djinn._lazy_names import importing
 
 # Some suites need the client and some the server: each is imported when it is asked for.
 if TYPE_CHECKING:
-    from djinn.testing.api_names import ApiNameConformance
     from djinn.testing.assignment_policies import AssignmentPolicyConformance, sample_assignments
     from djinn.testing.authenticators import AuthenticatorConformance, wrong_credentials
     from djinn.testing.builders import ProgramBuilder
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAMPLE_FILE",
-    "ApiNameConformance",
     "AssignmentPolicyConformance",
     "AuthenticatorConformance",
     "CommandConformance",
@@ -105,7 +103,6 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn.testing.api_names": "ApiNameConformance",
     "djinn.testing.assignment_policies": "AssignmentPolicyConformance sample_assignments",
     "djinn.testing.authenticators": "AuthenticatorConformance wrong_credentials",
     "djinn.testing.builders": "ProgramBuilder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -94,11 +95,7 @@ def _traced(file: Path | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    from djinn_core.registry.api_names import absent, find_api_name
-
-    profile = find_api_name("profile")
-    if profile is None:
-        raise absent("profile", "plugins/profiler")
+    profile = importlib.import_module("djinn.profiler").profile  # a layer above
     timeline = None
     try:
         with profile() as timeline:

@@ -62,7 +62,6 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("operations_pages", "OperationsPages", ("gateway",)),
     Kind("observers", "Observer", ("client", "gateway", "executor")),
     Kind("renderers", "Renderer"),
-    Kind("api_names", "ApiName"),
     Kind("commands", "Command", ("command",)),
 )
 

@@ -18,7 +18,6 @@ from djinn_core.settings import PluginSetting, SettingRow
 if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from click import Command
 
-    from djinn_core.hookspecs.api_names import ApiName
     from djinn_core.hookspecs.assignment_policies import AssignmentPolicy
     from djinn_core.hookspecs.authenticators import Authenticator
     from djinn_core.hookspecs.compilers import Compiler
@@ -63,7 +62,6 @@ class Registry:
     operations_pages: tuple[OperationsPages, ...]
     observers: tuple[Observer, ...]
     renderers: tuple[Renderer, ...]
-    api_names: tuple[ApiName, ...]
     commands: tuple[Command, ...]
 
     def __init__(

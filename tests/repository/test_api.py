@@ -72,14 +72,7 @@ def test_names_come_from_where_type_checkers_look(module):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     imported = {node.module: {name.name for name in node.names} for node in typed if node.module != "djinn"}
-    own = {
-        place: names
-        for place, names in imported.items()
-        if place.startswith(("djinn_core.", "djinn_client.", "djinn_server.", "djinn.testing."))
-    }
-    assert {place: set(names.split()) for place, names in module._PLACES.items()} == own
-    brought = " ".join(getattr(module, "_PACKAGES", {}).values()).split()  # by packages in Djinn's repository
-    assert set(brought) == set().union(*(names for place, names in imported.items() if place not in own))
+    assert {place: set(names.split()) for place, names in module._PLACES.items()} == imported
     assert set().union(*imported.values()) - {"load_ipython_extension"} <= set(module.__all__)
 
 

@@ -1,0 +1,26 @@
+"""Where a program's time goes, which lines wait for the server, and whether results are right. The package djinn-profiler has the code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from djinn._lazy_names import importing
+
+# Imported when they are first asked for.
+if TYPE_CHECKING:
+    from djinn_profiler.timeline.events import TimelineEvent
+    from djinn_profiler.timeline.profiling import Timeline, profile
+    from djinn_profiler.timeline.waits import WaitReport, explain_waits
+    from djinn_profiler.verification.verifying import Verification, verify
+
+__all__ = ["Timeline", "TimelineEvent", "Verification", "WaitReport", "explain_waits", "profile", "verify"]
+
+_PLACES = {
+    "djinn_profiler.timeline.events": "TimelineEvent",
+    "djinn_profiler.timeline.profiling": "Timeline profile",
+    "djinn_profiler.timeline.waits": "WaitReport explain_waits",
+    "djinn_profiler.verification.verifying": "Verification verify",
+}
+
+if not TYPE_CHECKING:  # type checkers know the names from above
+    __getattr__ = importing(__name__, _PLACES, "djinn_profiler")
