@@ -1,7 +1,14 @@
 """An engine for Djinn: executors behind a command, here one that gives them a low priority."""
 
-from djinn.hooks import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest, holder_command, hookimpl
-from djinn.hooks import PipedHandle
+from djinn.hooks import (
+    ExecutorEngine,
+    ExecutorHandle,
+    ExecutorOptions,
+    LaunchRequest,
+    PipedHandle,
+    holder_command,
+    hookimpl,
+)
 
 djinn_api_version = "2.0"
 
