@@ -9,7 +9,6 @@ from djinn.hooks import Device, DeviceRuntime, hookimpl
 from djinn.planning import DeviceCapabilities
 
 djinn_api_version = "2.0"
-MEMORY = 1 << 30
 
 
 class ExampleRuntime(DeviceRuntime):
@@ -17,7 +16,7 @@ class ExampleRuntime(DeviceRuntime):
 
     def memory(self) -> dict[str, int]:
         """Return bytes by name."""
-        return {"total": MEMORY, "free": MEMORY, "allocated": 0}
+        return {"total": 2**30, "free": 2**30, "allocated": 0}
 
 
 class ExampleDevice(Device):
@@ -27,7 +26,7 @@ class ExampleDevice(Device):
 
     def discover(self) -> list[DeviceCapabilities]:
         """Return the devices of this kind on this machine."""
-        return [DeviceCapabilities("example:0", "example", "a GiB of memory", memory=MEMORY, memory_free=MEMORY)]
+        return [DeviceCapabilities("example:0", "example", "a GiB of memory", memory=2**30, memory_free=2**30)]
 
     def open(self, index: int) -> DeviceRuntime:
         """Open a device for this process."""
