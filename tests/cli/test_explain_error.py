@@ -41,7 +41,7 @@ def every_class():
 
 
 def test_each_class_has_a_section_with_cause_and_cure():
-    public = {error for error in every_class() if error.__module__ == "djinn"}
+    public = {error for error in every_class() if error.__module__ == "djinn.errors"}
     assert len(public) > 20
     sections = read_sections()
     assert sections.keys() == {error.code for error in public}
@@ -53,7 +53,7 @@ def test_each_class_has_a_section_with_cause_and_cure():
 
 
 def test_errors_that_are_not_offered_have_the_code_of_their_base():
-    assert {error.__name__ for error in every_class() if error.__module__ != "djinn"} == {
+    assert {error.__name__ for error in every_class() if error.__module__ != "djinn.errors"} == {
         "ClientLeft",
         "CrashLoop",
         "HookError",

@@ -175,17 +175,16 @@ def test_a_defect_of_the_package_keeps_its_frames(embedded, monkeypatch):
 
 
 def test_errors_are_called_as_users_import_them():
-    named = [getattr(djinn, name) for name in djinn.__all__]
-    errors = [item for item in named if isinstance(item, type) and issubclass(item, BaseException)]
+    errors = [getattr(djinn.errors, name) for name in djinn.errors.__all__]
     assert len(errors) > 20
     for error in errors:
-        assert error.__module__ == "djinn", error
-        assert getattr(djinn, error.__name__) is error
+        assert error.__module__ == "djinn.errors", error
+        assert getattr(djinn.errors, error.__name__) is error
     stack = [djinn.DjinnError]
     while stack:
         error = stack.pop()
         stack += error.__subclasses__()
-        assert error.__module__ != "djinn" or error in errors, f"djinn does not export {error.__name__}"
+        assert error.__module__ != "djinn.errors" or error in errors, f"djinn.errors does not export {error.__name__}"
 
 
 def test_errors_survive_pickling(embedded):

@@ -52,17 +52,6 @@ def test_errors_are_what_the_table_says():
         assert issubclass(getattr(djinn.errors, name), wanted), f"{name} is no {base}"
 
 
-def test_every_error_is_offered():
-    offered = {getattr(djinn.errors, name).__name__ for name in djinn.errors.__all__}
-    assert all_errors() == offered
-
-
-def all_errors(error=djinn.DjinnError):
-    """Return the names of `error` and of the classes that derive from it, of those that a user can catch."""
-    own = {error.__name__} if error.__module__ == "djinn.errors" else set()
-    return own.union(*(all_errors(derived) for derived in error.__subclasses__()))
-
-
 @pytest.mark.parametrize("module", [djinn, *MODULES])
 def test_names_come_from_where_type_checkers_look(module):
     """Names that are imported when they are asked for stand in a table and, for type checkers, as imports."""
