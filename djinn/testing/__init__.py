@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from djinn.testing.tls_transports import TlsTransportConformance
     from djinn.testing.transports import TransportConformance
+    from djinn.testing.transports_stateful import TransportStateMachine, run_transport_states
     from djinn.testing.weight_formats import WeightFormatConformance
     from djinn.testing.weight_sources import SAMPLE_FILE, WeightSourceConformance, open_permitted
 
@@ -72,6 +73,7 @@ __all__ = [
     "SchedulerConformance",
     "TlsTransportConformance",
     "TransportConformance",
+    "TransportStateMachine",
     "WeightFormatConformance",
     "WeightSourceConformance",
     "break_connection",
@@ -90,6 +92,7 @@ __all__ = [
     "replay",
     "replay_schedule",
     "run_executor_states",
+    "run_transport_states",
     "sample_assignments",
     "sample_evictions",
     "sample_graphs",
@@ -131,6 +134,7 @@ _PLACES = {
     "djinn.testing.session": "break_connection executor_figures executor_processes kill_executor open_connections open_session plans_made session_name unsent_instructions",
     "djinn.testing.tls_transports": "TlsTransportConformance",
     "djinn.testing.transports": "TransportConformance",
+    "djinn.testing.transports_stateful": "TransportStateMachine run_transport_states",
     "djinn.testing.weight_formats": "WeightFormatConformance",
     "djinn.testing.weight_sources": "SAMPLE_FILE WeightSourceConformance open_permitted",
 }

@@ -46,14 +46,15 @@ def start(call: Callable[..., R], *arguments: object) -> Future[R]:
     return future
 
 
-def outcome(future: Future[R], mend: str) -> R:
-    """The result of a call that was started; a failure that says what to `mend` where it has not ended in time."""
+def outcome(future: Future[R], mend: str, seconds: float | None = None) -> R:
+    """Return the result of a started call; fail and say what to `mend` if it does not end in `seconds` (None: `SECONDS`)."""
+    limit = SECONDS if seconds is None else seconds
     try:
-        return future.result(SECONDS)
+        return future.result(limit)
     except TimeoutError:
         if future.done():  # the call's own
             raise
-        return pytest.fail(f"after {SECONDS:g} s a call has not ended: {mend}")
+        return pytest.fail(f"after {limit:g} s a call has not ended: {mend}")
 
 
 class Ending:

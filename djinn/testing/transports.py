@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -93,6 +94,11 @@ class TransportConformance(Ending):
 
     Override `wire` to return False if connections are not made over ordinary sockets; two tests are skipped then.
     """
+
+    # Runs of `test_calls_in_any_order`, each of up to 30 calls. Set it higher to look further.
+    stateful_examples: ClassVar[int] = 20
+    # Whether the transport returns all descriptors of this process when its connections and listeners are closed.
+    returns_descriptors: ClassVar[bool] = True
 
     @pytest.fixture
     def transport(self) -> Transport:
@@ -432,6 +438,19 @@ class TransportConformance(Ending):
         again = Served(transport, url, LIMITS)
         again.connect()
         again.close()
+
+    def test_calls_in_any_order(self, transport: Transport, listen_url: str, wire: bool) -> None:
+        """A Hypothesis state machine (`djinn.testing.transports_stateful`): connections are lossless queues, whatever is called when."""
+        pytest.importorskip("hypothesis", reason="it needs Hypothesis: `pip install hypothesis`")
+        from djinn.testing.transports_stateful import run_transport_states
+
+        run_transport_states(
+            transport,
+            listen_url,
+            wire=wire,
+            descriptors=self.returns_descriptors,
+            examples=self.stateful_examples,
+        )
 
     # --- limits of unauthenticated clients ------------------------------------------------------------------------
 

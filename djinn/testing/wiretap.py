@@ -111,7 +111,12 @@ class CountingRelay:
                         self.bytes_up += len(piece)
                     else:
                         self.bytes_down += len(piece)
-                target.sendall(piece)
+                try:
+                    target.sendall(piece)
+                except OSError:  # it has closed: its peer must not wait for a reader, and may have more to receive
+                    while source.recv(_PIECE_BYTES):
+                        pass
+                    break
                 room -= len(piece)
                 if not room:
                     room = self._pause()

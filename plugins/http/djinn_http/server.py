@@ -225,7 +225,14 @@ class HttpListener(Listener):
             await asyncio.sleep(_SWEEP_SECONDS)
             self._abort_slow()
             self._forget_over()
-            for connection in self._upgraded:
+            self._pulse()
+
+    def _pulse(self) -> None:
+        """Keep upgraded connections open. Drop those that have ended: references to them must not keep the thread alive."""
+        for connection in list(self._upgraded):
+            if connection.hung_up:
+                self._upgraded.discard(connection)
+            else:
                 connection.pulse()
 
     def _forget_over(self) -> None:

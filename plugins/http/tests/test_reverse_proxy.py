@@ -118,6 +118,9 @@ class TestThroughProxy(TransportConformance):
     def test_a_closed_listener_refuses_and_frees_its_address(self):
         pytest.skip("the proxy keeps the address")
 
+    def test_calls_in_any_order(self):
+        pytest.skip("the proxy keeps the address, and descriptors")
+
 
 def test_the_proxy_sees_no_secret():
     opened = threading.Event()

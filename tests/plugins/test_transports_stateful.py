@@ -1,0 +1,122 @@
+"""The state machine for transports finds transports that lose, reorder, leak or raise the wrong error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from djinn.testing import run_transport_states, transports_stateful
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, Listener
+from djinn_core.protocol.delivery.session_channel import PlainChannel
+from djinn_core.protocol.local import LocalTransport
+
+
+class Forgetful(PlainChannel):
+    """Loses frames of 40,000 bytes and more that are sent after another one."""
+
+    sends = 0
+
+    def send(self, frame: Frame) -> None:
+        self.sends += 1
+        if self.sends < 2 or sum(map(len, frame.body)) < 40_000:
+            super().send(frame)
+
+
+class Reordering(PlainChannel):
+    """Hands out the newer of two frames first."""
+
+    def __init__(self, inner: Connection) -> None:
+        super().__init__(inner)
+        self.ahead: list[Frame] = []
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        if not self.ahead:
+            self.ahead.append(super().receive(timeout))
+            try:
+                self.ahead.append(super().receive(0.0))
+            except (TimeoutError, TransportError):
+                return self.ahead.pop()
+        return self.ahead.pop()
+
+
+class Abrupt(PlainChannel):
+    """Holds the newest frame back, and forgets it at the end."""
+
+    held_back: Frame | None = None
+
+    def send(self, frame: Frame) -> None:
+        before, self.held_back = self.held_back, frame if len(frame.head) == 1000 else None
+        for one in (before, frame if self.held_back is None else None):
+            if one is not None:
+                super().send(one)
+
+
+class Impolite(PlainChannel):
+    """Raises the error of the socket once the other end has closed."""
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        try:
+            return super().receive(timeout)
+        except TransportError as error:
+            raise ConnectionResetError(str(error)) from None
+
+
+class Leaking(PlainChannel):
+    """Opens a descriptor and never closes it."""
+
+    def close(self) -> None:
+        leaked.append(os.open(os.devnull, os.O_RDONLY))
+        super().close()
+
+
+class Borrowing(PlainChannel):
+    """Sends a small frame with the next one, from the caller's own buffers."""
+
+    later: Frame | None = None
+
+    def send(self, frame: Frame) -> None:
+        before, self.later = self.later, None
+        if before is not None:
+            super().send(before)
+        if before is None and frame.body:
+            self.later = frame
+        else:
+            super().send(frame)
+
+
+class Faulty(LocalTransport):
+    """The built-in transport with connections that are wrapped in faulty ones."""
+
+    def __init__(self, fault: Callable[[Connection], Connection]) -> None:
+        self.fault = fault
+
+    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
+        return self.fault(super().connect(url, limits, timeout))
+
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+        return super().listen(url, limits, lambda connection: accept(self.fault(connection)))
+
+
+leaked: list[int] = []
+
+
+@pytest.mark.parametrize("fault", [Forgetful, Reordering, Abrupt, Impolite, Leaking, Borrowing])
+def test_faulty_transport_fails(fault: type[PlainChannel], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports_stateful, "PATIENCE", 0.5)
+    monkeypatch.setattr(transports_stateful, "eventually", lambda condition: condition())
+    message = "descriptors are open that were not before" if fault is Leaking else "TransportStateMachine"
+    try:
+        with pytest.raises((AssertionError, OSError, pytest.fail.Exception)) as caught:
+            run_transport_states(Faulty(fault), "unix://", examples=60, shrink=False)
+        assert message in "\n".join([str(caught.value), *caught.value.__notes__])
+    finally:
+        for descriptor in leaked:
+            os.close(descriptor)
+        leaked.clear()
+
+
+def test_sound_transport_passes() -> None:
+    run_transport_states(Faulty(PlainChannel), "unix://", examples=30)
