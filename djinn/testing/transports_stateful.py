@@ -13,7 +13,7 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import attrs
 import pytest
@@ -371,7 +371,7 @@ def run_transport_states(
     served.connect()
     served.close()
     run_state_machine_as_test(
-        lambda: TransportStateMachine(transport, listen_url, wire, descriptors),
+        cast("type[TransportStateMachine]", lambda: TransportStateMachine(transport, listen_url, wire, descriptors)),
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
