@@ -114,7 +114,7 @@ def djinn_register_assignment_policies(settings: Any) -> Iterable[AssignmentPoli
     Called once in each gateway process. `djinn serve --assignment`, or the setting `assignment`, names the one that is used, by
     default the built-in `least_loaded`. One that raises, or returns anything but the number of an executor that it was
     shown or an `AssignmentRefusal`, is replaced by `least_loaded` for that session, with a warning that names its plugin.
-    Since API version 1.
+
     """
     del settings
     raise NotImplementedError

@@ -113,7 +113,7 @@ def djinn_register_authenticators(settings: Any) -> Iterable[Authenticator]:
 
     Called once in each gateway process. The setting `authenticators` (`djinn serve --authenticator`) names those that are
     used, none by default, in the order in which they are asked; the server's own tokens are looked at first. The first
-    result that is not None counts. One that raises refuses the client. Since API version 1.
+    result that is not None counts. One that raises refuses the client.
     """
     del settings
     raise NotImplementedError

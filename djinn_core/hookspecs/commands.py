@@ -19,6 +19,6 @@ def djinn_register_commands() -> Iterable[Command]:
     entry point in the group `djinn.commands`, too. The module of such a plugin is imported for `djinn --help`: it imports
     click and pluggy alone, and each command imports what it needs when it runs. A plugin that offers a name which is taken
     is refused. An exception that a command raises and that is neither Djinn's nor click's is reported with the name of its
-    plugin. Since API version 1.
+    plugin.
     """
     raise NotImplementedError

@@ -83,7 +83,7 @@ def djinn_register_compilers(settings: Any) -> Iterable[Compiler]:
 
     Called once in each executor process. The setting `compilers` names those that are used, none by default, and in which
     order they are asked. What they make is compared with the template itself and timed against it before it is used. One
-    that raises is not asked again for that template, and the executor goes on without it. Since API version 1.
+    that raises is not asked again for that template, and the executor goes on without it.
     """
     del settings
     raise NotImplementedError

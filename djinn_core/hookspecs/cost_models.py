@@ -79,7 +79,7 @@ def djinn_register_cost_models(settings: Any) -> Iterable[CostModel]:
 
     Called once in the client process, when the plugins are first needed or configured again. For each node the models
     that name its op are asked first, then the general ones, each group in order of name, built-ins last; the first
-    result that is not None counts. A model that raises is skipped for that graph. Since API version 1.
+    result that is not None counts. A model that raises is skipped for that graph.
     """
     del settings
     raise NotImplementedError

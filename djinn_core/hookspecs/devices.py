@@ -99,7 +99,7 @@ def djinn_register_devices(settings: Any) -> Iterable[Device]:
     """Return the devices that this plugin offers.
 
     Called once in each gateway and executor process. Executors never register `remote_accelerator`. An exception
-    disables the plugin. Since API version 1.
+    disables the plugin.
     """
     del settings
     raise NotImplementedError

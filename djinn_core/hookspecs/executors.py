@@ -160,7 +160,7 @@ def djinn_register_executors(settings: Any) -> Iterable[ExecutorEngine]:
     """Return the engines of this plugin.
 
     Called once in each client and gateway process. The setting `engine` chooses one engine; `local`, processes on this
-    machine, is built in and used before plugins are loaded. An exception disables the plugin. Since API version 1.
+    machine, is built in and used before plugins are loaded. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

@@ -35,7 +35,7 @@ def djinn_register_integrations(settings: Any) -> Iterable[Integration]:
 
     Called once in the client process: when the program imports a library that an entry point of the group
     `djinn.integrations` names with this plugin, or when a program is first planned, whichever is earlier; without such an
-    entry point, when the session begins. An exception disables the plugin. Since API version 1.
+    entry point, when the session begins. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

@@ -114,7 +114,7 @@ def djinn_register_memory_policies(settings: Any) -> Iterable[MemoryPolicy]:
 
     Called once in each executor process. The setting `memory_policy` names the one that is used (by default the built-in
     `next_use`), on executors with a memory limit alone. One that raises, or returns anything but an order of all
-    candidates, is replaced by `next_use` for that decision, with a warning that names its plugin. Since API version 1.
+    candidates, is replaced by `next_use` for that decision, with a warning that names its plugin.
     """
     del settings
     raise NotImplementedError

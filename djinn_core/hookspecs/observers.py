@@ -72,7 +72,7 @@ def djinn_register_observers(settings: Any) -> Iterable[Observer]:
     """Return the observers that this plugin offers.
 
     Called once in each client, gateway and executor process: in a client when the plugins are first needed or configured again.
-    Observers are told of an event in order of name. One that raises is told of the next event, too. Since API version 1.
+    Observers are told of an event in order of name. One that raises is told of the next event, too.
     """
     del settings
     raise NotImplementedError

@@ -98,7 +98,7 @@ def djinn_register_operations_pages(settings: Any) -> Iterable[OperationsPages]:
     Called once in each gateway process. The listener checks the token before it asks for a page, names no other host in its
     Content-Security-Policy and answers no request of another site's page. A feed ends when its token is not good any more. Pages whose
     `answer` raises an exception are answered for with 500, and the log names them; an exception in the hook or in `begin` leaves them
-    out. A page that raises harms no other. Since API version 1.
+    out. A page that raises harms no other.
     """
     del settings
     raise NotImplementedError

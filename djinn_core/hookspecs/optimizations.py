@@ -131,7 +131,7 @@ def djinn_register_optimizations(settings: Any) -> Iterable[Optimization]:
 
     Called once in the client process, when the plugins are first needed or configured again. Optimizations run once per
     new graph, in the order that `before` and `after` demand, ties by name. The driver verifies each rewrite; one that
-    raises or breaks an invariant is dropped with a warning that names it. Since API version 1.
+    raises or breaks an invariant is dropped with a warning that names it.
     """
     del settings
     raise NotImplementedError

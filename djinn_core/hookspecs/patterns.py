@@ -41,8 +41,7 @@ def djinn_register_patterns(settings: Any) -> Iterable[Pattern]:
     """Return the patterns that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured again. Patterns run in order of
-    name, once per new graph. A pattern that raises is skipped for that graph with a warning that names it. Since API
-    version 1.
+    name, once per new graph. A pattern that raises is skipped for that graph with a warning that names it.
     """
     del settings
     raise NotImplementedError

@@ -81,7 +81,7 @@ def djinn_register_placement_policies(settings: Any) -> Iterable[PlacementPolicy
     Called once in the client process, when the plugins are first needed or configured again. The setting
     `placement_policy` names the one that is used. Without it, programs over several devices use the policy with the greatest
     `preference`, and other programs the built-in `single`. If a
-    policy raises, `single` places that graph. Since API version 1.
+    policy raises, `single` places that graph.
     """
     del settings
     raise NotImplementedError

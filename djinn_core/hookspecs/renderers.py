@@ -42,7 +42,7 @@ def djinn_register_renderers(settings: Any) -> Iterable[Renderer]:
 
     Called once in the client process, when the plugins are first needed or configured again, and by `djinn explain`. One that
     raises fails the call that wanted a file, with a message that names its plugin; a notebook shows text instead, with a
-    warning. Of two whose `display` shows a value in one media type, the first by name does. Since API version 1.
+    warning. Of two whose `display` shows a value in one media type, the first by name does.
     """
     del settings
     raise NotImplementedError

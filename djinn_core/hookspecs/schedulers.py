@@ -96,7 +96,7 @@ def djinn_register_schedulers(settings: Any) -> Iterable[Scheduler]:
 
     Called once in the client process, when the plugins are first needed or configured again. The setting `scheduler`
     names the one that is used (by default the built-in `sequential`). If a scheduler raises, `sequential` schedules
-    that graph. Since API version 1.
+    that graph.
     """
     del settings
     raise NotImplementedError

@@ -233,7 +233,7 @@ def djinn_register_transports(settings: Any) -> Iterable[Transport]:
 
     Called once in each client, gateway and executor process, when the plugins are first needed or configured again. A
     server listens with every transport that it is asked for by URL scheme; a client tries those that both ends have, in
-    order of `speed`, and says so when it falls back. An exception disables the plugin. Since API version 1.
+    order of `speed`, and says so when it falls back. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

@@ -111,7 +111,7 @@ def djinn_register_weight_formats(settings: Any) -> Iterable[WeightFormat]:
 
     Called once in each executor process. safetensors is built in. The end of a file's name says its format; of two plugins with one
     ending the second is refused. Of a folder with files of several formats the built-in one counts, then the first by name. An
-    exception disables the plugin. Since API version 1.
+    exception disables the plugin.
     """
     del settings
     raise NotImplementedError

@@ -196,7 +196,7 @@ def djinn_register_weight_sources(settings: Any) -> Iterable[WeightSource]:
     """Return the weight sources that this plugin offers.
 
     Called once in each executor process. `file:` is built in. An address whose scheme has no source is refused with the
-    schemes that there are. An exception disables the plugin. Since API version 1.
+    schemes that there are. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

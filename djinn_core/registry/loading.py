@@ -7,8 +7,8 @@ import inspect
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any, Final
@@ -109,8 +109,6 @@ class PluginLoader:
         self._manager = pluggy.PluginManager(PROJECT)
         self._specified: set[str] = set()
         self._lock = threading.RLock()
-        if selection.trace:
-            self._manager.add_hookcall_monitoring(*_tracing())
 
     def take(self, candidate: PluginCandidate, requested: bool = False, unselected: bool = False) -> None:
         """Take in a plugin; one whose name is taken is refused. What has no entry points is imported now: its kinds are not known.
@@ -278,11 +276,15 @@ class PluginLoader:
             raise PluginError(f"it implements no hook of Djinn. There are: {', '.join(_HOOKS)}")
 
     def _registered(self, plugin: LoadedPlugin, module: object, kind: Kind) -> list[Any]:
-        others = [one for one in self._manager.get_plugins() if one is not module]
-        call = self._manager.subset_hook_caller(kind.hook, others)
+        implementations = getattr(self._manager.hook, kind.hook).get_hookimpls()
+        (own,) = (one for one in implementations if one.plugin is module)
+        # Called past the manager, which puts plugins into a set: an object that has no hash may be a plugin.
+        settings = {"settings": plugin.settings[id(module)].values} if "settings" in own.argnames else {}
+        tracing = _traced(plugin, kind) if self.selection.trace else nullcontext()
         try:
-            results = call(settings=plugin.settings[id(module)].values)
-            objects = [item for result in results for item in _listed(result, kind)]
+            with tracing:
+                result = own.function(**settings)
+                objects = list(_listed(result, kind)) if result is not None else []
         except PluginError:
             raise
         except Exception as error:
@@ -357,18 +359,16 @@ def shown(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def _tracing() -> tuple[Callable[..., None], Callable[..., None]]:
-    """What logs each call of a hook, before it and after it."""
-    started: list[float] = []
-
-    def before(*_: object) -> None:
-        started.append(time.monotonic())
-
-    def after(outcome: pluggy.Result[Any], hook: str, called: Sequence[pluggy.HookImpl], _: object) -> None:
-        seconds = round(time.monotonic() - started.pop(), 6)
-        raised = shown(outcome.exception) if outcome.exception else None
+@contextmanager
+def _traced(plugin: LoadedPlugin, kind: Kind) -> Iterator[None]:
+    """Log a call of a hook."""
+    began, raised = time.monotonic(), None
+    try:
+        yield
+    except Exception as error:
+        raised = shown(error)
+        raise
+    finally:
+        seconds = round(time.monotonic() - began, 6)
         # The person who runs this asked to see it, so its level is one that is shown without further settings.
-        plugin = called[0].plugin_name.rpartition(" ")[0]
-        log().warning("called a hook", plugin=plugin, hook=hook, seconds=seconds, raised=raised)
-
-    return before, after
+        log().warning("called a hook", plugin=plugin.candidate.name, hook=kind.hook, seconds=seconds, raised=raised)

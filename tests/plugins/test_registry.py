@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from djinn_core.errors import PluginError
+from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.registry.discovery import installed
 from djinn_core.registry.registry import Registry, load_registry, survey
 from djinn_core.registry.selection import Selection
@@ -175,6 +176,25 @@ def test_an_instance_may_be_a_plugin() -> None:
     assert registry.rows[0].label == "plugin 'watcher' (given as an object)"
     with pytest.raises(PluginError, match="it is the class Watcher; pass an instance"):
         load_registry(Selection(plugins=(Watcher,)), builtins={}, entry_points=[])
+
+
+def test_an_object_without_a_hash_may_be_a_plugin() -> None:
+    class Equal:
+        name = "equal"
+        djinn_api_version = API_VERSION
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            return type(self) is type(other)
+
+        @hookimpl
+        def djinn_register_observers(self) -> list[object]:
+            return []
+
+    with pytest.raises(TypeError):
+        hash(Equal())
+    registry = load_registry(Selection(plugins=(Equal(),)), builtins={}, entry_points=[])
+    assert status(registry) == {"equal": "active"}
 
 
 def test_an_unknown_name_fails_and_says_what_there_is(

@@ -8,6 +8,7 @@ from djinn_http import HttpTransport
 
 class TestHttp(TransportConformance):
     stateful_examples = 6  # the thread of a listener ends a second later
+
     @pytest.fixture
     def transport(self):
         return HttpTransport()
