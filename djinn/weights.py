@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from djinn_client.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
     from djinn_client.runtime.published import attach, publish, published, unpublish
     from djinn_server.weights.headers import read_bytes
+    from djinn_server.weights.permissions import allows
 
 __all__ = [
     "Publication",
     "RemoteWeights",
+    "allows",
     "attach",
     "open_weights",
     "publish",
@@ -31,6 +33,7 @@ _PLACES = {
     "djinn_client.runtime.open_weights": "RemoteWeights open_weights remove_weights save_weights",
     "djinn_client.runtime.published": "attach publish published unpublish",
     "djinn_server.weights.headers": "read_bytes",
+    "djinn_server.weights.permissions": "allows",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above

@@ -30,7 +30,7 @@ def command(code: str | None) -> None:
             click.echo(f"{name:28}{text.partition(chr(10))[0].replace('`', '')}")
         return
     by_class = {found[1]: name for name, text in sections.items() if (found := _CLASS.match(text))}
-    name = by_class.get(code.removeprefix("djinn."), code)
+    name = by_class.get(code.rpartition(".")[2], code)
     if name not in sections:
         close = difflib.get_close_matches(name, [*sections, *by_class], 1)
         hint = f"did you mean {close[0]!r}?" if close else "`djinn explain-error` lists them"

@@ -68,7 +68,7 @@ def test_the_table_has_every_kind_its_base_class_and_its_processes() -> None:
     told = {kind: (base, place, processes) for kind, base, place, _, processes in KIND_ROW.findall(TEXT)}
     assert told == {
         kind.name: (
-            kind.wanted,
+            kind.base_name,
             f"djinn_core/hookspecs/{kind.name}.py",
             ", ".join(kind.processes).replace("command", "the command `djinn`"),
         )

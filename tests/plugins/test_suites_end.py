@@ -14,7 +14,7 @@ import time
 import pytest
 
 from djinn.testing import ObserverConformance, TransportConformance
-from djinn.hooks import Transport
+from djinn.hooks import Observer, Transport
 from djinn_core.protocol.local import LocalTransport
 from djinn.testing import suite, transports
 
@@ -123,7 +123,7 @@ class TestDeaf(OnSockets):
     limit_seconds = 2.0
 
 
-class Waiting:
+class Waiting(Observer):
     name = "waiting"
 
     def observe(self, event):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable
 
 import pytest
@@ -103,15 +104,18 @@ class Faulty(LocalTransport):
 leaked: list[int] = []
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("fault", [Forgetful, Reordering, Abrupt, Impolite, Leaking, Borrowing])
 def test_faulty_transport_fails(fault: type[PlainChannel], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports_stateful, "PATIENCE", 0.5)
     monkeypatch.setattr(transports_stateful, "eventually", lambda condition: condition())
     message = "descriptors are open that were not before" if fault is Leaking else "TransportStateMachine"
     try:
-        with pytest.raises((AssertionError, OSError, pytest.fail.Exception)) as caught:
-            run_transport_states(Faulty(fault), "unix://", examples=60, shrink=False)
-        assert message in "\n".join([str(caught.value), *caught.value.__notes__])
+        with pytest.raises(
+            (Exception, pytest.fail.Exception)
+        ) as caught:  # Hypothesis has one for faults that do not come again
+            run_transport_states(Faulty(fault), "unix://", examples=300, shrink=False)
+        assert message in "\n".join(traceback.format_exception(caught.value))
     finally:
         for descriptor in leaked:
             os.close(descriptor)
