@@ -19,13 +19,13 @@ import attrs
 import torch
 from configured import configured
 from prepared_python import PreparedPython
+from safetensors import safe_open
 from servers import start_server
 
 import djinn
 from djinn_client.runtime import client
 from djinn_client.runtime.connecting.status import ask_servers
 from djinn_server.builtins.weights import UNFINISHED
-from safetensors import safe_open
 
 REMOTE = "remote_accelerator:0"
 TENSORS, LENGTH, STEPS = 16, 1 << 20, 3

@@ -96,9 +96,8 @@ def test_schedulers(name):
 
 
 def test_training_with_an_average_of_the_weights():
-    from diffusers.training_utils import EMAModel
-
     from diffusers import DDPMScheduler
+    from diffusers.training_utils import EMAModel
 
     found = []
     for device in ("cpu", REMOTE):

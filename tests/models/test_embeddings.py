@@ -19,8 +19,9 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def local():
-    from djinn_commands.demo.embeddings import weights_folder
     from sentence_transformers import SentenceTransformer
+
+    from djinn_commands.demo.embeddings import weights_folder
 
     return SentenceTransformer(str(weights_folder()), device="cpu", local_files_only=True)
 

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from configured import configured
+from safetensors import safe_open
 from safetensors.torch import load_file
 from servers import start_server
 
@@ -27,7 +28,6 @@ from djinn_server.weights.reads import WeightReads
 from djinn_server.weights.replies import answer_once, remove, save_values
 from djinn_server.weights.uploads import UploadAssembly
 from djinn_server.weights.weight_reader import WeightReader
-from safetensors import safe_open
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 

@@ -9,10 +9,9 @@ import torch
 
 @functools.cache
 def stable_diffusion():
+    from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
-
-    from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionPipeline, UNet2DConditionModel
 
     words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("[PAD] [BOS] [EOS] a cat on mat".split())}, "[PAD]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

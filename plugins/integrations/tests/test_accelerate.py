@@ -24,9 +24,8 @@ def _remote(embedded):
 @pytest.fixture
 def make():
     """A new `Accelerator`, as in a program that has none yet."""
-    from accelerate.state import AcceleratorState, GradientState
-
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
 
     def make(**options):
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -112,9 +111,8 @@ def test_a_state_that_is_saved_on_the_server_stays_there(make, tmp_path, monkeyp
 
 
 def test_memory_of_the_device_is_what_maps_are_made_of():
-    from accelerate.utils import get_max_memory
-
     from accelerate import infer_auto_device_map
+    from accelerate.utils import get_max_memory
 
     found = get_max_memory()
     assert list(found) == [0, "cpu"]
@@ -129,9 +127,8 @@ def same_as_here(model):
 
 
 def test_models_are_split(tmp_path):
-    from safetensors.torch import save_file
-
     from accelerate import dispatch_model, init_empty_weights, load_checkpoint_and_dispatch
+    from safetensors.torch import save_file
 
     same_as_here(dispatch_model(network(), {"0": 0, "1": 0, "2": 0, "3": "cpu"}, main_device=0))
     save_file(network().state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})

@@ -35,9 +35,8 @@ def folder(tmp_path_factory):
 
 
 def test_pairs_are_scored(folder, monkeypatch):
-    from transformers import BertForSequenceClassification
-
     from sentence_transformers import CrossEncoder
+    from transformers import BertForSequenceClassification
 
     told, load = [], BertForSequenceClassification.from_pretrained
 
