@@ -12,7 +12,6 @@ from typing import Any
 from djinn_core.system.gc_pause import collect_later, count_as_old
 from djinn_core.system.role import is_client
 
-# In this order a name is looked for that a module does not have.
 PUBLIC = ("errors", "hooks", "planning", "weights", "profiler", "compat", "testing")
 
 
@@ -33,10 +32,10 @@ def importing(place: str, names: Mapping[str, str], package: str = "") -> Callab
                 found = getattr(_imported(module, f"{place}.{name}"), name)
             elif place == "djinn" and name in PUBLIC:
                 found = importlib.import_module(f"djinn.{name}")
-            elif other := _elsewhere(name, place):
-                return getattr(importlib.import_module(other), name)
             else:
-                raise AttributeError(f"module {place!r} has no attribute {name!r}", name=name)
+                other = _elsewhere(name, place)
+                hint = f": it is `{other}.{name}`" if other else ""
+                raise AttributeError(f"module {place!r} has no attribute {name!r}{hint}", name=name)
         setattr(sys.modules[place], name, found)
         return found
 
@@ -52,7 +51,7 @@ def importing(place: str, names: Mapping[str, str], package: str = "") -> Callab
 
 
 def _elsewhere(name: str, place: str) -> str:
-    """The public module that offers a name which `place` does not have; empty where there is none."""
+    """Return the public module that offers a name, other than `place`; an empty string if no module does."""
     if name.startswith("_") or name in PUBLIC:
         return ""
     for module in PUBLIC:

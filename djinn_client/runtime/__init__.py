@@ -13,7 +13,7 @@ In the order in which a program passes through:
 - `planning`: plans, made once and found again.
 - `sending`, `receiving`: encoding of submissions, decoding of replies, failures. `deadlines`: how long waits may take.
 - `client_fallback`: ops on the client's CPU.
-- `captured`, `semantic_analysis`, `semantics`, `timeline`: `djinn.capture()`, `djinn.SemanticAnalyzer`, `djinn.profile()`.
+- `captured`, `semantic_analysis`, `semantics`, `timeline`: `djinn.capture()`, `djinn.compat.SemanticAnalyzer`, `djinn.profile()`.
 - `open_weights`, `published`, `server_files`: weights that the server reads, writes and keeps. `kv_session`: KV caches.
 - `coordinator`, `run_processes`: `djinn.compat.coordinator()`, and the processes of `djinn run`.
 """

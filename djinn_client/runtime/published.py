@@ -1,4 +1,4 @@
-"""Weights under names that outlive programs: `djinn.publish`, `djinn.attach`, `djinn.published`, `djinn.unpublish`."""
+"""Weights under names that outlive programs: `publish`, `attach`, `published`, `unpublish` of `djinn.weights`."""
 
 from __future__ import annotations
 

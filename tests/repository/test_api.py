@@ -76,6 +76,14 @@ def test_a_name_that_is_nowhere_is_refused():
         djinn.nowhere  # noqa: B018 - it raises
 
 
+def test_a_name_of_another_module_is_refused_with_its_place():
+    for module, name, place in ((djinn, "SessionLost", "errors"), (djinn.hooks, "Graph", "planning")):
+        with pytest.raises(
+            AttributeError, match=rf"^module '{module.__name__}' has no .*: it is `djinn.{place}.{name}`$"
+        ):
+            getattr(module, name)
+
+
 def test_the_page_of_the_wire_names_each_message():
     text = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
     assert [kind.__name__ for kind in get_args(AnyMessage) if f"`{kind.__name__}`" not in text] == []
