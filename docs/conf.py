@@ -1,8 +1,7 @@
 """Sphinx builds the Markdown of the repository into a site (`make docs`); every page stays readable without it.
 
-The order of the pages is that of the lists in `index.md`. Beside them there are pages made from docstrings, of `djinn`, of
-`djinn.hooks` and of the hooks. Links between pages are relative links between files; those to other files of the repository become text,
-since they are not in the site.
+The order of the pages is that of the lists in `index.md`. Pages of `djinn`, of `djinn.hooks` and of the hooks are made from docstrings.
+Links between pages are relative links between files. Links to other files of the repository become text, because the site does not have them.
 """
 
 from __future__ import annotations

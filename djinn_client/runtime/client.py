@@ -356,7 +356,7 @@ def start_early() -> None:
 
 
 def _own_executors() -> tuple[EmbeddedExecutor, ...]:
-    """This program's own executors on this machine, which are started now unless `import djinn` did; none where a server or an engine of a plugin has them."""
+    """Return the executors of this program on this machine, started now or by `import djinn`; none if a server or an engine has them."""
     now = _resolved()
     taken: tuple[EmbeddedExecutor, ...] = port.early.take(now) if port.early is not None else ()
     if taken:

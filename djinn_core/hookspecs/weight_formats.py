@@ -16,7 +16,7 @@ from djinn_core.ir.checked_fields import mapping_of, tuple_of
 
 
 class Decoding(ABC):
-    """Decode a tensor that is stored in an encoded (quantized) or strided form. Threads of an executor call it at the same time."""
+    """Decoder of a tensor that a file holds quantized or strided. Several threads of an executor call it at the same time."""
 
     @abstractmethod
     def read_into(self, file: weight_sources.WeightFile, first: int, buffer: memoryview) -> None:

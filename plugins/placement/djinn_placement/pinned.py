@@ -17,7 +17,7 @@ djinn_api_version = "2.0"
 class Pinned(PlacementPolicy):
     """Ops of modules whose path matches a pattern run on the device of that pattern, the others where their data comes from.
 
-    Patterns are those of `fnmatch`; one that matches a module is valid for the modules inside it. The first match counts.
+    Patterns are those of `fnmatch`. A pattern also holds for the submodules of a module that it matches. The first match counts.
     """
 
     name = "pinned"
