@@ -38,6 +38,7 @@ USABLE    := $(VENV)/usable.stamp
 READY     := $(VENV)/ready.stamp
 NATIVE    := $(VENV)/native.stamp
 NATIVE_SOURCES := $(addprefix djinn_native/,setup.py pyproject.toml) $(sort $(wildcard djinn_native/csrc/*.cpp djinn_native/csrc/*.h))
+CPP       := $(wildcard $(foreach kind,cpp h,djinn_native/csrc/*.$(kind) plugins/*/*/csrc/*.$(kind)))
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 MANIFESTS := pyproject.toml djinn_server/pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
@@ -70,12 +71,12 @@ lint: $(READY) ## style, types, import layers and budgets of size
 	$(BIN)/mypy --platform win32
 	$(BIN)/lint-imports
 	$(BIN)/python packaging/budgets.py --check
-	$(BIN)/clang-format --dry-run --Werror djinn_native/csrc/*
+	$(BIN)/clang-format --dry-run --Werror --style=file:djinn_native/.clang-format $(CPP)
 
 format: $(READY) ## mend what ruff and clang-format can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i djinn_native/csrc/*
+	$(BIN)/clang-format -i --style=file:djinn_native/.clang-format $(CPP)
 
 budgets: $(READY) ## lower the budgets in budgets.toml to what is measured
 	$(BIN)/python packaging/budgets.py --lower
@@ -119,7 +120,7 @@ lock: ## write the newest versions that pip finds for development into requireme
 	rm -rf $(VENV)-lock
 
 clean: ## remove the virtual environments, caches and built libraries
-	rm -rf djinn_native/lib djinn_native/build
+	rm -rf djinn_native/lib djinn_native/build plugins/fakegpu/djinn_fakegpu/lib
 	rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # --- the environment, step by step ----------------------------------------------------------------------------
@@ -162,4 +163,5 @@ $(USABLE): $(KEEP) $(MANIFESTS) | $(NATIVE)
 # And what tests and checks need.
 $(READY): $(USABLE)
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[dev]'
+	$(BIN)/python -c "from djinn_fakegpu.library import build; build()"
 	touch $@

@@ -17,7 +17,6 @@ for _name in [name for name in os.environ if name.startswith("DJINN_")]:
     del os.environ[_name]
 os.environ["DJINN_CONFIG"] = os.devnull
 os.environ["DJINN_CALIBRATE"] = "0"  # pools of tests would be measured beside the tests
-os.environ["DJINN_KEEP_PLANS"] = "0"  # a test would find the plans of another one
 # As many threads here as the executors of the tests have: sums are then taken in the same order.
 os.environ["OMP_NUM_THREADS"] = "1"
 # A shell ignores Ctrl-C for what it runs in the background, and processes pass that on; tests press it.
@@ -88,12 +87,11 @@ def _leave_no_settings(context):
 
 
 @pytest.fixture
-def plan_first_runs(monkeypatch):
-    """Small programs are planned when they come for the first time, too, as the setting says, without a session of its own."""
-    from djinn_client.runtime.planning import planner
+def plans_all(monkeypatch):
+    """Every program is planned, as under a limit of memory, without a session of its own."""
+    from djinn_client.runtime.planning import session_planner
 
-    for name in ("_is_small", "_is_tiny"):
-        monkeypatch.setattr(planner, name, lambda _: False)
+    monkeypatch.setattr(session_planner, "plans_all", lambda _: True)
 
 
 @pytest.fixture

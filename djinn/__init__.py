@@ -20,24 +20,22 @@ from djinn_core.errors import DjinnError
 if TYPE_CHECKING:
     from djinn import compat, errors, hooks, planning, profiler, testing, weights
     from djinn.profiler import explain_waits, profile, verify
-    from djinn_client.notebook import load_ipython_extension
-    from djinn_client.runtime.captured import capture, explain, get_graph, plan
     from djinn_client.runtime.client import (
         cancel,
         configure,
         init,
-        last_profile,
         reset_stats,
         shut_down,
         stats,
         synchronize,
     )
-    from djinn_client.runtime.connecting.link_measurement import topology
-    from djinn_client.runtime.deadlines import deadline
-    from djinn_client.runtime.kv_session import kv_session
-    from djinn_client.runtime.open_weights import open_weights, save_weights
-    from djinn_client.runtime.scaling import scale
-    from djinn_core.hookspecs import hookimpl
+    from djinn_client.runtime.sending.cancellation import deadline
+    from djinn_commands.notebook import load_ipython_extension
+    from djinn_integrations.weights.open_weights import open_weights, save_weights
+    from djinn_kv_cache.session import kv_session
+    from djinn_pool.link_measurement import topology
+    from djinn_pool.scaling import scale
+    from djinn_profiler.captured import capture, explain, get_graph, plan
 
 __all__ = [
     "DjinnError",
@@ -48,10 +46,8 @@ __all__ = [
     "explain",
     "explain_waits",
     "get_graph",
-    "hookimpl",
     "init",
     "kv_session",
-    "last_profile",
     "open_weights",
     "plan",
     "profile",
@@ -67,20 +63,17 @@ __all__ = [
 
 _PLACES = {
     "djinn.profiler": "explain_waits profile verify",
-    "djinn_client.notebook": "load_ipython_extension",
-    "djinn_client.runtime.captured": "capture explain get_graph plan",
-    "djinn_client.runtime.client": "cancel configure init last_profile reset_stats shut_down stats synchronize",
-    "djinn_client.runtime.connecting.link_measurement": "topology",
-    "djinn_client.runtime.deadlines": "deadline",
-    "djinn_client.runtime.kv_session": "kv_session",
-    "djinn_client.runtime.open_weights": "open_weights save_weights",
-    "djinn_client.runtime.scaling": "scale",
-    "djinn_core.hookspecs": "hookimpl",
+    "djinn_profiler.captured": "capture explain get_graph plan",
+    "djinn_client.runtime.client": "cancel configure init reset_stats shut_down stats synchronize",
+    "djinn_pool.link_measurement": "topology",
+    "djinn_client.runtime.sending.cancellation": "deadline",
+    "djinn_commands.notebook": "load_ipython_extension",
+    "djinn_kv_cache.session": "kv_session",
+    "djinn_integrations.weights.open_weights": "open_weights save_weights",
+    "djinn_pool.scaling": "scale",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = _lazy_names.importing(__name__, _PLACES)
-
-    __dir__ = _lazy_names.listing(__name__)
+    __getattr__, __dir__ = _lazy_names.importing(__name__, _PLACES)
 
 _lazy_names.attach()

@@ -12,16 +12,18 @@ from typing import Any
 from djinn_core.system.gc_pause import collect_later, count_as_old
 from djinn_core.system.role import is_client
 
+_CORE = ("djinn", "djinn_core", "djinn_client", "djinn_server")
 PUBLIC = ("errors", "hooks", "planning", "weights", "profiler", "compat", "testing")
 
 
-def importing(place: str, names: Mapping[str, str], package: str = "") -> Callable[[str], Any]:
-    """Return the `__getattr__` of module `place`, which imports what is asked for.
+def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` of module `place`, which imports a name when it is asked for, and its `__dir__`, which lists all names.
+
+    A name can be imported without the plugin package that defines it. Its use then says which package to install.
 
     Args:
         place: the module.
         names: by module the names of it that `place` offers.
-        package: package of Djinn's repository that defines the names, if it may be missing. Each name can be imported without it.
     """
     modules = {name: module for module, listed in names.items() for name in listed.split()}
 
@@ -43,11 +45,15 @@ def importing(place: str, names: Mapping[str, str], package: str = "") -> Callab
         try:
             return load(name)
         except ModuleNotFoundError as error:
-            if error.name != package:
+            package = error.name or ""
+            if not package.startswith("djinn_") or package in _CORE:
                 raise
-            return _stand_in(name, package, load)
+            return _stand_in(name, place, package, load)
 
-    return find if package else load
+    def listing() -> list[str]:
+        return sorted({*vars(sys.modules[place]), *sys.modules[place].__all__})
+
+    return find, listing
 
 
 def _elsewhere(name: str, place: str) -> str:
@@ -78,7 +84,7 @@ def _imported(module: str, wanted: str) -> ModuleType:
         ) from None
 
 
-def _stand_in(name: str, package: str, load: Callable[[str], Any]) -> Any:
+def _stand_in(name: str, place: str, package: str, load: Callable[[str], Any]) -> Any:
     """Return a function or class in place of one whose package is missing. Its use says what to install, or uses it once it is there."""
 
     def use(*args: Any, **kwargs: Any) -> Any:
@@ -87,32 +93,28 @@ def _stand_in(name: str, package: str, load: Callable[[str], Any]) -> Any:
         except ModuleNotFoundError as error:
             if error.name != package:
                 raise
-            raise _missing(name, package) from None
+            raise _missing(f"{place}.{name}", package) from None
         return found(*args, **kwargs)
 
     return type(name, (), {"__new__": lambda _, *args, **kwargs: use(*args, **kwargs)}) if name[0].isupper() else use
 
 
-def _missing(name: str, package: str) -> Exception:
+def _missing(wanted: str, package: str) -> Exception:
     from djinn_core.errors import PluginError
 
     folder, distribution = f"plugins/{package.removeprefix('djinn_')}", package.replace("_", "-")
     return PluginError(
-        f"`djinn.{name}` is in the package {distribution}, which is not installed. Run `pip install ./{folder}` in a checkout of "
+        f"`{wanted}` is in the package {distribution}, which is not installed. Run `pip install ./{folder}` in a checkout of "
         "Djinn's repository"
     )
-
-
-def listing(place: str) -> Callable[[], list[str]]:
-    """The `__dir__` of module `place`: what it has, and what it offers and has not imported yet."""
-    return lambda: sorted({*vars(sys.modules[place]), *sys.modules[place].__all__})
 
 
 def attach() -> None:
     """Register the device if this process is a client. A server or a planner need not have the client's package."""
     if is_client() and find_spec("djinn_client") is not None:
         with collect_later:
-            early = importlib.import_module("djinn_client.runtime.early_start").begin()
-            importlib.import_module("djinn_client.runtime.attaching").attach(early)
-            importlib.import_module("djinn_client.runtime.server_files").save_at_addresses()
+            importlib.import_module("djinn_client.runtime.early_start").begin()
+            importlib.import_module("djinn_client.runtime.attaching").attach()
+            if find_spec("djinn_integrations") is not None:
+                importlib.import_module("djinn_integrations.weights.server_files").save_at_addresses()
             count_as_old()

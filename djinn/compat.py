@@ -8,14 +8,14 @@ from djinn._lazy_names import importing
 
 # Each name is imported when it is asked for (`__getattr__`).
 if TYPE_CHECKING:
-    from djinn_client.interception.recording.capture import is_capturing
+    from djinn_client.interception.recording.recorder import is_capturing
     from djinn_client.interception.tensors.lazy_tensor import LazyTensor
     from djinn_client.runtime.client import get_runtime_state, init_async, is_initialized, register_init_hook
-    from djinn_client.runtime.coordinator import Coordinator, coordinator
-    from djinn_client.runtime.semantic_analysis import MetadataRegistry, PatternRegistry, SemanticAnalyzer
+    from djinn_commands.servers.coordinator import Coordinator, coordinator
     from djinn_core.ir.profile import SemanticMetadata, WorkloadProfile, WorkloadType
     from djinn_core.logs import set_debug_level
     from djinn_core.planning.scheduler import Scheduler
+    from djinn_profiler.semantics import MetadataRegistry, PatternRegistry, SemanticAnalyzer
 
 __all__ = [
     "Coordinator",
@@ -37,15 +37,15 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_client.interception.recording.capture": "is_capturing",
+    "djinn_client.interception.recording.recorder": "is_capturing",
     "djinn_client.interception.tensors.lazy_tensor": "LazyTensor",
     "djinn_client.runtime.client": "get_runtime_state init_async is_initialized register_init_hook",
-    "djinn_client.runtime.coordinator": "Coordinator coordinator",
-    "djinn_client.runtime.semantic_analysis": "MetadataRegistry PatternRegistry SemanticAnalyzer",
+    "djinn_commands.servers.coordinator": "Coordinator coordinator",
+    "djinn_profiler.semantics": "MetadataRegistry PatternRegistry SemanticAnalyzer",
     "djinn_core.ir.profile": "SemanticMetadata WorkloadProfile WorkloadType",
     "djinn_core.logs": "set_debug_level",
     "djinn_core.planning.scheduler": "Scheduler",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = importing(__name__, _PLACES)

@@ -34,7 +34,7 @@ from djinn_core.errors import (
 
 # These derive from classes of PyTorch's.
 if TYPE_CHECKING:
-    from djinn_client.runtime.receiving.remote_errors import (
+    from djinn_client.runtime.receiving.failures import (
         RemoteAcceleratorError,
         RemoteLinAlgError,
         RemoteTorchOutOfMemory,
@@ -71,8 +71,8 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_client.runtime.receiving.remote_errors": "RemoteAcceleratorError RemoteLinAlgError RemoteTorchOutOfMemory",
+    "djinn_client.runtime.receiving.failures": "RemoteAcceleratorError RemoteLinAlgError RemoteTorchOutOfMemory",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = importing(__name__, _PLACES)

@@ -9,8 +9,8 @@ from djinn_core.hookspecs import API_VERSION, hookimpl
 
 # A plugin imports of all this what it names (`__getattr__`).
 if TYPE_CHECKING:
-    from djinn_client.interception.libraries.on_import import rebind
-    from djinn_client.runtime.integrations import is_disabled
+    from djinn_client.interception.on_import import rebind
+    from djinn_client.runtime.plugins import is_disabled
     from djinn_core.hookspecs.assignment_policies import (
         AssignmentPolicy,
         AssignmentRefusal,
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
         TenantLoad,
     )
     from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
+    from djinn_core.hookspecs.channels import ChannelContext, ChannelWrapper, StandbyServer, WrappedChannel
     from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
     from djinn_core.hookspecs.cost_models import CostModel, Probe
     from djinn_core.hookspecs.devices import Device, DeviceRuntime
     from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
     from djinn_core.hookspecs.integrations import Integration
+    from djinn_core.hookspecs.interception import Interception
     from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
     from djinn_core.hookspecs.observers import Event, Observer
     from djinn_core.hookspecs.operations_pages import (
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
     from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
     from djinn_core.hookspecs.quotas import Quota
     from djinn_core.hookspecs.renderers import Renderer
+    from djinn_core.hookspecs.routers import Executor, Executors, JoinedReplies, Part, PendingReply, Router
     from djinn_core.hookspecs.schedulers import NodePriority, Scheduler, SchedulingContext
+    from djinn_core.hookspecs.session_channel import ClientChannel
     from djinn_core.hookspecs.transports import (
         Buffer,
         Connection,
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from djinn_core.protocol.net.streams import StreamConnection
     from djinn_core.protocol.net.tls_contexts import client_context, server_context
     from djinn_core.registry.version import djinn_version
+    from djinn_core.sink import DescribedValue, Facts, OpHandler, Sink, Submission, SubmissionReply
     from djinn_core.wire.executor_reports import Ready, Sessions
     from djinn_core.wire.frames import FrameDecoder, encode_frame
     from djinn_server.compiling.compile_worker import CompileProcess
@@ -82,6 +87,9 @@ __all__ = [
     "AssignmentRequest",
     "Authenticator",
     "Buffer",
+    "ChannelContext",
+    "ChannelWrapper",
+    "ClientChannel",
     "CompileProcess",
     "Compiler",
     "CompilerContext",
@@ -90,17 +98,21 @@ __all__ = [
     "Credentials",
     "Decoding",
     "Denial",
+    "DescribedValue",
     "Device",
     "DeviceRuntime",
     "Event",
     "EventFeed",
     "EvictionCandidate",
     "EvictionContext",
+    "Executor",
     "ExecutorEngine",
     "ExecutorHandle",
     "ExecutorHolder",
     "ExecutorLoad",
     "ExecutorOptions",
+    "Executors",
+    "Facts",
     "FileHeader",
     "Frame",
     "FrameDecoder",
@@ -108,6 +120,8 @@ __all__ = [
     "HttpResponse",
     "Identity",
     "Integration",
+    "Interception",
+    "JoinedReplies",
     "Judge",
     "LaunchRequest",
     "Limits",
@@ -118,12 +132,15 @@ __all__ = [
     "MemoryPolicy",
     "NodePriority",
     "Observer",
+    "OpHandler",
     "OperationsPages",
     "Optimization",
     "OptimizationContext",
     "PageRequest",
     "PageServer",
+    "Part",
     "Pattern",
+    "PendingReply",
     "PipedHandle",
     "PlacementContext",
     "PlacementPolicy",
@@ -134,14 +151,19 @@ __all__ = [
     "Renderer",
     "Replay",
     "ReportDownload",
+    "Router",
     "Scheduler",
     "SchedulingContext",
     "SessionHints",
     "Sessions",
+    "Sink",
     "SocketConnection",
     "SocketListener",
     "SocketTransport",
+    "StandbyServer",
     "StreamConnection",
+    "Submission",
+    "SubmissionReply",
     "TenantLoad",
     "TlsOptions",
     "Transport",
@@ -153,6 +175,7 @@ __all__ = [
     "WeightPermissions",
     "WeightSink",
     "WeightSource",
+    "WrappedChannel",
     "client_context",
     "djinn_version",
     "encode_frame",
@@ -167,15 +190,18 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_client.interception.libraries.on_import": "rebind",
-    "djinn_client.runtime.integrations": "is_disabled",
+    "djinn_client.interception.on_import": "rebind",
+    "djinn_client.runtime.plugins": "is_disabled",
     "djinn_core.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
     "djinn_core.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
+    "djinn_core.hookspecs.channels": "ChannelContext ChannelWrapper StandbyServer WrappedChannel",
     "djinn_core.hookspecs.compilers": "Compiler CompilerContext Replay",
     "djinn_core.hookspecs.cost_models": "CostModel Probe",
     "djinn_core.hookspecs.devices": "Device DeviceRuntime",
     "djinn_core.hookspecs.executors": "ExecutorEngine ExecutorHandle ExecutorOptions LaunchRequest",
     "djinn_core.hookspecs.integrations": "Integration",
+    "djinn_core.hookspecs.interception": "Interception",
+    "djinn_core.sink": "DescribedValue Facts OpHandler Sink Submission SubmissionReply",
     "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
     "djinn_core.hookspecs.observers": "Event Observer",
     "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
@@ -184,7 +210,9 @@ _PLACES = {
     "djinn_core.hookspecs.placement_policies": "PlacementContext PlacementPolicy",
     "djinn_core.hookspecs.quotas": "Quota",
     "djinn_core.hookspecs.renderers": "Renderer",
+    "djinn_core.hookspecs.routers": "Executor Executors JoinedReplies Part PendingReply Router",
     "djinn_core.hookspecs.schedulers": "NodePriority Scheduler SchedulingContext",
+    "djinn_core.hookspecs.session_channel": "ClientChannel",
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",
     "djinn_core.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
     "djinn_core.hookspecs.weight_sources": "LocalPlace ReportDownload WeightFile WeightPermissions WeightSink WeightSource",
@@ -206,4 +234,4 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = importing(__name__, _PLACES)

@@ -8,9 +8,9 @@ from djinn._lazy_names import importing
 
 # Each name is imported when it is asked for (`__getattr__`).
 if TYPE_CHECKING:
-    from djinn_client.interception.recording.groups import group
-    from djinn_client.interception.recording.replay_node import call_again
-    from djinn_client.runtime.captured import execute
+    from djinn_client.interception.recording.replay import call_again
+    from djinn_client.interception.recording.substitute import group
+    from djinn_client.runtime.client import last_profile
     from djinn_core.ir.arguments import arguments, slot_positions
     from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX, query_shape
     from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.dataflow import COPIES, ancestors, chain, is_view, origin, users
     from djinn_core.ir.fx_graph import fx_graph
     from djinn_core.ir.graph import Edge, Graph, Node
-    from djinn_core.ir.handles import storage_of
+    from djinn_core.ir.handles import RANDOM_STATE, storage_of
     from djinn_core.ir.op_families import (
         ACTIVATION,
         CONVOLUTION,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         ExecutionPhase,
         Lineage,
         Modality,
-        Nodes,
         PatternMatch,
         SemanticMetadata,
         Tier,
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from djinn_core.planning.stages.estimate import estimate
     from djinn_core.planning.stages.schedule import build_schedule
     from djinn_core.planning.stages.simulate import memory_peaks, simulate
+    from djinn_profiler.captured import execute
 
 __all__ = [
     "ACTIVATION",
@@ -85,6 +85,7 @@ __all__ = [
     "NORMALISATION",
     "OPTIMIZER",
     "POOLING",
+    "RANDOM_STATE",
     "SOFTMAX",
     "BlockHomes",
     "Calibration",
@@ -106,7 +107,6 @@ __all__ = [
     "Modality",
     "NetworkTopology",
     "Node",
-    "Nodes",
     "OptimizationPlan",
     "OptimizationResult",
     "PatternMatch",
@@ -147,6 +147,7 @@ __all__ = [
     "is_backward",
     "is_given",
     "is_view",
+    "last_profile",
     "layer_at",
     "linear",
     "matcher",
@@ -170,9 +171,10 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_client.interception.recording.groups": "group",
-    "djinn_client.interception.recording.replay_node": "call_again",
-    "djinn_client.runtime.captured": "execute",
+    "djinn_client.interception.recording.replay": "call_again",
+    "djinn_client.interception.recording.substitute": "group",
+    "djinn_profiler.captured": "execute",
+    "djinn_client.runtime.client": "last_profile",
     "djinn_core.ir.arguments": "arguments slot_positions",
     "djinn_core.ir.attention": "FUSED_ATTENTION SOFTMAX query_shape",
     "djinn_core.ir.colocation": "Colocation homes_of_values resident_blocks storage_sizes together",
@@ -180,11 +182,11 @@ _PLACES = {
     "djinn_core.ir.dataflow": "COPIES ancestors chain is_view origin users",
     "djinn_core.ir.fx_graph": "fx_graph",
     "djinn_core.ir.graph": "Edge Graph Node",
-    "djinn_core.ir.handles": "storage_of",
+    "djinn_core.ir.handles": "RANDOM_STATE storage_of",
     "djinn_core.ir.op_families": "ACTIVATION CONVOLUTION EMBEDDING LOSS MATRIX_PRODUCT NORMALISATION OPTIMIZER POOLING is_backward",
     "djinn_core.ir.placement": "Placement PlacementDecision",
     "djinn_core.ir.plan": "OptimizationPlan OptimizationResult Rewrite",
-    "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality Nodes PatternMatch SemanticMetadata Tier WorkloadProfile WorkloadType",
+    "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality PatternMatch SemanticMetadata Tier WorkloadProfile WorkloadType",
     "djinn_core.ir.program": "Instruction Program",
     "djinn_core.ir.result": "PipelineResult",
     "djinn_core.ir.schedule": "ExecutionSchedule Fetch Free Receive Run SchedulingGroup SchedulingStrategy Send Step Upload",
@@ -206,4 +208,4 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = importing(__name__, _PLACES)

@@ -23,4 +23,4 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = importing(__name__, _PLACES, "djinn_profiler")
+    __getattr__, __dir__ = importing(__name__, _PLACES)

@@ -8,9 +8,8 @@ from djinn._lazy_names import importing
 
 # Of the client, and of the server: not every machine has both.
 if TYPE_CHECKING:
-    from djinn_client.interception.runtime_interface import Publication
-    from djinn_client.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
-    from djinn_client.runtime.published import attach, publish, published, unpublish
+    from djinn_integrations.weights.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
+    from djinn_integrations.weights.published import Publication, attach, publish, published, unpublish
     from djinn_server.weights.headers import read_bytes
     from djinn_server.weights.permissions import allows
 
@@ -29,12 +28,11 @@ __all__ = [
 ]
 
 _PLACES = {
-    "djinn_client.interception.runtime_interface": "Publication",
-    "djinn_client.runtime.open_weights": "RemoteWeights open_weights remove_weights save_weights",
-    "djinn_client.runtime.published": "attach publish published unpublish",
+    "djinn_integrations.weights.open_weights": "RemoteWeights open_weights remove_weights save_weights",
+    "djinn_integrations.weights.published": "Publication attach publish published unpublish",
     "djinn_server.weights.headers": "read_bytes",
     "djinn_server.weights.permissions": "allows",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = importing(__name__, _PLACES)

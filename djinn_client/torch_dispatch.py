@@ -1,15 +1,16 @@
-"""Private functions of PyTorch's dispatcher, autograd engine and modules that clients call.
+"""Private functions of PyTorch that clients call: dispatcher, autograd engine, modules, backends in C++, tensors as objects.
 
 `torch_private.missing` lists those that the installed PyTorch lacks.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ import torch.utils._device
 import torch.utils._foreach_utils
 import torch.utils._python_dispatch
 import torch.utils.dlpack
+from torch.utils import backend_registration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,11 +50,7 @@ def make_wrapper(
     device: torch.device,
 ) -> Any:
     """A tensor without memory that has this metadata (sizes in elements)."""
-    return make_wrapper_by_place(cls, shape, stride, offset or None, None, dtype, torch.strided, device)
-
-
-# By place, and nothing said that needs no saying: that is a quarter cheaper. For the hot path, which has no call to spare.
-make_wrapper_by_place: Any = torch.Tensor._make_wrapper_subclass
+    return torch.Tensor._make_wrapper_subclass(cls, shape, stride, offset, None, dtype, torch.strided, device)
 
 
 def never_compiled(function: F) -> F:
@@ -76,25 +74,9 @@ def not_compiled_itself(function: F) -> F:
 
 def collectives(names: Sequence[str]) -> list[Any]:
     """The overloads of these ops of `torch.distributed`, as far as this PyTorch has them."""
-    spaces = (torch.ops.c10d, torch.ops._c10d_functional)
+    spaces = (torch.ops.c10d, torch.ops._c10d_functional) if torch.distributed.is_available() else ()
     found = [getattr(space, name, None) for space in spaces for name in names]
     return [packet.default for packet in found if packet is not None]
-
-
-def await_collectives(results: Sequence[Any]) -> None:
-    """Wait for what collectives return: handles of their work, or tensors."""
-    for result in results:
-        if isinstance(result, torch.ScriptObject):
-            torch.distributed.Work.unbox(result).wait()
-        elif isinstance(result, torch.Tensor):
-            torch.ops._c10d_functional.wait_tensor.default(result)
-
-
-def finished_work(results: Sequence[torch.Tensor]) -> torch.ScriptObject:
-    """A handle of a collective that is done. That of gloo cannot be waited for twice, and has results on the CPU."""
-    future: Any = torch.futures.Future()
-    future.set_result(list(results))
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined,no-any-return]
 
 
 def higher_order_ops() -> Mapping[str, Any]:
@@ -144,7 +126,7 @@ def notes_views_and_writes() -> AbstractContextManager[object]:
 @contextmanager
 def modes_as_before() -> Iterator[None]:
     """Restore the modes where an interrupt leaves the block, perhaps while a mode is entered or left."""
-    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    grad = torch.is_grad_enabled()
     dispatching, calling = dispatch_modes(), torch._C._len_torch_function_stack()
     try:
         yield
@@ -153,8 +135,6 @@ def modes_as_before() -> Iterator[None]:
             torch._C._pop_torch_dispatch_stack()
         while torch._C._len_torch_function_stack() > calling:
             torch._C._pop_torch_function_stack()
-        if torch.is_inference_mode_enabled() != inference:
-            torch._C._InferenceMode(inference).__enter__()
         torch._C._set_grad_enabled(grad)
         raise
 
@@ -239,24 +219,6 @@ def format_elements(tensor: torch.Tensor, indent: int) -> str:
     return text
 
 
-def format_tensor(tensor: torch.Tensor, elements: str) -> str:
-    """`tensor` as PyTorch prints it, with its elements given."""
-    text: str = torch._tensor_str._str(tensor, tensor_contents=elements)
-    return text
-
-
-def format_whole(tensor: torch.Tensor) -> str:
-    """A CPU tensor as PyTorch prints it."""
-    text: str = torch._tensor_str._str(tensor)
-    return text
-
-
-rebuild_sparse = torch._utils._rebuild_sparse_tensor
-
-
-rebuild_from_cpu = torch._utils._rebuild_device_tensor_from_cpu_tensor
-
-
 disabled_torch_function = torch._C._disabled_torch_function_impl
 
 
@@ -284,28 +246,10 @@ def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
 CGenerator: TypeAlias = torch._C.Generator
 
 
-def generator_key(generator: CGenerator) -> int:
-    """A number that Python objects for the same C++ generator share."""
-    key: int = generator._cdata  # type: ignore[attr-defined]
-    return key
-
-
 def replace_classes(**replacements: type) -> None:
     """Make classes in PyTorch's namespace others, by name."""
     for name, replacement in replacements.items():
         setattr(torch, name, replacement)
-
-
-def _bytes_of(generator: CGenerator) -> Any:
-    return (ctypes.c_byte * _GENERATOR_HEAD).from_address(generator_key(generator))
-
-
-_GENERATOR_HEAD: Final = 128  # bytes in which the device lies: a generator has more than that
-
-
-def is_view(tensor: torch.Tensor) -> bool:
-    """True if autograd knows `tensor` as a view of another tensor."""
-    return tensor._is_view()
 
 
 ModuleCallImpl = Callable[..., Any]
@@ -321,41 +265,107 @@ def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
     torch.nn.Module.__call__ = wrap(torch.nn.Module.__call__)  # type: ignore[method-assign]
 
 
-def make_sparse_wrapper(cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
-    """A sparse COO tensor without memory that has this metadata."""
-    return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, layout=torch.sparse_coo, device=device)
+def returns_list(op: str) -> bool:
+    """True if an op, such as `aten::split.Tensor`, returns one list of tensors. False for a name that PyTorch does not know."""
+    name, _, overload = op.partition(".")
+    try:
+        schema = torch._C._get_schema(name, overload)
+    except RuntimeError:
+        return False
+    return len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
 
 
-def make_compressed_wrapper(
-    cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, layout: torch.layout, device: torch.device
-) -> Any:
-    """A tensor of a compressed sparse layout without memory. PyTorch asks the class for the layout (`prim::layout`)."""
-    return torch.Tensor._make_wrapper_subclass(
-        cls, shape, dtype=dtype, layout=layout, device=device, dispatch_layout=True
-    )
+def without_torch_dispatch() -> AbstractContextManager[Any]:
+    """A block in which no `__torch_dispatch__` is called."""
+    return torch._C._DisableTorchDispatch()
 
 
-def make_nested_wrapper(cls: type[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Any:
-    """A nested tensor without memory. PyTorch asks the class for its layout (`prim::layout`) and sizes (`aten::sym_size`)."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(torch._C.DispatchKey.AutogradNestedTensor)
-    return torch.Tensor._make_wrapper_subclass(
-        cls,
-        (0,),
-        (0,),
-        0,
-        torch.contiguous_format,
-        dtype,
-        torch.strided,
-        device,
-        False,
-        False,
-        "sizes",
-        False,
-        True,
-        keys,
-    )
+def boxed_function(namespace: str, name: str) -> Callable[..., Any]:
+    """The op `namespace::name`, without the frames that PyTorch puts around it."""
+    return getattr(getattr(torch.ops, namespace), name).default._op  # type: ignore[no-any-return]
 
 
-def nested_integer(lengths: Sequence[int]) -> Any:
-    """An integer that stands for the sizes of the tensors of a nested one; equal where these are."""
-    return torch._C._get_nested_int(hash(tuple(lengths)) % 2**48 + 2**48, 1)
+def overloads_of(namespace: Any) -> Iterator[tuple[str, str, Any]]:
+    """The ops of a namespace, such as `torch.ops.aten`: their names, overload names and overloads."""
+    for name in dir(namespace):
+        packet = getattr(namespace, name)
+        if isinstance(packet, torch._ops.OpOverloadPacket):
+            for overload in packet.overloads():
+                yield name, "" if overload == "default" else overload, getattr(packet, overload)
+
+
+def rename_backend(name: str) -> None:
+    """Make `torch.device(name)` the device of a backend outside of PyTorch."""
+    backend_registration.rename_privateuse1_backend(name)
+
+
+def add_device_module(name: str, module: ModuleType) -> None:
+    """Make `module` `torch.<name>`, and give tensors, modules and storages methods of that name."""
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch._register_device_module(name, module)
+
+
+def own_device_kind() -> int:
+    """The number of the device type of a backend outside of PyTorch."""
+    kinds: Any = torch._C._autograd.DeviceType
+    return int(kinds.PrivateUse1)
+
+
+def has_python_key(tensor: torch.Tensor) -> bool:
+    """True if a `__torch_dispatch__` handles the ops of a tensor."""
+    return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
+
+
+is_transformed: Final[Callable[[torch.Tensor], bool]] = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def of_own_class(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as one of PyTorch's own class, where the user's may say other things of it."""
+    if type(tensor) is torch.Tensor:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> None:
+    """Have `refuse` called where a graph that was recorded already would accumulate a gradient into `tensor`."""
+    if tensor.is_leaf and tensor.requires_grad and tensor._use_count() > 1:  # type: ignore[attr-defined]
+        torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(refuse)
+
+
+def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """Whatever is called before and after the forward pass of `module`, hooks for all modules included."""
+    every = torch.nn.modules.module
+    kept = (every._global_forward_hooks, every._global_forward_pre_hooks)
+    return [hook for hooks in (*kept, module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values()]
+
+
+def writes_to(tensor: torch.Tensor) -> int:
+    """Version counter of the tensor: PyTorch's writes to its memory; 0 if it does not count that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def unseen_by_function_modes() -> AbstractContextManager[None]:
+    """Blocks in which functions on tensors are called as they are, whatever modes are entered."""
+    guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return guard
+
+
+def wrap_element_printing(wrap: Callable[[Callable[..., str]], Callable[..., str]]) -> None:
+    """Replace the function that prints the elements of a tensor, given the tensor and its indent."""
+    printing: Any = importlib.import_module("torch._tensor_str")
+    printing._tensor_str = wrap(printing._tensor_str)
+
+
+def end_printing() -> None:
+    """Turn `torch.func` on again where printing a tensor fails.
+
+    PyTorch turns it off by an object in a variable of the frame that prints. The error's traceback keeps that frame alive, and
+    `vmap` would fail in this thread for as long.
+    """
+    code = torch._tensor_str._str.__code__
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code:
+            frame.f_locals["guard"].__exit__(None, None, None)
+        frame = frame.f_back

@@ -27,6 +27,7 @@ PREFIX = "DJINN_"
 PLUGIN_PREFIX = "DJINN_PLUGIN_"
 FILE_VARIABLE = "DJINN_CONFIG"
 HIDDEN = "(set, not shown)"
+DEFAULT_SCHEDULER = "sequential"
 PARALLEL_CONNECTIONS_LIMIT = 16  # of a session: executors refuse more
 
 # Variables that are read elsewhere and are no settings.
@@ -333,14 +334,14 @@ class Settings:
         latency_target: seconds in which a program should be done; 0: as soon as possible.
         pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
         scheduler: name of the scheduler.
+        router: name of the router of sessions with several executors; empty: the preferred one.
+        interception: name of the interception that records this program's ops; counts in the environment and the file at the import.
         compilers: names of the compilers that executors may use.
         assignment: name of the policy by which `djinn serve` assigns new sessions to executors.
         assignment_hint: what servers are told of this program's work when they assign it, such as the name of a model.
         authenticators: names of the authenticators that `djinn serve` asks beside its own tokens.
         weights_from: who reads the weights of pretrained models: `server`, `client`, or `auto`: the server where it has them.
         exact: whether optimizations that round otherwise than the user's own ops are left out.
-        plan_first_runs: whether small programs are planned when they come for the first time, too, and not when they come again.
-        keep_plans: whether plans are kept in the cache directory, for later processes with the same programs.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
         client_fallback: whether ops that the executor cannot do are computed on this machine.
         start_at_import: whether `import djinn` starts the executors of this program's own: `yes`, `no`, or `auto`: where the last run of
@@ -389,15 +390,15 @@ class Settings:
     calibrate: bool = attrs.field(default=True, converter=_flag)
     latency_target: float = attrs.field(default=0.0, converter=_target)
     pins: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pins)
-    scheduler: str = attrs.field(default="sequential", converter=_text)
+    scheduler: str = attrs.field(default=DEFAULT_SCHEDULER, converter=_text)
+    router: str = attrs.field(default="", converter=_text)
+    interception: str = attrs.field(default="native", converter=_text)
     compilers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     assignment: str = attrs.field(default="least_loaded", converter=_text)
     assignment_hint: str = attrs.field(default="", converter=_text)
     authenticators: tuple[str, ...] = attrs.field(default=(), converter=_names)
     weights_from: str = attrs.field(default="auto", converter=_weights_from)
     exact: bool = attrs.field(default=True, converter=_flag)
-    plan_first_runs: bool = attrs.field(default=False, converter=_flag)
-    keep_plans: bool = attrs.field(default=True, converter=_flag)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
     client_fallback: bool = attrs.field(default=False, converter=_flag)
     start_at_import: str = attrs.field(default="auto", converter=_at_import)

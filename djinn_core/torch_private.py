@@ -56,12 +56,10 @@ _NUMERIC_SETTERS: Final = (
 NEEDED: Final = (
     "torch._C.DispatchKey",
     "torch._C.DispatchKeySet",
-    "torch._C.Generator._cdata",
     "torch._C.DisableTorchFunction",
     "torch._C.DisableTorchFunctionSubclass",
     "torch._C._disabled_torch_function_impl",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
-    "torch._dynamo.variables.builder.VariableBuilder._wrap",
     "torch._tensor_str._str",
     "torch._tensor_str._tensor_str",
     "torch._C._autograd.DeviceType.PrivateUse1",

@@ -6,6 +6,7 @@ A process has one PrivateUse1 device. The library registers it, so a process tha
 from __future__ import annotations
 
 import ctypes
+import functools
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,22 +18,19 @@ __version__ = "26.11.0"
 _LIBRARIES: Final = Path(__file__).resolve().parent / "lib"
 _PREFIX: Final = "djinn_torch_"
 _FIELDS: Final = 16  # of `djinn_native_read_tensor`
-_loaded = False
 
 
 class NativeLibraryError(ImportError):
     """The library is missing, cannot be loaded, or was built for another PyTorch. The message is one line and names the cure."""
 
 
-def load() -> None:
+@functools.cache
+def load() -> ctypes.CDLL:
     """Load the library for this PyTorch, once, after a self-test. It registers the device and the ops `torch.ops.djinn`.
 
     Raises:
         NativeLibraryError: there is no library for this version of PyTorch, or it does not fit.
     """
-    global _loaded
-    if _loaded:
-        return
     path = _library()
     try:
         library = ctypes.CDLL(str(path))  # resolves all symbols: those that are missing are an error here
@@ -41,7 +39,7 @@ def load() -> None:
     if difference := _difference(library):
         raise _error(f"{path.name} does not fit: {difference}")
     torch.ops.load_library(str(path))
-    _loaded = True
+    return library
 
 
 def _library() -> Path:

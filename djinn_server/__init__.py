@@ -7,7 +7,7 @@ In the order in which a client's program passes through:
   `control`: its parent's orders. `devices`: the device that it computes on. `rlimits`, `malloc_trim`: limits of the process, and memory that it
   returns to the system.
 - `attach`: incoming connections; `parallel_groups`: those that are parallel to another. `handshake`: single messages outside of a session. `context`: what the sessions of an executor share;
-  `shared_device`: of its device.
+  `shared_device`: of its device. `device_watch`: finds a lost accelerator and a hung kernel.
 - `admission_limits`, `tenancy`, `rate_limit`, `usage_quota`, `disk_quota`: who may do what, and how much of it.
 - `session`: the message loop of one client. `session_reader`: receives its messages. `session_registry`: the live sessions. `idle`: sessions whose values leave the device.
 - `weights`: uploads, and a content-addressed store of weights that need not be sent again.

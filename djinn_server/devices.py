@@ -11,12 +11,14 @@ import torch
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.memory.eviction import Decider
 from djinn_server.memory.limited import LimitedRuntime
 
 FALLBACK = "cpu"
+_log = get_logger("djinn.server")
 
 
 @attrs.frozen
@@ -62,11 +64,12 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
             "plugins/cuda of the checkout; `djinn plugins` shows what is installed"
         )
     index = int(index_text or 0)
+    visible = device.select(index) if wanted else index  # `_best` has looked at all devices already
     found = device.discover()
-    if index >= len(found):
+    if visible >= len(found):
         present = ", ".join(c.id for c in found) or f"no {kind} device"
         raise StartupError(f"there is no device {kind}:{index} on this machine, which has {present}")
-    return OpenDevice(found[index], device.open(index))
+    return OpenDevice(attrs.evolve(found[visible], id=f"{kind}:{index}"), device.open(visible))
 
 
 def limited(device: OpenDevice, memory: int, disk: DiskQuota, decider: Decider) -> OpenDevice:
@@ -75,8 +78,16 @@ def limited(device: OpenDevice, memory: int, disk: DiskQuota, decider: Decider) 
 
 
 def _best(devices: Sequence[Device]) -> str:
-    present = (device.name for device in devices if device.name != FALLBACK and device.discover())
-    return next(present, FALLBACK)
+    offered = (device for device in devices if device.name != FALLBACK and not device.chosen_by_name)
+    return next((device.name for device in offered if _found(device)), FALLBACK)
+
+
+def _found(device: Device) -> bool:
+    try:
+        return bool(device.discover())
+    except Exception as error:
+        _log.warning("devices of a kind cannot be used", kind=device.name, error=repr(error))
+        return False
 
 
 def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
@@ -92,4 +103,4 @@ def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
 def reset_device_peak(device: torch.device) -> None:
     """Have the device's allocator count its peak again, where it has one."""
     if device.type != "cpu":
-        torch.get_device_module(device.type).reset_peak_memory_stats(device)
+        torch.accelerator.reset_peak_memory_stats(device)

@@ -28,10 +28,10 @@ import torch
 from djinn_core import logs
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
 from djinn_core.hookspecs.authenticators import Denial
+from djinn_core.hookspecs.session_channel import SessionChannel
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.ir.operators import operators_digest
 from djinn_core.protocol.addresses import SOCKET_NAME, transport_for
-from djinn_core.protocol.delivery.session_channel import SessionChannel
 from djinn_core.protocol.net.striping import StripingConnection
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
@@ -54,7 +54,7 @@ from djinn_server.events import ServerEvents
 from djinn_server.executor_metrics import metered
 from djinn_server.handshake import complain, instance, refuse, send_message
 from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
-from djinn_server.launch.listen_addresses import listening_transports
+from djinn_server.launch.listen_addresses import faster_transports, listening_transports
 from djinn_server.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
 from djinn_server.launch.tickets import Badge, TicketChecker
 from djinn_server.malloc_trim import keep_few_arenas, keep_freed_for_next_run, set_start_aside
@@ -115,22 +115,29 @@ class Executor:
     def listen(self, directory: str) -> tuple[str, ...]:
         """Listen at a socket in `directory`, and as configured with transports that clients reach directly; the URLs.
 
+        The executor of a program listens with faster transports for this host, too.
+
         Raises:
             TransportError: an address cannot be bound.
             PluginError: there is no local transport.
         """
         own = f"unix://{directory}/{SOCKET_NAME}"
-        self._listeners.append(transport_for(own, self._registry.transports).listen(own, Limits(), self.serve))
-        network = self._config.network
+        transports, network = self._registry.transports, self._config.network
+        local = transport_for(own, transports)
+        self._listeners.append(local.listen(own, Limits(), self.serve))
         unnamed: list[Listener] = []
         for one in (
-            () if network is None else listening_transports(self._registry.transports, network.tls, network.listen_at)
+            faster_transports(transports, local)
+            if network is None
+            else listening_transports(transports, network.tls, network.listen_at)
         ):
-            if not one.transport.capabilities.relayed:
+            capabilities = one.transport.capabilities
+            if not capabilities.relayed and one.transport is not local:
                 self._listeners.append(one.transport.listen(one.url(0), Limits(), self.serve))
-                if one.transport.capabilities.named_only:
+                if capabilities.named_only or capabilities.same_host:
                     unnamed.append(self._listeners[-1])
-        # What has to be named is left out: the user does not see how executors reach each other.
+        # What has to be named is left out: the user does not see how executors reach each other. So are other transports for
+        # this host: `ConnectPeer` follows own sockets alone.
         self._peer_listener.urls = tuple(listener.url for listener in self._listeners if listener not in unnamed)
         return tuple(listener.url for listener in self._listeners)
 
@@ -267,7 +274,7 @@ class Executor:
         try:
             with (
                 self._roster.enter(SessionEntry(name, client, session, owner.badge.token, talk)),
-                _log_session(talk, name, client, partial(self._context.usage.count_as, "sessions_closed")),
+                _log_session(talk, name, client, partial(self._context.usage.count_as, "sessions_closed"), self._check),
             ):
                 self._accept_parallel(connection, name)
                 send_message(connection, greeting)
@@ -296,6 +303,15 @@ class Executor:
     def _client(self, badge: Badge, client: str) -> dict[str, str]:
         """Facts about a client for observers."""
         return {"tenant": badge.tenant, "key": badge.token, "client": client, "device": self._device_id}
+
+    def when_device_is_lost(self, lost: Callable[[str], None]) -> None:
+        """Call `lost` with the reason when no op can run on the device any more."""
+        if self._context.device.watch is not None:
+            self._context.device.watch.lost = lost
+
+    def _check(self, error: Exception) -> None:
+        if self._context.device.watch is not None:
+            self._context.device.watch.check(error)
 
     def sessions(self, number: int) -> Sessions:
         """The sessions that run now, with usage figures."""
@@ -394,10 +410,16 @@ def _serve_peer(peer: PeerConnection, connection: Connection) -> None:
 
 
 @contextmanager
-def _log_session(connection: SessionChannel, name: str, client: str, closed: Callable[[str], None]) -> Iterator[None]:
+def _log_session(
+    connection: SessionChannel,
+    name: str,
+    client: str,
+    closed: Callable[[str], None],
+    check: Callable[[Exception], None],
+) -> Iterator[None]:
     """Log how a session began and ended; what goes wrong in it ends this connection and nothing else.
 
-    `closed` is told why, if it is this end that ends it.
+    `closed` is told why, if it is this end that ends it. `check` is told of the executor's own errors.
     """
     log = _log.bind(session=name)
     log.info("session began", client=client)
@@ -415,6 +437,7 @@ def _log_session(connection: SessionChannel, name: str, client: str, closed: Cal
     except TransportError as error:
         log.info("session ended with its connection", error=str(error))
     except Exception as error:
+        check(error)
         closed("error")
         log.exception("session ended by an error of the executor's own", error=repr(error))
         _part(connection, f"the executor failed: {error!r}; its log has the details")
@@ -451,6 +474,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
         start = start.without_secrets()
         with opened as executor:
             executor.tell = control.report
+            executor.when_device_is_lost(partial(_end_at_once, control, start.directory))
             operators_digest()  # takes 0.06 s, for which the first client would wait
             urls = executor.listen(start.directory)
             control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
@@ -459,8 +483,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
             set_start_aside()
             control.run(executor, start.config.unused_seconds)
             if control.orphaned and start.config.recovery.outlives_parent:
-                shutil.rmtree(start.directory, ignore_errors=True)
-                os._exit(1)  # clients are told nothing, and journals stay for the executor in its place
+                _end_at_once(control, start.directory, "the parent process is gone")
     except Exception as error:
         expected = isinstance(error, DjinnError)
         if not expected:
@@ -473,6 +496,13 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
     return 0
 
 
+def _end_at_once(control: Control, directory: str, reason: str) -> None:
+    """End this process and tell clients nothing: journals stay for the executor in its place."""
+    control.report(Failed(reason))
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(1)
+
+
 def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     config = start.config
     if config.threads is not None:
@@ -480,6 +510,8 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     registry = load_plugins(config)
     disk, policy = DiskQuota(), decider(registry, config.memory.policy)
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
+    if config.hang_seconds is not None:
+        opened.runtime.hang_seconds = config.hang_seconds
     events = ServerEvents("executor")
     events.observe_with(registry)
     weights = WeightReader(registry.weight_sources, config.permissions, registry.weight_formats)

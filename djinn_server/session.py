@@ -20,6 +20,7 @@ from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
 from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.frames import Buffer
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import (
     AnyMessage,
@@ -31,7 +32,9 @@ from djinn_core.wire.messages import (
     Submit,
     Template,
     TemplateRequest,
+    TensorHeader,
     Timing,
+    ValueDescription,
     ValueHints,
     encode,
 )
@@ -384,7 +387,7 @@ class ExecutorSession:
         if self._reads.reading:
             self._await_operands(known, work, connection)
             waited = time.perf_counter()
-        connection.own()  # what was sent and not taken yet may be written now
+        connection.copy_borrowed()  # what was sent and not taken yet may be written now
         timings, values, unused = self._timings, self.values, set[int]()
         account, runtime, turn = self._usage.account, self.device.runtime, self._turn
         pending = turn.pending = self._pending(known, work) if self.device.batches is not None else None
@@ -392,7 +395,7 @@ class ExecutorSession:
         account.begin(begun := turn.began)
         try:
             if timings is not None and timings.ops and known is not None:
-                work.op_times = OpTimes(runtime.device)
+                work.op_times = OpTimes(runtime)
             if work.free and self._memory is None:  # makes room for it; a limit is kept by other means
                 unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
                 values.free(unused)
@@ -401,7 +404,7 @@ class ExecutorSession:
             if work.synchronize:
                 self._synchronize(work, run)
             executed = time.perf_counter()
-            results, body, described = collect(work, values, runtime, self._reply_bytes, self._counts)
+            results, body, described = self._collect(work, run)
         finally:
             done = time.perf_counter()
             account.end(done)
@@ -601,6 +604,8 @@ class ExecutorSession:
                 self._ahead.missed()
             return RunOutcome()
         device = self.device
+        watch = device.watch
+        issuing = watch.begin(self._wanted, work, known.template) if watch is not None else None
         try:
             if pending is not None and self._turn.served:
                 return pending.result()
@@ -630,6 +635,21 @@ class ExecutorSession:
             text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
             failure = Failure(work.sequence, -1, "", type(error).__name__, text)
             return refuse_run(known.template, work, known.slots, self.values, failure)
+        finally:
+            if watch is not None and issuing is not None:
+                watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
+
+    def _collect(
+        self, work: RunRequest, run: RunOutcome
+    ) -> tuple[list[TensorHeader | Failure], list[Buffer], list[ValueDescription | Failure]]:
+        """As `collect`. Where the device is lost, the process ends here, before the client is told of errors that follow from it."""
+        collected = collect(work, self.values, self.device.runtime, self._reply_bytes, self._counts)
+        watch = self.device.watch
+        if watch is not None:
+            watch.check_failures((*run.failures, *collected[0]), self._wanted)
+            if work.fetch or work.synchronize:
+                watch.completed()
+        return collected
 
     def _rest(self, known: BoundTemplate, work: RunRequest) -> bool:
         """In the middle of a run: let others compute, if that is all; whether to go on."""

@@ -42,7 +42,7 @@ class SessionOverview:
         phase: the phase of its last program; empty if its client has not told.
         steps: runs of the template by which its steps are counted: decode steps, training steps.
         seconds: time that its programs took on the device.
-        kinds: bytes of its values by kind, such as `weights`.
+        kinds: bytes of its values by kind, such as `weights`; empty if its client has not told.
         decisions: what its latest plans decided, and why, in the client's words.
         shared: bytes of its values that other sessions have as well.
         submissions: that it was sent. aside: bytes that are in host memory and on disk because it is idle.
@@ -128,6 +128,9 @@ class SessionNotes:
                 self._kinds[storage_of(handle)] = kind
 
     def _by_kind(self) -> dict[str, int]:
+        """Bytes by kind; empty if the client plans nothing, because it tells no kinds then."""
+        if not self._hints:
+            return {}
         found: dict[str, int] = {}
         for storage, kind in list(self._kinds.items()):
             nbytes = self._values.bytes_of(storage)

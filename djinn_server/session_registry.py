@@ -10,9 +10,9 @@ from typing import Protocol
 
 import attrs
 
+from djinn_core.hookspecs.session_channel import SessionChannel
 from djinn_core.hookspecs.transports import NO_LINK
 from djinn_core.logs import get_logger
-from djinn_core.protocol.delivery.session_channel import SessionChannel
 from djinn_core.wire.messages import SessionStatus
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.session_overview import SessionOverview

@@ -5,6 +5,7 @@ from __future__ import annotations
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_server.batching.session_batches import SessionBatches
 from djinn_server.compiling.compilation_queue import CompilationQueue
+from djinn_server.device_watch import DeviceWatch
 from djinn_server.memory.limited import ledger_of
 from djinn_server.running.bound_templates import CompiledTemplates
 from djinn_server.running.fair_share import FairShare
@@ -26,6 +27,7 @@ class SharedDevice:
         self.compiling: CompilationQueue | None = None
         self.batches: SessionBatches | None = None
         self.ledger = ledger_of(runtime)
+        self.watch = DeviceWatch(runtime) if runtime.device.type != "cpu" else None
         self.timekeeper = runtime if runtime.keeps_time else None
 
     def begin_batching(self) -> None:

@@ -16,5 +16,5 @@ tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), min_new_
 print(tokens[0].tolist())
 counted = djinn.stats()
 print(
-    f"{counted['round_trips']} round trips, {counted['bytes_sent']:,} bytes sent, {counted['plans_reused']} plans reused"
+    f"{counted['round_trips']} round trips, {counted['bytes_sent']:,} bytes sent, {counted['templates_reused']} templates reused"
 )

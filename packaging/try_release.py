@@ -28,8 +28,8 @@ MIB = 1 << 20
 
 # What each kind of user installs: wheels, with extras.
 ENVIRONMENTS = {
-    "client": ("djinn", "djinn_native", "djinn_tcp"),
-    "client-http": ("djinn", "djinn_native", "djinn_tcp", "djinn_http"),
+    "client": ("djinn", "djinn_native", "djinn_tcp", "djinn_commands"),
+    "client-http": ("djinn", "djinn_native", "djinn_tcp", "djinn_commands", "djinn_http"),
     "server": ("djinn", "djinn_server", "djinn_tcp"),
     "planner": ("djinn", "djinn_tcp", "djinn_costs", "djinn_schedulers"),
     "everything": ("djinn_commands[models]", "*"),
@@ -179,7 +179,7 @@ def bill_of_materials(python: Path, to: Path) -> None:
 
 def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
     """How `pipx install` and `uv tool install` from the wheels ended; a tool that is not there is not tried."""
-    djinn, native, tcp = wheels(release, ("djinn", "djinn_native", "djinn_tcp"))
+    djinn, *others = wheels(release, ("djinn", "djinn_native", "djinn_tcp", "djinn_commands"))
     (folder / "torch.txt").write_text(torch + "\n")
     own = {
         "PIPX_HOME": str(folder / "pipx"),
@@ -197,7 +197,7 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
                 "--python",
                 sys.executable,
                 "--pip-args",  # with the packages that it requires: pipx takes one, and pip would look for the others in an index
-                shlex.join(["--constraint", str(folder / "torch.txt"), native, tcp]),
+                shlex.join(["--constraint", str(folder / "torch.txt"), *others]),
                 djinn,
             ],
             [folder / "bin" / "djinn", "doctor"],
@@ -210,12 +210,7 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
                 "--python",
                 sys.executable,
                 *links,
-                "--with",
-                torch,
-                "--with",
-                native,
-                "--with",
-                tcp,
+                *(word for one in (torch, *others) for word in ("--with", one)),
                 djinn,
             ],
             [folder / "uv-bin" / "djinn", "doctor"],

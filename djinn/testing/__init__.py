@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from djinn.testing.authenticators import AuthenticatorConformance, wrong_credentials
     from djinn.testing.builders import ProgramBuilder
     from djinn.testing.certificates import self_signed_tls
+    from djinn.testing.channels import ChannelConformance
     from djinn.testing.commands import CommandConformance
     from djinn.testing.comparing import compare_results
     from djinn.testing.compilers import CompilerConformance
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from djinn.testing.executor_states import ExecutorStateMachine, run_executor_states
     from djinn.testing.executors import ExecutorConformance
     from djinn.testing.integrations import IntegrationConformance
+    from djinn.testing.interception import InterceptionConformance
     from djinn.testing.memory_policies import MemoryPolicyConformance, sample_evictions
     from djinn.testing.observers import ObserverConformance
+    from djinn.testing.op_handlers import OpHandlerConformance
     from djinn.testing.operations_pages import OperationsPagesConformance
     from djinn.testing.optimizations import OptimizationConformance
     from djinn.testing.patterns import PatternConformance
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from djinn.testing.registration import PluginConformance
     from djinn.testing.renderers import RendererConformance
     from djinn.testing.replaying import random_graph, random_inputs, replay, replay_schedule
+    from djinn.testing.routers import RouterConformance
     from djinn.testing.samples import sample_graphs
     from djinn.testing.schedulers import SchedulerConformance
     from djinn.testing.session import (
@@ -49,20 +53,25 @@ if TYPE_CHECKING:
     from djinn.testing.transports_stateful import TransportStateMachine, run_transport_states
     from djinn.testing.weight_formats import WeightFormatConformance
     from djinn.testing.weight_sources import SAMPLE_FILE, WeightSourceConformance, open_permitted
+    from djinn_fakegpu.process import FakeGpuProcess
 
 __all__ = [
     "SAMPLE_FILE",
     "AssignmentPolicyConformance",
     "AuthenticatorConformance",
+    "ChannelConformance",
     "CommandConformance",
     "CompilerConformance",
     "CostModelConformance",
     "DeviceConformance",
     "ExecutorConformance",
     "ExecutorStateMachine",
+    "FakeGpuProcess",
     "IntegrationConformance",
+    "InterceptionConformance",
     "MemoryPolicyConformance",
     "ObserverConformance",
+    "OpHandlerConformance",
     "OperationsPagesConformance",
     "OptimizationConformance",
     "PatternConformance",
@@ -70,6 +79,7 @@ __all__ = [
     "PluginConformance",
     "ProgramBuilder",
     "RendererConformance",
+    "RouterConformance",
     "SchedulerConformance",
     "TlsTransportConformance",
     "TransportConformance",
@@ -110,6 +120,7 @@ _PLACES = {
     "djinn.testing.authenticators": "AuthenticatorConformance wrong_credentials",
     "djinn.testing.builders": "ProgramBuilder",
     "djinn.testing.certificates": "self_signed_tls",
+    "djinn.testing.channels": "ChannelConformance",
     "djinn.testing.commands": "CommandConformance",
     "djinn.testing.comparing": "compare_results",
     "djinn.testing.compilers": "CompilerConformance",
@@ -117,10 +128,12 @@ _PLACES = {
     "djinn.testing.cost_models": "CostModelConformance",
     "djinn.testing.devices": "DeviceConformance",
     "djinn.testing.integrations": "IntegrationConformance",
+    "djinn.testing.interception": "InterceptionConformance",
     "djinn.testing.executor_states": "ExecutorStateMachine run_executor_states",
     "djinn.testing.executors": "ExecutorConformance",
     "djinn.testing.memory_policies": "MemoryPolicyConformance sample_evictions",
     "djinn.testing.observers": "ObserverConformance",
+    "djinn.testing.op_handlers": "OpHandlerConformance",
     "djinn.testing.operations_pages": "OperationsPagesConformance",
     "djinn.testing.optimizations": "OptimizationConformance",
     "djinn.testing.patterns": "PatternConformance",
@@ -130,14 +143,16 @@ _PLACES = {
     "djinn.testing.renderers": "RendererConformance",
     "djinn.testing.replaying": "random_graph random_inputs replay replay_schedule",
     "djinn.testing.samples": "sample_graphs",
+    "djinn.testing.routers": "RouterConformance",
     "djinn.testing.schedulers": "SchedulerConformance",
     "djinn.testing.session": "break_connection executor_figures executor_processes kill_executor open_connections open_session plans_made session_name unsent_instructions",
     "djinn.testing.tls_transports": "TlsTransportConformance",
     "djinn.testing.transports": "TransportConformance",
     "djinn.testing.transports_stateful": "TransportStateMachine run_transport_states",
     "djinn.testing.weight_formats": "WeightFormatConformance",
+    "djinn_fakegpu.process": "FakeGpuProcess",
     "djinn.testing.weight_sources": "SAMPLE_FILE WeightSourceConformance open_permitted",
 }
 
 if not TYPE_CHECKING:
-    __getattr__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = importing(__name__, _PLACES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -11,7 +12,6 @@ import torch
 from djinn.testing.contexts import optimization_context
 from djinn.testing.replaying import replay
 from djinn_client.interception.recording.substitute import rewrite
-from djinn_client.runtime.captured import Captured
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.handles import storage_of
@@ -22,6 +22,8 @@ from djinn_core.planning.substituting import persistent_weights
 
 Tensors = Mapping[int, torch.Tensor]
 _NAMED = 4  # nodes that a message names
+if TYPE_CHECKING:
+    from djinn_profiler.captured import Captured
 
 
 def compare_results(
@@ -52,10 +54,10 @@ def compare_results(
         AssertionError: a result differs; the message names its op.
         InvalidStage: the rewrite is illegal, or a substitution cannot be recorded.
     """
-    graph = program.graph if isinstance(program, Captured) else program
+    graph = program if isinstance(program, ProgramGraph) else program.graph
     if context is None:
         context = optimization_context(graph)
-        if isinstance(program, Captured):
+        if not isinstance(program, ProgramGraph):
             context = attrs.evolve(context, profile=program.profile)
     result = optimization.optimize(context)
     check_rewrite(graph, context.plan, result.rewrite, context.kept, optimization.name)

@@ -23,7 +23,7 @@ from hypothesis.strategies import booleans, sampled_from
 from djinn.testing.executors import dial_executor, expect_end
 from djinn.testing.processes import executor_process
 from djinn.testing.suite import SECONDS, outcome, start
-from djinn_client.runtime.connecting.dialling import attach
+from djinn_client.runtime.connecting.handshake import attach
 from djinn_core.errors import AccessRefused, StartupError, TransportError
 from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.hookspecs.transports import Connection, Frame

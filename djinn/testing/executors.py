@@ -12,7 +12,7 @@ import pytest
 
 from djinn.testing.processes import executor_process
 from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
-from djinn_client.runtime.connecting.dialling import ask, attach
+from djinn_client.runtime.connecting.handshake import ask, attach
 from djinn_core.errors import AccessRefused, StartupError
 from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.hookspecs.transports import Connection, Frame, Limits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -12,12 +13,14 @@ from djinn.testing.contexts import optimization_context, placement_context, spre
 from djinn.testing.programs import sample_programs
 from djinn.testing.replaying import replay
 from djinn.testing.suite import OnGraphs, missing, require_protocol
-from djinn_client.runtime.captured import Captured
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.planning.stages.verify_rewrite import check_rewrite
 from djinn_core.planning.stages.verify_substitution import check_substitutions
+
+if TYPE_CHECKING:
+    from djinn_profiler.captured import Captured
 
 
 class OptimizationConformance(OnGraphs):
@@ -37,6 +40,13 @@ class OptimizationConformance(OnGraphs):
         """It has every member, and does not wait for itself."""
         require_protocol(optimization, "optimizations")
         assert optimization.name not in optimization.before | optimization.after, "it waits for itself"
+
+    def test_it_says_whether_it_wants_a_program(
+        self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]
+    ) -> None:
+        """It answers for programs of any ops with True or False."""
+        for ops in (frozenset[str](), *(frozenset(node.op for node in graph.nodes) for graph in graphs.values())):
+            assert isinstance(optimization.wants(ops), bool), f"{optimization.name}: wants() returned no bool"
 
     def test_it_changes_no_result(self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]) -> None:
         """Its rewrites are legal: nothing observable differs."""

@@ -10,7 +10,7 @@ import pytest
 from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.ir.graph import Graph, Node, ProgramGraph
-from djinn_core.ir.profile import Nodes, PatternMatch
+from djinn_core.ir.profile import PatternMatch
 from djinn_core.planning.stages.verify import check_match
 
 
@@ -44,10 +44,6 @@ class PatternConformance(OnGraphs):
                 assert match.reason, f"{name}: a match without a reason"
                 operations = {graph.nodes[node].operation for node in match.nodes}
                 assert operations & pattern.operations, f"{name}: a match without any of {sorted(pattern.operations)}"
-                plain = list(_plain_nodes(match.hints, set(match.nodes)))
-                assert not plain, (
-                    f"{name}: ids of nodes in hints are `Nodes`, which pieces of a program renumber: {plain}"
-                )
 
     def test_it_depends_on_nothing_but_the_graph(self, pattern: Pattern, graphs: Mapping[str, ProgramGraph]) -> None:
         """Asked twice it says the same, and the graph is as before."""
@@ -67,20 +63,6 @@ class PatternConformance(OnGraphs):
         """At least one match in each graph of `recognised`."""
         for name, graph in recognised.items():
             assert _matches(pattern, graph), f"it does not recognise {name!r}"
-
-
-def _plain_nodes(facts: Any, nodes: set[int]) -> Iterator[Any]:
-    """Values that look like ordered ids of a match's nodes, and are no `Nodes`."""
-    if isinstance(facts, Mapping):
-        facts = list(facts.values())
-    if not isinstance(facts, list | tuple) or isinstance(facts, Nodes):
-        return
-    if len(facts) > 1 and all(isinstance(fact, int) for fact in facts):
-        if nodes.issuperset(facts) and list(facts) == sorted(set(facts)):
-            yield facts
-        return
-    for fact in facts:
-        yield from _plain_nodes(fact, nodes)
 
 
 def _matches(pattern: Pattern, graph: Graph) -> list[PatternMatch]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 
 import attrs
 import pytest
 
+from djinn.testing.builders import ProgramBuilder
 from djinn.testing.contexts import placement_context
+from djinn.testing.samples import attention_in_parts, perceptron
 from djinn.testing.suite import OnGraphs, missing, require_protocol
-from djinn_core.hookspecs.placement_policies import PlacementPolicy
+from djinn_core.errors import DoesNotFit
+from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
+from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.planning.stages.verify import check_placement
 
 
@@ -37,12 +43,70 @@ class PlacementPolicyConformance(OnGraphs):
             check_placement(context, placement, f"{policy.name} on {name}")
             assert policy.place(context) == placement, f"{name}: two results"
 
-    def test_it_copes_with_inputs_that_live_somewhere(
-        self, policy: PlacementPolicy, graphs: Mapping[str, ProgramGraph]
+    @pytest.mark.parametrize("situation", ["last", "mixed", "unequal", "unknown", "nothing free", "limits"])
+    def test_it_copes_with(self, policy: PlacementPolicy, graphs: Mapping[str, ProgramGraph], situation: str) -> None:
+        """Inputs that live somewhere, and devices of other sizes, without figures, full, or with a limit. `DoesNotFit` is no failure."""
+        for name, graph in (*graphs.items(), ("writes of a list", list_write())):
+            context = _situations(placement_context(graph, devices=2))[situation]
+            with contextlib.suppress(DoesNotFit):
+                check_placement(context, policy.place(context), f"{policy.name} on {name} ({situation})")
+
+    @pytest.mark.parametrize("devices", [2, 3])
+    def test_it_reads_what_stands_for_a_value(self, policy: PlacementPolicy, devices: int) -> None:
+        """A node was dropped, and another value stands for its result (`plan.replace`)."""
+        builder = ProgramBuilder()
+        x, y = builder.input(8, 8), builder.input(8, 8)
+        kept, dropped = (builder.op("aten::relu", x, shape=(8, 8)) for _ in range(2))
+        builder.op("aten::mm", dropped, y, shape=(8, 8))
+        context = placement_context(builder.graph(), devices)
+        context = attrs.evolve(context, plan=OptimizationPlan((0, 2), {dropped: kept}))
+        check_placement(context, policy.place(context), policy.name)
+
+    @pytest.mark.parametrize(
+        "make", [perceptron, lambda length: attention_in_parts(length=length)], ids=["batch", "length"]
+    )
+    def test_it_tolerates_growth_if_it_says_so(
+        self, policy: PlacementPolicy, make: Callable[[int], ProgramGraph]
     ) -> None:
-        """All inputs on the last of two devices."""
-        for name, graph in graphs.items():
-            context = placement_context(graph, devices=2)
-            last = context.topology.devices[-1].id
-            placed = attrs.evolve(context, resident=dict.fromkeys(graph.inputs, last))
-            check_placement(placed, policy.place(placed), f"{policy.name} on {name}")
+        """Programs whose sizes differ by a factor of 64 are placed alike."""
+        if not policy.tolerates_growth:
+            return
+        short, long = (_devices(policy, placement_context(make(size), devices=2)) for size in (8, 512))
+        assert short == long, "it has tolerates_growth, but decides otherwise for larger sizes"
+
+
+def list_write() -> ProgramGraph:
+    """A step on two weights by one op, which writes both."""
+    builder = ProgramBuilder()
+    weights, gradients = ([builder.input(8, 8) for _ in range(2)] for _ in range(2))
+    builder.inplace("aten::_foreach_add_.List", *weights, *gradients)
+    call = builder.calls[-1]
+    builder.calls[-1] = attrs.evolve(call, writes=(0, 1), results=(None,), aliases=(-1,), inplace=(-1,))
+    return builder.graph()
+
+
+def _situations(context: PlacementContext) -> Mapping[str, PlacementContext]:
+    """A context over two devices, changed."""
+    first, last = context.topology.devices
+    inputs = context.graph.inputs
+
+    def with_devices(*devices: DeviceCapabilities) -> PlacementContext:
+        return attrs.evolve(context, topology=attrs.evolve(context.topology, devices=devices))
+
+    in_turn = {value: (first, last)[number % 2].id for number, value in enumerate(inputs)}
+    return {
+        "last": attrs.evolve(context, resident=dict.fromkeys(inputs, last.id)),
+        "mixed": attrs.evolve(context, resident=in_turn),
+        "unequal": with_devices(first, attrs.evolve(last, memory=1 << 20, memory_free=1 << 16)),
+        "unknown": with_devices(*(attrs.evolve(d, memory=0, memory_free=None) for d in (first, last))),
+        "nothing free": with_devices(*(attrs.evolve(d, memory_free=0) for d in (first, last))),
+        "limits": attrs.evolve(context, memory_limits={first.id: 1}),
+    }
+
+
+def _devices(policy: PlacementPolicy, context: PlacementContext) -> list[str]:
+    """Devices of nodes, then of values, in program order."""
+    placement, graph = policy.place(context), context.graph
+    nodes = {decision.node: decision.device for decision in placement.decisions}
+    values = [*graph.inputs, *(value for node in graph.nodes for value in node.outputs)]
+    return [*(nodes[node] for node in context.plan.nodes), *(placement.values[value] for value in values)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from djinn_client.runtime.captured import Captured, capture
+from djinn_profiler.captured import Captured, capture
 
 
 def sample_programs() -> Mapping[str, Captured]:

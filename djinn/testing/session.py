@@ -12,43 +12,46 @@ from collections.abc import Mapping
 from djinn.testing.processes import executor_process
 from djinn_client.interception.recording.recorder import current
 from djinn_client.runtime import client
-from djinn_client.runtime.client_session import ClientSession
-from djinn_client.runtime.connecting.open_session import OpenSession
+from djinn_client.runtime.connecting.open import OpenSession
+from djinn_client.runtime.context import context
+from djinn_client.runtime.session import Session
 from djinn_core.errors import DjinnError
+from djinn_core.hookspecs.channels import WrappedChannel
 from djinn_core.protocol.delivery.reliable_connection import ReliableConnection
+from djinn_core.wire.messages import StatsReply, StatsRequest
 
 session_name = client.session_name
 
 
-def open_session() -> ClientSession:
+def open_session() -> Session:
     """The open session itself. Its methods are those of this version.
 
     Raises:
         DjinnError: no session is open.
     """
-    if client.context.session is None:
+    if context.session is None:
         raise DjinnError("no session is open: djinn.init() or the first use of the device begins one")
-    return client.context.session
+    return context.session
 
 
 def open_connections() -> tuple[OpenSession, ...]:
     """Connections of the open session, one an executor, each with its `url` and what the executor said of itself."""
-    return client.context.opened
+    return context.opened
 
 
 def executor_figures(device: int = 0) -> Mapping[str, int]:
     """Counts of the executor: `values` that the session holds, `memory_...` and others; asking takes a round trip."""
-    return open_session().figures(device=device)
+    return open_session().router.ask(StatsRequest(), StatsReply, device).values
 
 
 def executor_processes() -> tuple[int, ...]:
     """Process numbers of the executors, each on its machine and in its PID namespace."""
-    return tuple(opened.process for opened in client.context.opened)
+    return tuple(opened.process for opened in context.opened)
 
 
 def plans_made() -> int:
     """Number of plans that were made, since the counters were reset."""
-    return client.context.stats.plans_made
+    return context.stats.plans_made
 
 
 def unsent_instructions() -> int:
@@ -62,9 +65,11 @@ def break_connection(number: int = 0) -> None:
     Raises:
         DjinnError: there is no such connection, or it is one that a session does not outlive.
     """
-    if number >= len(client.context.opened):
-        raise DjinnError(f"the session has no connection {number}; there are {len(client.context.opened)}")
-    channel = client.context.opened[number].connection
+    if number >= len(context.opened):
+        raise DjinnError(f"the session has no connection {number}; there are {len(context.opened)}")
+    channel = context.opened[number].connection
+    while isinstance(channel, WrappedChannel):
+        channel = channel._inner  # noqa: SLF001 - wrappers do not show what they wrap
     if not isinstance(channel, ReliableConnection):
         raise DjinnError("the connection to an executor of the program's own does not break: its session ends with it")
     channel._inner.close()  # noqa: SLF001 - the only part of it that a network breaks

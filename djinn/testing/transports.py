@@ -92,7 +92,8 @@ def eventually(condition: Callable[[], bool]) -> bool:
 class TransportConformance(Ending):
     """Subclass it and give the fixtures `transport` and `listen_url`, a URL at which any number of listeners can listen.
 
-    Override `wire` to return False if connections are not made over ordinary sockets; two tests are skipped then.
+    If connections do not run over TCP or Unix sockets that the URL names, have the fixture `wire` return False. It skips the tests
+    that need a relay or a foreign client, and `test_calls_in_any_order` breaks no connections.
     """
 
     # Runs of `test_calls_in_any_order`, each of up to 30 calls. Set it higher to look further.
@@ -107,12 +108,12 @@ class TransportConformance(Ending):
 
     @pytest.fixture
     def listen_url(self) -> str:
-        """URL to listen at, such as `tcp://127.0.0.1:0`."""
+        """URL to listen at, such as `tcp://127.0.0.1:0`. Each listener at it needs an address of its own, as with port 0."""
         return missing(self, "listen_url", "a URL to listen at")  # type: ignore[return-value]
 
     @pytest.fixture
     def wire(self) -> bool:
-        """True if a plain socket can connect to the address in a URL, for tests that act as a foreign client or a relay."""
+        """True if a plain socket can connect to the listener's URL: over TCP to `SCHEME://HOST:PORT`, or to the Unix socket `SCHEME:///PATH`."""
         return True
 
     @pytest.fixture

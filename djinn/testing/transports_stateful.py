@@ -356,7 +356,7 @@ def run_transport_states(
     Args:
         transport: the transport to try.
         listen_url: a URL at which any number of listeners can listen, such as `tcp://127.0.0.1:0`.
-        wire: a plain socket can connect to the address in a URL, so that a relay can stand in between and hang up.
+        wire: as the fixture of `TransportConformance`. A relay can stand in between and hang up.
         descriptors: the transport returns all descriptors of this process. False for a transport that keeps some of its own.
         examples: number of runs.
         steps: calls of a run, at most.

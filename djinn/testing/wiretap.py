@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from djinn_core.system.tcp import unix_socket
 
@@ -16,12 +17,12 @@ _NEVER = 1 << 62
 
 
 def dial(url: str, timeout: float = 60.0) -> socket.socket:
-    """A plain socket connected to where `url` listens: a path (scheme `unix`) or host and port (any other)."""
+    """Return a plain socket, connected to the Unix socket of a URL `SCHEME:///PATH`, or to the TCP port of a URL with a host."""
     parts = urlsplit(url)
-    if parts.scheme == "unix":
+    if not parts.netloc:
         sock = unix_socket()
         sock.settimeout(timeout)
-        sock.connect(parts.path)
+        sock.connect(unquote(parts.path))
         return sock
     return socket.create_connection((parts.hostname, parts.port or 0), timeout)
 
@@ -39,7 +40,7 @@ class CountingRelay:
 
         Args:
             target: the server's URL.
-            directory: holds the relay's own socket where the target is one of scheme `unix`.
+            directory: holds the relay's own socket if the target has a path and no host.
             pause_bytes: after each `pause_bytes` bytes in one direction, a connection stops until `resume`.
         """
         self._pause_bytes = pause_bytes
@@ -51,16 +52,16 @@ class CountingRelay:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         parts = urlsplit(target)
-        if parts.scheme == "unix":
+        if not parts.netloc:
             path = directory / "relay.sock"
             self._listener = unix_socket()
             self._listener.bind(str(path))
             self._listener.listen()
-            self.url = f"unix://{path}"
+            self.url = f"{parts.scheme}://{quote(str(path))}"
         else:
             self._listener = socket.create_server(("127.0.0.1", 0))
             self.url = parts._replace(netloc=f"127.0.0.1:{self._listener.getsockname()[1]}").geturl()
-        self._start(self._accept)
+        self._accepting = self._start(self._accept)
 
     def resume(self) -> None:
         """Let go on what pauses now; what pauses later waits for another call."""
@@ -74,31 +75,34 @@ class CountingRelay:
     def __exit__(self, *_: object) -> None:
         self._pause_bytes = _NEVER
         self.resume()
-        with self._lock:
-            sockets = [self._listener, *self._sockets]
-        for sock in sockets:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(10)  # from here on there are no further sockets
+        for sock in self._sockets:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(10)
-        for sock in sockets:
+        for sock in [self._listener, *self._sockets]:
             sock.close()
 
     @property
     def _threads(self) -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == f"relay {self.url}"]
 
-    def _start(self, run: object, *arguments: object) -> None:
-        threading.Thread(target=run, args=arguments, name=f"relay {self.url}", daemon=True).start()  # type: ignore[arg-type]
+    def _start(self, run: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=run, args=arguments, name=f"relay {self.url}", daemon=True)
+        thread.start()
+        return thread
 
     def _accept(self) -> None:
         with suppress(OSError):  # the listener was shut down
             while True:
                 client, _ = self._listener.accept()
+                self._sockets.append(client)  # closed at the end, also where the server cannot be reached
                 server = dial(self._target)
                 server.settimeout(None)
-                with self._lock:
-                    self._sockets += [client, server]
+                self._sockets.append(server)
                 self._start(self._pass_on, client, server, True)
                 self._start(self._pass_on, server, client, False)
 

@@ -1,23 +1,30 @@
-"""Non-blocking fetch: request tensors now, wait for their elements later."""
+"""Non-blocking fetch: request tensors now, wait for their elements later, or have a function called with them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import attrs
 import torch
 
 from djinn_client import torch_dispatch
+from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_client.interception.recording.recorder import current
-from djinn_client.interception.runtime_interface import Runtime, port
+from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.sync import fetch
-from djinn_client.interception.tensors.chunked_fetch import PART_BYTES
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
-from djinn_client.stack_room import require_stack_room
-from djinn_core.system.interrupts import interrupt_mask
+from djinn_client.interception.tensors.partial_fetch import PART_BYTES
+from djinn_core.errors import DjinnError
+from djinn_core.logs import get_logger
+from djinn_core.sink import Ticket
+from djinn_core.system.interrupts import interrupt_mask, require_stack_room
 
 Tensors = tuple[torch.Tensor, ...]
+Use = Callable[[Sequence[torch.Tensor]], None]
+
+_log = get_logger("djinn.interception")
 
 
 class Pending:
@@ -28,8 +35,8 @@ class Pending:
             difference of two such figures is the time spent between the replies.
     """
 
-    def __init__(self, asked: tuple[Runtime, int] | None, tensors: Tensors | None = None) -> None:
-        """`asked`: the session and the number of its submission that wants them; None if `tensors` are here."""
+    def __init__(self, asked: Ticket | None, tensors: Tensors | None = None) -> None:
+        """`asked`: the submission that wants them; None if `tensors` are here."""
         self._asked = asked
         self._open = asked is not None
         self._tensors = tensors
@@ -39,7 +46,7 @@ class Pending:
 
     def done(self) -> bool:
         """True if `result` returns or raises at once. Reads replies that have arrived, and does not block."""
-        return self._asked is None or not self._open or self._asked[0].has_come(self._asked[1])
+        return self._asked is None or not self._open or port.sink.is_there(self._asked)
 
     def result(self) -> Tensors:
         """The elements, as CPU tensors; waits until they are here. The same tensors each time.
@@ -49,22 +56,22 @@ class Pending:
         """
         with self._taking:
             if self._asked is not None and self._open:
-                self._take(*self._asked)
+                self._take(self._asked)
         if self._error is not None:
             raise self._error
         assert self._tensors is not None
         return self._tensors
 
-    def _take(self, runtime: Runtime, number: int) -> None:
+    def _take(self, ticket: Ticket) -> None:
         current()  # raises in a forked child: the connection is the parent's
         with interrupt_mask:  # what was waited for is not lost
             try:
                 with suppress_at_shutdown:
                     require_stack_room()
-                    reply = runtime.wait(number)
+                    reply = port.sink.wait(ticket)
                 self._tensors, self.server_seconds = reply.tensors, reply.server_seconds
             except KeyboardInterrupt:
-                runtime.interrupted()
+                port.sink.abandon()
                 raise
             except Exception as error:
                 self._error = error
@@ -74,11 +81,11 @@ class Pending:
         """Report errors of ops that this thread recorded after the request only where the program uses their results."""
         current().cut()
         if self._asked is not None:
-            self._asked[0].mark_unobserved(self._asked[1])
+            port.sink.abandon(self._asked, later=True)
 
     def __del__(self) -> None:
         if self._asked is not None and self._open:
-            self._asked[0].discard(self._asked[1])
+            port.sink.abandon(self._asked)
 
 
 @torch_dispatch.without_modes
@@ -107,6 +114,36 @@ def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
     return Pending(recorder.ask_later(tuple([t.remote.handle for t in tensors]), nbytes))
 
 
+@attrs.frozen
+class _FetchedCall:
+    """A call that waits for its arguments."""
+
+    pending: Pending
+    use: Use
+
+    def done(self) -> bool:
+        """As `PendingCopy.done`."""
+        return self.pending.done()
+
+    def land(self, strict: bool) -> None:
+        """Make the call, unless the values could not be computed."""
+        del strict
+        try:
+            self.use(self.pending.result())
+        except DjinnError as error:  # the program's own use of the values raises it
+            _log.debug("values could not be looked at", reason=str(error))
+
+
+def call_when_fetched(tensors: Sequence[LazyTensor], use: Use) -> None:
+    """Call `use` with the elements of `tensors` after they have arrived: at a later sync point, or never.
+
+    `use` may look and warn. It runs in the middle of another op, so it must not use the device, and what it raises is raised there.
+    """
+    device_state.pending_copies.append(_FetchedCall(fetch_later(tensors), use))
+    device_state.land_copies()
+
+
 def round_trip_seconds() -> float | None:
     """Network round trip to the executor in seconds, without the executor's own time; None if it is not known yet."""
-    return port.runtime().round_trip_seconds
+    port.sink.open()
+    return port.round_trip_seconds()

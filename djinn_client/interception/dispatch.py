@@ -6,41 +6,35 @@ program. A call that the memo knows costs no shape inference, no analysis and no
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from djinn_client.interception.bounded_memo import make_room
 from djinn_client.interception.device.device_state import Handler, device_state
+from djinn_client.interception.device.indexes import check_one_index, index_of_call, leaves_index_open
+from djinn_client.interception.device.numeric_settings import as_floats
 from djinn_client.interception.native.calls import forget as forget_in_native
+from djinn_client.interception.native.generators import bound_state
 from djinn_client.interception.native.generators import operand as operand_of
 from djinn_client.interception.ops.composite import is_taken_apart, take_apart
 from djinn_client.interception.ops.cpu_operands import CpuOperand, in_lists_of_numbers, upload_operands
-from djinn_client.interception.ops.default_dtype import as_floats
-from djinn_client.interception.ops.own_calls import own_call
-from djinn_client.interception.recording.append import append, own_value
+from djinn_client.interception.recording.append import append, own_call, own_value
 from djinn_client.interception.recording.append import remember as remember_in_native
 from djinn_client.interception.recording.recorder import current
-from djinn_client.interception.remote_infer import ask_executor
-from djinn_client.interception.runtime_interface import Around, port
-from djinn_client.interception.shape_inference.argument_checks import check_extent, warns_each_time
-from djinn_client.interception.shape_inference.device_indexes import check_one_index, index_of_call, leaves_index_open
-from djinn_client.interception.shape_inference.float_arg_cache import infers_for_any_float, without_floats
+from djinn_client.interception.remote_infer import ask_executor, settle
+from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.shape_inference.foreach_infer import (
     infer_by_element,
     is_over_lists,
     is_refused_for_elements,
 )
 from djinn_client.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
-from djinn_client.interception.shape_inference.inference_cache import inference_cache
+from djinn_client.interception.shape_inference.inference_cache import inference_cache, make_room
 from djinn_client.interception.shape_inference.message_limits import check_given, check_made
-from djinn_client.interception.shape_inference.meta_fallback import settle
 from djinn_client.interception.shape_inference.meta_infer import (
     MetaKernelRefused,
     UnknownResult,
@@ -52,9 +46,13 @@ from djinn_client.interception.shape_inference.meta_infer import (
     written_tensors,
 )
 from djinn_client.interception.shape_inference.meta_overrides import KERNEL_DECIDES, WITH_STATISTICS, is_random
-from djinn_client.interception.shape_inference.scalar_ranges import takes_any_float
+from djinn_client.interception.shape_inference.scalar_ranges import (
+    infers_for_any_float,
+    takes_any_float,
+    without_floats,
+)
+from djinn_client.interception.shape_inference.trials import warns_each_time
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
-from djinn_client.interception.tensors.parts_tensor import holds_parts
 from djinn_client.torch_dispatch import CGenerator, class_of_script_object
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
@@ -71,12 +69,15 @@ _SHORT: Final = 64  # elements of lists whose lengths have objects of their own 
 _LENGTHS: Final = tuple(object() for _ in range(_SHORT))
 
 
-def handles(*funcs: Any) -> Callable[[Handler], Handler]:
-    """Decorator: the function handles these overloads in place of `record`."""
+def handles(*funcs: Any, repeats: bool = False) -> Callable[[Handler], Handler]:
+    """Decorator: the function handles these overloads in place of `record`. `repeats`: C++ may repeat calls that it recorded."""
 
     def register(handler: Handler) -> Handler:
         for func in funcs:
-            _handlers[id(func)] = handler
+            if repeats:
+                device_state.repeated.add(id(func))
+            if _handlers.setdefault(id(func), handler) is not handler:
+                raise AssertionError(f"{func} has a handler")
         return handler
 
     return register
@@ -85,27 +86,6 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Have an op handled by its handler, if it has one, or recorded."""
     return _handlers.get(id(func), record)(func, args, kwargs)
-
-
-def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None]]) -> Around:
-    """As `Port.around`: gives the moments at which each call began and ended, and its op, to what `taker` returns for a thread."""
-    clock, takers = perf_counter, _ThreadTaker()
-
-    def timed(handler: Handler, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        take = takers.take
-        if take is None:
-            take = takers.take = taker()
-        begun = clock()
-        try:
-            return handler(func, args, kwargs)
-        finally:
-            take((begun, clock(), func))
-
-    return timed
-
-
-class _ThreadTaker(threading.local):
-    take: Callable[[tuple[float, float, Any]], None] | None = None
 
 
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,10 +123,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if holds_parts((*args, *kwargs.values())):
-        return port.dispatch_layout(func, args, kwargs)
     if is_taken_apart(func):
-        return handles(func)(take_apart)(func, args, kwargs)
+        return _take_apart_always(func, args, kwargs)
     if (mode := _fake_mode_of(args, kwargs)) is not None:
         return _run_as_fake(mode, func, args, kwargs)
     if (numbers := in_lists_of_numbers(func, args)) is not None:
@@ -155,6 +133,11 @@ def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return take_apart(func, args, kwargs)  # one call per element: `copy_` accepts a source on the CPU
     args, kwargs = upload_operands(func, args, kwargs)
     return record(func, args, kwargs)
+
+
+def _take_apart_always(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    _handlers[id(func)] = take_apart
+    return take_apart(func, args, kwargs)
 
 
 def _fake_mode_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensorMode | None:
@@ -178,12 +161,13 @@ def _record_unknown(
     call: Call | None = None
     if has_formula(func):
         slots = slots_of(args, kwargs)
-        call = infer_by_formula(args, kwargs, key, operands, slots)
+        call = infer_by_formula(func, args, kwargs, key, slots)
         if call is not None:
             check_given(func, (), operands, slots)
-            return _record_inferred(call, func, args, key, operands, slots)
+            _remember_call(func, args, key, call)
+            return append(call, operands, slots)
     if is_taken_apart(func):
-        return handles(func)(take_apart)(func, args, kwargs)
+        return _take_apart_always(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
         return make_elsewhere(func, args, kwargs)
     if not port.is_open():
@@ -192,7 +176,7 @@ def _record_unknown(
     check_given(func, (*args, *kwargs.values()), operands, slots)
     check_one_index(func, operands)
     if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
-        return port.fallback.compute(func, args, kwargs)
+        return port.fallback.run(func, args, kwargs)
     if is_refused_for_elements(func, args, kwargs, operands, slots):
         return take_apart(func, args, kwargs)
     refused: MetaKernelRefused | None = None
@@ -214,13 +198,12 @@ def _record_unknown(
         return settle(refused, func, args, kwargs, operands, slots)
     if call is None:
         return _ask(func, args, kwargs, key, operands, slots)
-    port.ops_inferred += 1
+    inference_cache.inferred += 1
     floats = as_floats(func, args, call)
     if floats is not None:
         return record(func, floats, kwargs)
     check_made(func, call)
     if _changes_nothing(func, call):
-        learn(func, args, kwargs, key, call, numbers_in_tensors=False)
         _remember(tuple(key), None)
         remember_in_native(func, args, None, False)
         return _again(operands[0])
@@ -231,9 +214,9 @@ def _record_unknown(
     warns = _resizes_out(func, call) or warns_each_time(func, args, (m.dtype for m in call.results if m is not None))
     if warns or leaves_index_open(kwargs):
         return append(call, operands, slots)
-    numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
-    learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)
-    if not numbers_in_tensors:
+    if has_formula(func):
+        learn(key, call)
+    if not _holds_numbers_in_tensors((args, *kwargs.values())):
         call = call.with_slots(slots)
     _remember_call(func, args, key, call)
     return append(call, operands, slots)
@@ -246,22 +229,10 @@ def _resizes_out(func: Any, call: Call) -> bool:
     return resized and any(argument.is_out for argument in schema_of(func).arguments)
 
 
-def _record_inferred(
-    call: Call, func: Any, args: tuple[Any, ...], key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]
-) -> Any:
-    """Record a call of new sizes whose results a formula computed."""
-    if call.aliases == (0,) and call.results[0] is call.operands[0] and _changes_nothing(func, call):
-        _remember(tuple(key), None)
-        remember_in_native(func, args, None, False)
-        return _again(operands[0])
-    _remember_call(func, args, key, call)
-    return append(call, operands, slots)
-
-
 def _remember_call(func: Any, args: tuple[Any, ...], key: list[Any], call: Call) -> None:
     _remember(tuple(key), call)
-    any_float = float in key and infers_for_any_float(func) and takes_any_float(func, call)
-    if any_float:
+    any_float = infers_for_any_float(func) and takes_any_float(func, call)
+    if any_float and float in key:
         _remember(without_floats(key), call.with_slots(None))
     remember_in_native(func, args, call, any_float)
 
@@ -297,7 +268,7 @@ def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> An
 @contextmanager
 def _own_random_state(index: int) -> Iterator[None]:
     """Have ops recorded inside the block use an index's random state in the place of the session's."""
-    state = port.bound_state(index)
+    state = bound_state(index)
     exchange = own_call(EXCHANGE_RANDOM_STATE, (state.remote.meta,), makes=False, writes=(0,))
     append(exchange, [state], ())
     try:
@@ -439,9 +410,28 @@ def _again(tensor: LazyTensor) -> LazyTensor:
     return wrap(tensor.remote)
 
 
+def _check_extent(
+    tensor: LazyTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> None:
+    """Refuse a view of elements that the storage does not have; recorded calls do not tell how large it is.
+
+    Raises:
+        RuntimeError: as eager PyTorch.
+    """
+    value = tensor.remote
+    offset = value.meta.offset if storage_offset is None else storage_offset
+    itemsize, held = value.meta.dtype.itemsize, value.storage.nbytes
+    reach = (sum((n - 1) * step for n, step in zip(size, stride, strict=False)) + offset + 1) * itemsize
+    if 0 not in size and reach > held:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize {itemsize} "
+            f"requiring a storage size of {reach} are out of bounds for storage of size {held}"
+        )
+
+
 @handles(torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    check_extent(*args, **kwargs)
+    _check_extent(*args, **kwargs)
     return record(func, args, kwargs)
 
 

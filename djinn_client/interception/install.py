@@ -2,56 +2,77 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+from typing import Any
+
 import torch
 
 from djinn_client.interception.device import numeric_settings, processes
-from djinn_client.interception.device.device_module import bound_state, make_module
-from djinn_client.interception.dispatch import record
-from djinn_client.interception.libraries.install import install as adapt_libraries
-from djinn_client.interception.libraries.on_import import call_on_import
+from djinn_client.interception.device.device_module import make_module
+from djinn_client.interception.device.device_state import device_state
+from djinn_client.interception.native.generators import Generator
 from djinn_client.interception.native.install import install_device, register_device_module
-from djinn_client.interception.ops import alerts as _alerts  # noqa: F401 - its handlers
-from djinn_client.interception.ops import canonicalize as _normalise  # noqa: F401 - its handlers
-from djinn_client.interception.ops import collectives, cuda_decompositions, higher_order, layouts
-from djinn_client.interception.ops import evaluation as _evaluation  # noqa: F401 - its handlers
-from djinn_client.interception.ops.backward import guard_engine
-from djinn_client.interception.ops.padding import pad_with_zeros
-from djinn_client.interception.recording.module_calls import follow_modules
-from djinn_client.interception.runtime_interface import port
-from djinn_client.interception.tensors import async_cpu_tensor, batched_fetch, host_values
-from djinn_client.interception.tensors.modules import fetch_modules_together
-from djinn_client.interception.tensors.notebook_tensors import show_in_notebooks
-from djinn_client.torch_dispatch import wrap_engine, wrap_module_apply, wrap_module_call
-from djinn_client.torch_tracing import spare_dtensor, spare_dynamo
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.native.streams import show_names
+from djinn_client.interception.on_import import call_on_import
+from djinn_client.interception.ops import op_handlers, rewrites
+from djinn_client.interception.recording.module_calls import follow_modules, guard_engine
+from djinn_client.interception.sync import tolist
+from djinn_client.interception.tensors import async_cpu_tensor, batched_fetch, lazy_tensor
+from djinn_client.interception.tensors.batched_fetch import fetch_modules_together
+from djinn_client.interception.tensors.printing import print_fetched, show_in_notebooks
+from djinn_client.torch_dispatch import replace_classes, wrap_engine, wrap_module_apply, wrap_module_call
+from djinn_client.torch_tracing import spare_dynamo
+from djinn_core.logs import get_logger
+
+_log = get_logger("djinn.interception")
 
 
 def install() -> None:
     """Make `remote_accelerator` a device of this process; calling it again does nothing."""
-    if port.dispatch_layout is layouts.dispatch_layout:
+    if device_state.copy_later is async_cpu_tensor.copy_later:
         return
-    port.record, port.bound_state = record, bound_state
-    port.dispatch_layout = layouts.dispatch_layout
-    port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
+    device_state.copy_later, device_state.copy_into_later = (
+        async_cpu_tensor.copy_later,
+        async_cpu_tensor.copy_into_later,
+    )
     _register()
-    adapt_libraries()
+    print_fetched()
     show_in_notebooks()
+    call_on_import("torch._inductor.compile_fx", _name_package)
+
+
+def _name_package(_: Any) -> None:
+    """Warn before PyTorch's compiler fails with `KeyError: 'remote_accelerator'`, where no package runs such functions."""
+    if "eager" in entry_points(group="djinn.integrations.torch._dynamo").names:
+        return
+    _log.warning(
+        "torch.compile cannot compile functions with remote tensors. The package in plugins/integrations runs them eagerly, and has the "
+        "backend 'djinn': run `pip install ./plugins/integrations` in a checkout of Djinn's repository"
+    )
+
+
+def rename_to_cuda() -> None:
+    """Make PyTorch's device type `cuda` a name of the remote device, with its guard and its kernels."""
+    ops.cuda_is_remote()
+    lazy_tensor.go_by("cuda")
+    show_names()
+    replace_classes(Generator=Generator)
 
 
 def _register() -> None:
     """Register the device in C++, and what Python adds to it."""
     register_device_module(make_module())
     install_device()
-    layouts.register()
-    cuda_decompositions.register()
-    higher_order.register()
-    collectives.register()
-    torch.Tensor.tolist = host_values.tolist(torch.Tensor.tolist)  # type: ignore[method-assign, assignment]
+    op_handlers.register()
+    rewrites.register()
+    torch.Tensor.tolist = tolist(torch.Tensor.tolist)  # type: ignore[method-assign, assignment]
     batched_fetch.fetch_saved_together()
     wrap_module_apply(fetch_modules_together)
     processes.share_nothing()
+    processes.go_by_name_in_meshes()
     numeric_settings.install()
     wrap_engine(guard_engine)
     wrap_module_call(follow_modules)
-    torch.nn.TransformerEncoder.forward = pad_with_zeros(torch.nn.TransformerEncoder.forward)  # type: ignore[method-assign]
-    spare_dtensor(call_on_import)
+    torch.nn.TransformerEncoder.forward = rewrites.pad_with_zeros(torch.nn.TransformerEncoder.forward)  # type: ignore[method-assign]
     spare_dynamo(call_on_import)

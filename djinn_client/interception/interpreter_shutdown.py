@@ -10,22 +10,24 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
-from djinn_client.interception.runtime_interface import Around, Dispatch, port
+from djinn_client.interception.tap import taps
 from djinn_core.errors import DjinnError
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.system.processes import RUNNING, thread_activity
 
 _PATIENCE = 5.0  # seconds
 _A_TURN = 0.02  # seconds in which every thread has its turn
+_ending: Final = threading.Event()
 _RUNNING_SECONDS = 2.0  # that threads may take that go on, such as those that use no tensor
 
 
 def begin() -> None:
     """The interpreter ends; only the main thread goes on."""
-    port.ending = True
-    port.stand_around(_only_main(port.around))
+    _ending.set()
+    taps.at_shutdown = True
+    taps.update()
 
 
 def settle() -> None:
@@ -53,15 +55,7 @@ def _await_rest(deadline: float) -> None:
 
 def has_begun() -> bool:
     """True if the interpreter is shutting down."""
-    return port.ending
-
-
-def _only_main(around: Around | None) -> Around:
-    def handle_or_stay(handler: Dispatch, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _stay_unless_main()
-        return handler(func, args, kwargs) if around is None else around(handler, func, args, kwargs)
-
-    return handle_or_stay
+    return _ending.is_set()
 
 
 class _SuppressAtShutdown:
@@ -81,13 +75,14 @@ class _SuppressAtShutdown:
 
     def at(self, error: BaseException) -> None:
         """For a block without the context manager, when it is left by `error`: does not return where that is suppressed."""
-        if port.ending and isinstance(error, DjinnError):
-            _stay_unless_main()
+        if _ending.is_set() and isinstance(error, DjinnError):
+            stay_unless_main()
 
 
 suppress_at_shutdown: Final = _SuppressAtShutdown()
 
 
-def _stay_unless_main() -> None:
+def stay_unless_main() -> None:
+    """Return on the main thread; on another thread never."""
     if threading.current_thread() is not threading.main_thread():
         threading.Event().wait()

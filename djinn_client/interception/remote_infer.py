@@ -9,16 +9,33 @@ import attrs
 import msgspec
 import torch
 
-from djinn_client.interception.recording.append import append
-from djinn_client.interception.recording.encode import encode_form
+from djinn_client.interception.recording.append import append, unpredicted_call
+from djinn_client.interception.recording.arguments import encode_form
 from djinn_client.interception.recording.recorder import SyncRequest, current
-from djinn_client.interception.runtime_interface import DescribedValue, SubmissionReply
-from djinn_client.interception.shape_inference.meta_infer import signature_of, written_operands, written_tensors
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.shape_inference.meta_infer import (
+    MetaKernelRefused,
+    written_operands,
+    written_tensors,
+)
+from djinn_client.interception.shape_inference.trials import note_taken
+from djinn_client.interception.shape_inference.write_checks import check_overlap, refuses_overlap
+from djinn_client.interception.tap import Cause, taps, waiting_for
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, change, wrap
 from djinn_client.interception.tensors.storage import Value
-from djinn_core.errors import UnsupportedOperation
+from djinn_core.errors import (
+    DjinnError,
+    RemoteError,
+    RemoteIndexError,
+    RemoteNotImplementedError,
+    RemoteTypeError,
+    RemoteValueError,
+    UnsupportedOperation,
+)
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta, tensor_meta
+from djinn_core.logs import get_logger
+from djinn_core.sink import DescribedValue, SubmissionReply
 from djinn_core.torch_private import schema_of
 
 
@@ -49,14 +66,9 @@ def ask_executor(
     """
     recorder = current()
     call = unknown_call(func, args, kwargs, operands, refused)
-    watcher = recorder.watcher
-    if watcher is not None:
-        watcher.before(call, operands)
-    recorder.watcher = None  # it is told when the results are known
-    try:
-        out = append(call, operands, slots)
-    finally:
-        recorder.watcher = watcher
+    for tell in taps.recording:
+        tell(call, operands)
+    out = append(call, operands, slots, untold=True)  # taps are told when the results are known
     placeholders = out if call.sequence else [out]
     values = [t.remote for t, same in zip(placeholders, call.inplace, strict=False) if same < 0]
     targets = written_tensors(func, args, kwargs)
@@ -64,14 +76,15 @@ def ask_executor(
     made = tuple(v.handle for v in values)
     scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
     asked = *made, *(w.remote.handle for w in written)
-    reply = recorder.ask(SyncRequest(made if scalar else (), asked, synchronize=not asked))
+    with waiting_for(Cause.SHAPE):
+        reply = recorder.ask(SyncRequest(made if scalar else (), asked, synchronize=not asked))
     if operands and (index := operands[0].remote.meta.device):
         reply = msgspec.structs.replace(reply, described=tuple(described_on(index, d) for d in reply.described))
     for tensor, described in zip(written, reply.described[len(made) :], strict=True):
         _follow(tensor, described)
     results = _results(call, operands, values, reply)
-    if watcher is not None:
-        watcher.after(call, slots, operands, results if isinstance(results, tuple) else (results,))
+    for tell in taps.recorded:
+        tell(call, slots, operands, results if isinstance(results, tuple) else (results,))
     return RemoteInference(results, _known_call(call, reply, targets))
 
 
@@ -110,22 +123,10 @@ def unknown_call(
     inplace = tuple(next(targets) if r.alias_info is not None and r.alias_info.is_write else -1 for r in returns)
     form = encode_form(func, args, kwargs, [i < 0 for i in inplace], len(returns) > 1)
     metas = tuple(o.remote.meta for o in operands)
-    signature = signature_of(form, metas)
-    signature.layout_trusted, signature.predicts = True, False
-    return Call(
-        signature=signature,
-        operands=metas,
-        results=(unknown_meta(operands),) * len(returns),
-        aliases=(-1,) * len(returns),
-        inplace=inplace,
-        writes=written,
-        random=torch.Tag.nondeterministic_seeded in func.tags,
-        operand_count=form.operand_count,
-        slot_count=form.slot_count,
-        new_count=form.new_count,
-        nbytes=(0,) * len(returns),
-        refused=refused,
-    )
+    unknown, random = (unknown_meta(operands),) * len(returns), torch.Tag.nondeterministic_seeded in func.tags
+    call = unpredicted_call(form, metas, unknown, inplace=inplace, writes=written, random=random, refused=refused)
+    call.signature.predicts = False
+    return call
 
 
 def _follow(tensor: LazyTensor, described: DescribedValue) -> None:
@@ -156,5 +157,108 @@ def _result(value: Value, described: DescribedValue, reply: SubmissionReply, ind
 def wrap_described(value: Value, described: DescribedValue) -> LazyTensor:
     """A tensor for a value whose metadata the executor described."""
     value.meta = described.meta
-    value.storage.nbytes = described.meta.extent * described.meta.dtype.itemsize
     return wrap(value)
+
+
+log = get_logger("djinn.interception")
+
+# What callers tell apart; everything else is a RuntimeError to them.
+_KINDS = (
+    NotImplementedError,
+    IndexError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    torch.linalg.LinAlgError,  # type: ignore[attr-defined]
+)
+_BUILTIN = {
+    RemoteError: RuntimeError,
+    RemoteIndexError: IndexError,
+    RemoteValueError: ValueError,
+    RemoteTypeError: TypeError,
+    RemoteNotImplementedError: NotImplementedError,
+}
+_PLAIN = frozenset({RuntimeError, NotImplementedError, IndexError, ValueError, TypeError})
+
+
+def settle(
+    refused: MetaKernelRefused,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    operands: list[LazyTensor],
+    slots: tuple[Slot, ...],
+) -> Any:
+    """Do what the executor does: raise what it raises, or have it run the op and return its results.
+
+    Raises:
+        RuntimeError: the op would write to part of what it reads.
+        Exception: the executor refuses the op, too. What the op would have written is as it was.
+    """
+    if refused.error is not None and current().captures and not port.is_open():
+        raise refused.error from None  # a capture starts no server
+    written = written_tensors(func, args, kwargs)
+    if refuses_overlap(func.name()):
+        for target in written:
+            check_overlap(func.name(), target, operands)  # kernels look at memory first
+    try:
+        if written:
+            # What fails may have written half of its operand, so it is tried where nothing depends on it.
+            tried = _with_copies(operands, written)
+            ask_executor(func, args, kwargs, tried, slots, refused=True)
+        if written and torch.Tag.nondeterministic_seeded in func.tags:
+            results = _copied_back(operands, tried, written)  # it draws once
+        else:
+            results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
+    except RemoteError as remote:
+        said = remote.words if remote.op == func.name() else ""
+        if refused.error is None or (said and _kinds(remote) != _kinds(refused.error)):
+            raise _as_pytorch(remote, said) from None
+        if type(refused.error) in _PLAIN and said:
+            raise type(refused.error)(said) from None  # meta kernels say it in other words
+        raise refused.error from None
+    except DjinnError as error:
+        if refused.error is None:
+            raise error from None
+        log.debug("the executor cannot be asked about an op", op=func.name(), reason=str(error))
+        raise refused.error from None
+    note_taken(func, args, kwargs)
+    return results
+
+
+def _as_pytorch(remote: RemoteError, said: str) -> Exception:
+    """The error of an op as eager PyTorch raises it, at the line of the user: what the executor adds is a note."""
+    plain = _BUILTIN.get(type(remote))
+    if not said or plain is None:
+        return remote
+    error = plain(said)
+    error.add_note(str(remote))
+    return error
+
+
+def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[LazyTensor]:
+    with torch.no_grad():  # a kernel may refuse a target because it is an operand, too
+        copies = {id(operands[i]): _copy_of(operands[i]) for i in written}
+    return [copies.get(id(o), o) for o in operands]
+
+
+def _copy_of(tensor: LazyTensor) -> LazyTensor:
+    """Return a copy with the same strides."""
+    meta = tensor.remote.meta
+    if not meta.numel or (meta.conj or meta.neg):
+        return tensor.detach().clone()  # type: ignore[return-value]
+    memory = tensor.detach().as_strided((meta.extent - meta.offset,), (1,), meta.offset).clone()
+    return memory.as_strided(meta.shape, meta.stride, 0)  # type: ignore[return-value]
+
+
+def _copied_back(operands: list[LazyTensor], tried: list[LazyTensor], written: tuple[int, ...]) -> Any:
+    """The operands that a random op writes, with what it has drawn for their copies."""
+    with torch.no_grad():
+        results = [operands[i].copy_(tried[i]) for i in written]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _kinds(error: BaseException) -> list[bool]:
+    return [isinstance(error, kind) for kind in _KINDS]

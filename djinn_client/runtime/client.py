@@ -2,60 +2,55 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgspec
 
-from djinn_client.interception import interpreter_shutdown, sync
+from djinn_client.interception import interpreter_shutdown
+from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.device.numeric_settings import require_exact
-from djinn_client.interception.dispatch import forget_calls, forget_what_was_learnt
-from djinn_client.interception.install import install
 from djinn_client.interception.recording.recorder import recorders
-from djinn_client.interception.runtime_interface import Runtime, RuntimeFunctions, port
-from djinn_client.runtime.client_session import ClientSession
-from djinn_client.runtime.connecting.connect import missing_operators, open_connections
-from djinn_client.runtime.connecting.open_session import OpenSession
-from djinn_client.runtime.context import ClientContext, InitHook
-from djinn_client.runtime.integrations import integrate_registered
-from djinn_client.runtime.load_plugins import open_plugins
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime import early_start
+from djinn_client.runtime.connecting.open import OpenSession, missing_operators, open_connections
+from djinn_client.runtime.context import InitHook, context
+from djinn_client.runtime.executor_client import ExecutorClient
 from djinn_client.runtime.planning import session_planner
-from djinn_client.runtime.planning.ab_tests import Without
+from djinn_client.runtime.plugins import integrate_registered, open_plugins
+from djinn_client.runtime.receiving.failures import Failures
 from djinn_client.runtime.reconfiguring import (
     PLANNING,
     PLUGINS,
     changed,
     executor_plugins_differ,
-    live_tensors,
     needing_new_session,
 )
-from djinn_client.runtime.sending.progress import progress_observers
 from djinn_client.runtime.session import Session
+from djinn_client.runtime.sink import ClientSink
 from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost
 from djinn_core.hookspecs.observers import Observer
+from djinn_core.hookspecs.routers import Router
 from djinn_core.ir.handles import new_storage
-from djinn_core.ir.program import Program
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.logs import get_logger, set_debug_level
-from djinn_core.observing import Sink
+from djinn_core.observing import Sink as EventSink
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings, resolve
+from djinn_core.sink import OpHandler
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.wire.messages import DeviceInfo
 
 # What executors of this program's own, pools and plans need is imported where a session has them.
 if TYPE_CHECKING:
-    from djinn_client.runtime.pool.pool_session import PoolSession
-    from djinn_core.ir.costs import NetworkTopology
-    from djinn_core.ir.graph import ProgramGraph
     from djinn_core.ir.profile import WorkloadProfile
     from djinn_core.ir.result import PipelineResult
     from djinn_core.registry.embedded_executors import EmbeddedExecutor
@@ -70,8 +65,6 @@ __all__ = [
     "is_initialized",
     "last_profile",
     "observed_by",
-    "pool_topology",
-    "queue_seconds",
     "record_plans",
     "register_init_hook",
     "registry",
@@ -80,15 +73,11 @@ __all__ = [
     "settings",
     "shut_down",
     "stats",
-    "switched_off",
     "synchronize",
-    "whole_programs",
 ]
 
 FINISH_SECONDS: Final = 60.0  # that a program waits at its end for its own executors to write files
 log = get_logger("djinn.client")
-
-context = ClientContext()  # of this process: PyTorch knows one device
 
 
 @for_users
@@ -161,7 +150,7 @@ def _end_unless_held(names: str) -> None:
     Raises:
         ConfigurationError: it holds tensors, which would be lost.
     """
-    held = live_tensors(context.first_storage)
+    held = port.interception.live(context.first_storage)
     if held:
         raise ConfigurationError(
             f"djinn.configure() has changed nothing: {names} cannot change in an open session, and this one holds "
@@ -177,26 +166,43 @@ def _end_unless_held(names: str) -> None:
 
 
 def _apply(settings: Settings, registry: Registry) -> None:
+    fallback = _handler_in(registry, "fallback") if settings.client_fallback else None
+    if settings.client_fallback and fallback is None:
+        raise ConfigurationError(
+            "client_fallback is set, and no plugin offers the op handler 'fallback'. Install the package in "
+            "plugins/integrations: run `pip install ./plugins/integrations` in a checkout of Djinn's repository"
+        )
     if context.settings is not None and settings != context.settings:
         _stop_early()
+    _intercept(settings.interception, registry)
     context.settings, context.registry = settings, registry
-    install()  # where the client is used without `import djinn`
     integrate_registered(context, registry)
-    sinks = [Sink(one, registry.owner("observers", one.name)) for one in registry.observers]
-    context.observers.become([*sinks, *map(Sink, progress_observers(settings.progress))])
+    context.observers.become([EventSink(one, registry.owner("observers", one.name)) for one in registry.observers])
     port.checkpoint_instructions = settings.checkpoint_instructions
-    port.wait_timeout = settings.wait_timeout
+    recorders.limit_programs()
+    device_state.wait_timeout = settings.wait_timeout
     require_exact(settings.exact)
-    port.fallback = None
-    if settings.client_fallback:
-        from djinn_client.runtime.client_fallback import ClientFallback
-
-        port.fallback = ClientFallback(context.stats)
+    port.fallback = fallback
     if settings.client_fallback or context.session is None:
-        forget_calls()
+        port.interception.reconsider()
     if settings.debug:
         set_debug_level(settings.debug)
     context.answered, port.prepare = False, _prepare
+
+
+def _intercept(name: str, registry: Registry) -> None:
+    """Begin the interception of this name, if it has not begun.
+
+    Raises:
+        ConfigurationError: no plugin offers it.
+    """
+    if port.interception.name == name:
+        return
+    found = {one.name: one for one in registry.interception}
+    if name not in found:
+        raise ConfigurationError(f"no plugin offers the interception {name!r}; there are {', '.join(sorted(found))}")
+    found[name].begin(port.sink)
+    port.interception = found[name]
 
 
 def settings() -> Settings:
@@ -210,6 +216,14 @@ def registry() -> Registry:
     """The plugins that are in use."""
     _load()
     return context.configured()[0]
+
+
+def _op_handler(name: str) -> OpHandler | None:
+    return _handler_in(registry(), name)
+
+
+def _handler_in(registry: Registry, name: str) -> OpHandler | None:
+    return next((one for one in registry.op_handlers if one.name == name), None)
 
 
 def _load() -> None:
@@ -235,7 +249,7 @@ def init() -> None:
     _session()
 
 
-def _session() -> ClientSession:
+def _session() -> Session:
     if port.forked:
         raise ForkedProcess
     if interpreter_shutdown.has_begun():
@@ -252,15 +266,15 @@ def _session() -> ClientSession:
         hooks = list(context.hooks)
     # Without the lock: hooks may use the device, also from threads that they start.
     if _resolved().engine != LOCAL and any(one.executor is not None for one in context.opened):
-        from djinn_client.runtime import drained_nodes  # not needed otherwise
-
-        drained_nodes.watch()
+        router = _find_router()  # one executor needs none
+        if router is not None:
+            router.watch()
     for hook in hooks:
         hook()
     return session
 
 
-def _open() -> ClientSession:
+def _open() -> Session:
     if context.session is not None:
         _end_session()
     began = time.perf_counter()
@@ -271,16 +285,57 @@ def _open() -> ClientSession:
         for one in opened:
             one.close()
         raise
-    context.opened, context.session = opened, session
+    context.session = session
     port.missing = missing_operators(opened)
     if port.missing:
-        forget_calls()  # also those that were recorded before there was a server
+        port.interception.reconsider()  # ops recorded before there was a server were taken for supported
         _warn_of_missing(port.missing)
     log.info("connected", server=session.server, session=session_name())
     kinds = tuple(one.attached.device.kind for one in opened)
     facts = {"server": session.server, "fallbacks": opened[0].fallbacks, "kinds": kinds}
     context.observers.tell("connected", **facts, seconds=time.perf_counter() - began)
     return session
+
+
+def _new_session(opened: tuple[OpenSession, ...]) -> Session:
+    """A session over connections that have opened.
+
+    Raises: as `Session.join`.
+    """
+    session_planner.new_planner(context, len(opened))
+    session = Session(_executor_client, _chosen_router, port.interception.values)
+    session.join(opened)
+    return session
+
+
+def _find_router() -> Router | None:
+    """The router for several executors that the settings name, or the most preferred one; None if no plugin offers it."""
+    registry, settings = context.configured()
+    found = {one.name: one for one in registry.routers}
+    ranked = sorted((-one.preference, one.name) for one in found.values() if one.preference is not None)
+    return found.get(settings.router or (ranked[0][1] if ranked else ""))
+
+
+def _chosen_router() -> Router:
+    """Return a copy of the router that `_find_router` finds, for one session. Late replies of an ended session do not reach the copy.
+
+    Raises:
+        ConfigurationError: no plugin offers it.
+    """
+    if (router := _find_router()) is not None:
+        return copy.copy(router)
+    registry, settings = context.configured()
+    missing = f"no plugin offers {settings.router!r}" if settings.router else "no plugin offers one"
+    found = [one.name for one in registry.routers]
+    raise ConfigurationError(
+        f"several executors need a router, and {missing}; there are {', '.join(sorted(found)) or 'none'}. That of pools is in the package "
+        "plugins/pool: run `pip install ./plugins/pool` in a checkout of Djinn's repository, and name it where the setting `plugins` names plugins"
+    )
+
+
+def _executor_client(one: OpenSession, failures: Failures, number: int) -> ExecutorClient:
+    assert context.planner is not None
+    return ExecutorClient(one, context.planner, context.stats, context.observers, failures, number)
 
 
 def _warn_of_missing(missing: Mapping[str, str]) -> None:
@@ -290,55 +345,6 @@ def _warn_of_missing(missing: Mapping[str, str]) -> None:
     recorded.update(call.op for call in (latest.program.calls if latest is not None else ()))
     for name in sorted(recorded & missing.keys()):
         log.warning("a recorded program needs an op that a server lacks", op=name, server=missing[name])
-
-
-def new_pool(opened: tuple[OpenSession, ...], only: Session | None = None) -> PoolSession:
-    """A session over several executors. `only`: the session with the first of them, which was the only one so far.
-
-    Raises: as `open_pool`.
-    """
-    from djinn_client.runtime.planning.plan_maker import plan_in_pool
-    from djinn_client.runtime.pool.opening import open_pool
-
-    plan = partial(plan_in_pool, context)
-    planner = session_planner.new_planner(context, len(opened))
-    pool = open_pool(opened, settings(), planner, plan, context.stats, context.observers, only)
-    calibrate(pool, opened)
-    return pool
-
-
-def calibrate(pool: PoolSession, opened: tuple[OpenSession, ...]) -> None:
-    """Measure devices of a pool that were never measured, in the background."""
-    from djinn_client.runtime.planning.first_calibration import calibrate_in_background
-
-    calibrate_in_background(opened, settings(), registry().cost_models, partial(_measured, pool))
-
-
-def _new_session(opened: tuple[OpenSession, ...]) -> ClientSession:
-    if len(opened) > 1:
-        return new_pool(opened)
-    (only,) = opened
-    attached = only.attached
-    return Session(
-        only.connection,
-        session_planner.new_planner(context, 1),
-        context.stats,
-        only.url,
-        context.observers,
-        caches_weights=attached.caches_weights,
-        compressions=only.compressions,
-        weight_sources=attached.weight_sources,
-        called=only.server,
-    )
-
-
-def _measured(pool: PoolSession) -> None:
-    """Plan with what was measured of the devices of a session, if it is still open."""
-    with recorders.sending:
-        if context.session is pool and not port.forked:
-            from djinn_client.runtime.pool.executors import capabilities_named
-
-            pool.know_devices(capabilities_named(context.opened, pool.membership.present))
 
 
 def start_early() -> None:
@@ -358,12 +364,13 @@ def start_early() -> None:
 def _own_executors() -> tuple[EmbeddedExecutor, ...]:
     """Return the executors of this program on this machine, started now or by `import djinn`; none if a server or an engine has them."""
     now = _resolved()
-    taken: tuple[EmbeddedExecutor, ...] = port.early.take(now) if port.early is not None else ()
+    early = early_start.begun
+    taken: tuple[EmbeddedExecutor, ...] = early.take(now) if early is not None else ()
     if taken:
         return taken
     if _named_servers():
         return ()
-    from djinn_client.runtime.connecting.starting import start_executors
+    from djinn_client.runtime.connecting.own_executor import start_executors
 
     return start_executors(now) if now.engine == LOCAL else ()
 
@@ -385,14 +392,9 @@ def _connect() -> tuple[OpenSession, ...]:
         for executor in executors:
             executor.close(0.0)
         raise
-    if executors and port.early is not None:
-        port.early.note(settings())
+    if executors and early_start.begun is not None:
+        early_start.begun.note(settings())
     return opened
-
-
-def _runtime() -> Runtime:
-    """For interception: the session that is open; a lost one stays lost until `init()`."""
-    return context.session if context.session is not None and not port.forked else _session()
 
 
 async def init_async() -> None:
@@ -414,7 +416,7 @@ def register_init_hook(hook: InitHook) -> None:
 
 def is_initialized() -> bool:
     """True while a session is open."""
-    return context.session is not None and not context.session.lost and not port.forked
+    return context.is_open
 
 
 @attrs.frozen(repr=False)
@@ -460,13 +462,14 @@ def shut_down() -> None:
 
 def _end_session() -> None:
     """End the session, lost or not; what was recorded for it is dropped."""
-    session, context.session = context.session, None
-    opened, context.opened = context.opened, ()
+    opened, session = context.opened, context.session
+    context.session = None
     assert session is not None
     finish = not session.lost and session.changes_files  # by another thread, or by a call that Ctrl-C interrupted
     session.close(finish=finish)
-    recorders.drop_everything()
-    forget_what_was_learnt()
+    with port.lock:
+        port.interception.forget()
+        port.sessions_ended += 1
     port.missing = {}
     context.first_storage = new_storage()
     context.observers.tell("disconnected", server=session.server)
@@ -477,8 +480,6 @@ def _end_session() -> None:
     for one in opened:
         if one.executor is not None:
             one.executor.close(FINISH_SECONDS if finish else 0.0)  # no thread waits for the rest of its work
-    session_planner.save_plans(context)
-    context.plans = None
 
 
 @for_users
@@ -488,7 +489,8 @@ def synchronize() -> None:
     Raises:
         RemoteError: an op failed since the last sync point.
     """
-    sync.synchronize()
+    _load()
+    port.interception.synchronize()
 
 
 def cancel(thread: threading.Thread | None = None) -> None:
@@ -508,44 +510,38 @@ def device() -> DeviceInfo | None:
     return context.opened[0].attached.device if context.opened else None
 
 
-def pool_topology() -> NetworkTopology | None:
-    """The devices behind the open session, and the links between them, where there are several."""
-    return context.session.topology if context.session is not None else None
-
-
 def session_name() -> str:
     """Name of the open session; empty if there is none."""
     return context.opened[0].now.session if context.opened else ""
 
 
 def last_profile() -> WorkloadProfile | None:
-    """Profile of the whole program that was sent last; None if nothing was sent in this session.
+    """Profile of the program that was sent last; None if nothing was sent in this session.
 
-    Found without analysing anything: a program that came before is known, also where it is sent in pieces. Facts in matches,
-    such as the number of keys, and value ids are those of the program when it came first.
+    Programs that ran without a plan are analysed now. Facts in matches, such as the number of keys, and value ids are those of
+    the program when it came first.
     """
-    return context.session.last_profile if context.session is not None else None
+    return context.session.router.last_profile() if context.session is not None else None
 
 
-def record_plans() -> AbstractContextManager[list[PipelineResult]]:
-    """Collects the result of every plan that is made inside the block, of programs as they are and not in pieces."""
-    return session_planner.record_plans(context)
-
-
-def whole_programs() -> AbstractContextManager[None]:
-    """Sends programs whole inside the block, and not in pieces while they are recorded."""
-    return session_planner.whole_programs()
-
-
-def switched_off(program: Program | ProgramGraph) -> Without:
-    """Optimizations that were found not to pay for such a program in this session, each with the reason."""
-    return session_planner.switched_off(context, program)
+@contextmanager
+def record_plans() -> Iterator[list[PipelineResult]]:
+    """Collect the result of every plan that is made inside the block."""
+    recording: list[PipelineResult] = []
+    if context.registry is not None:
+        context.registry.load(*session_planner.PLANNING)
+    context.recordings.append(recording)
+    try:
+        yield recording
+    finally:
+        context.recordings.remove(recording)
 
 
 def stats() -> Mapping[str, int]:
     """Counters since the start or the last reset; sizes in bytes.
 
-    Plugins with which plans hold for fewer sizes are named beside `plans_for_sizes`.
+    Plugins with which plans hold for fewer sizes are named beside `plans_for_sizes`. `sessions, tcp` counts executors whose data
+    the transport with that URL scheme carries.
     """
     return context.counters()
 
@@ -553,11 +549,6 @@ def stats() -> Mapping[str, int]:
 def reset_stats() -> None:
     """Start counting from zero."""
     context.reset_counters()
-
-
-def queue_seconds() -> float:
-    """Seconds that a submission waited for its turn on the device, on average since the counters were reset."""
-    return context.stats.server_queue_us / 1e6 / max(1, context.stats.submissions)
 
 
 def executor_process() -> int:
@@ -575,10 +566,10 @@ def observed_by(observer: Observer) -> Iterator[None]:
 def _device_count() -> int:
     """Number of logical devices: all executors as one, and each of several by itself."""
     session = context.session
-    if session is not None and session.membership is not None:
-        several = len(session.membership.members)  # also those that have left, whose indexes stand for others
+    if session is not None:
+        several = len(session.executors.members)  # also those that have left, whose indexes stand for others
     else:
-        several = len(context.opened) or (1 if _named_servers() else _resolved().executors)
+        several = 1 if _named_servers() else _resolved().executors
     return 1 + several if several > 1 else 1
 
 
@@ -596,7 +587,7 @@ def _is_available() -> bool:
     """True if a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
     if context.answered or is_initialized() or not _named_servers():
         return True
-    from djinn_client.runtime.connecting.status import why_unavailable
+    from djinn_client.runtime.connecting.servers import why_unavailable
 
     reason = why_unavailable(settings(), registry())
     if reason:
@@ -632,31 +623,24 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
     assert context.opened
     infos = [one.attached.device for one in context.opened]
     if index:
-        return session_name(), _opened_at(index).attached.device
+        assert context.session is not None
+        return session_name(), context.session.executors.at(index)[0].device
     memory, free = sum(i.memory for i in infos), sum(i.memory_free or 0 for i in infos)
     return session_name(), msgspec.structs.replace(infos[0], memory=memory, memory_free=free)
 
 
-def _opened_at(index: int) -> OpenSession:
-    """The connection to the executor that an index of the device stands for, from 1."""
-    session = context.session
-    if session is None or session.membership is None:
-        return context.opened[index - 1]
-    return context.opened[session.membership.present.index(session.membership.number_at(index))]
-
-
 def _residence(storage: int, index: int) -> str:
     """The executor that has a storage's memory, in words."""
-    opened, session = context.opened, context.session
-    if session is None or not opened:
+    session = context.session
+    if session is None:
         return "no session"
-    pool = session.membership
-    number = pool.number_at(index) if index and pool is not None else session.home(storage)
+    executors = session.executors
+    number = executors.number_at(index) if index else session.router.home(storage)
     if number is None:
         return "on no executor yet"
-    one = _opened_at(number + 1)
+    one = executors.members[number].opened
     place = f"{one.attached.device.id} of {one.server}"
-    return place if pool is None else f"executor {number} ({place})"
+    return place if len(executors.members) == 1 else f"executor {number} ({place})"
 
 
 def after_fork() -> None:
@@ -666,21 +650,15 @@ def after_fork() -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as below
     if port.forked:
         # Sockets and processes of the parent's: finalizing them here, at whatever moment the interpreter ends, would warn.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.opened))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.session))
 
 
 def become_runtime() -> None:
     """Become the runtime of the device."""
-    port.take(
-        RuntimeFunctions(
-            start=_runtime,
-            is_available=_is_available,
-            prepare=_prepare,
-            device_count=_device_count,
-            counts_when_open=lambda: not is_initialized() and _named_servers(),
-            describe=_described,
-            residence=_residence,
-            is_open=is_initialized,
-        )
-    )
+    port.sink = ClientSink(context, _session)
+    port.is_available, port.prepare, port.device_count = _is_available, _prepare, _device_count
+    port.counts_when_open = lambda: not is_initialized() and _named_servers()
+    port.describe, port.residence = _described, _residence
+    port.round_trip_seconds = lambda: context.session.round_trip_seconds if context.session is not None else None
+    port.op_handler = _op_handler
+    port.is_open = is_initialized  # set last: where it is the client's, all are

@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from djinn_client.interception.runtime_interface import port
-from djinn_client.runtime.client_session import ClientSession
-from djinn_client.runtime.connecting.open_session import OpenSession
+from djinn_client.runtime.connecting.open import OpenSession
 from djinn_client.runtime.observing import Observers
 from djinn_client.runtime.planning.planner import Planner
+from djinn_client.runtime.session import Session
 from djinn_client.runtime.stats import Stats
-from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 
 if TYPE_CHECKING:
-    from djinn_client.runtime.captured import Captured
     from djinn_core.hookspecs.integrations import Integration
-    from djinn_core.ir.costs import Link
     from djinn_core.ir.result import PipelineResult
     from djinn_core.registry.embedded_executors import EmbeddedExecutor
 
 InitHook = Callable[[], None]
 
 
-class SavedPlans(Protocol):
-    """Plans that a session has made, and that outlive it."""
-
-    def save(self) -> None:
-        """Write them."""
-
-
 class Captures(threading.local):
-    """The present thread's present or last `capture()`."""
+    """The present thread's present or last `capture()`, a `Captured`."""
 
-    latest: Captured | None = None
+    latest: Any = None
 
 
 class ClientContext(msgspec.Struct, eq=False):
-    """State of a client. PyTorch knows one device, so a process has one context (`runtime/client.py`).
+    """State of a client. PyTorch knows one device, so a process has one: `context`.
 
     `lock` is held while settings change, and while a session begins or ends; plans and what is sent have the recorders' lock.
     """
@@ -52,25 +42,21 @@ class ClientContext(msgspec.Struct, eq=False):
     # The plugins in use; those that are asked for plans are among them once a program is planned.
     registry: Registry | None = None
     starting: tuple[EmbeddedExecutor, ...] = ()  # started before a session needs them, which it takes
-    opened: tuple[OpenSession, ...] = ()
     # Numbers of executors that are being started for the open session.
     joining: set[int] = msgspec.field(default_factory=set)
-    session: ClientSession | None = None
+    session: Session | None = None
     planner: Planner | None = None  # of the session
-    plans: SavedPlans | None = None  # of the session
+    kinds_to_load: tuple[str, ...] = ()  # of plugins, before the next program is sent
     asked_by_size: tuple[str, ...] = ()  # plugins with which plans of the open session hold for fewer sizes
     stats: Stats = msgspec.field(default_factory=Stats)
     first_storage: int = 0  # storages of the open session have numbers above those of former ones
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
     closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
-    links: tuple[str, tuple[Link, ...]] = ("", ())  # to the devices, as they were measured in a session of that name
     hooks: list[InitHook] = msgspec.field(default_factory=list)
     integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # by name; they are never taken back
     observers: Observers = msgspec.field(default_factory=Observers)
     recordings: list[list[PipelineResult]] = msgspec.field(default_factory=list)
     captures: Captures = msgspec.field(default_factory=Captures)
-    # Programs given to `djinn.plan` and `djinn.explain`.
-    analysed: AnalysisCache = msgspec.field(default_factory=AnalysisCache)
     answered: bool = False  # a server has, since it was configured
     lock: threading.RLock = msgspec.field(default_factory=threading.RLock)
     loading: threading.RLock = msgspec.field(default_factory=threading.RLock)  # held while plugins are loaded
@@ -84,11 +70,25 @@ class ClientContext(msgspec.Struct, eq=False):
         assert self.settings is not None, "a session is open"
         return self.registry, self.settings
 
+    @property
+    def opened(self) -> tuple[OpenSession, ...]:
+        """The executors of the session, as they were reached."""
+        session = self.session
+        return () if session is None else tuple([executor.opened for executor in session.executors.here])
+
+    @property
+    def is_open(self) -> bool:
+        """True while a session is open."""
+        return self.session is not None and not self.session.lost and not port.forked
+
     def counters(self) -> Mapping[str, int]:
         """Counters since the start or the last reset, for users; sizes in bytes."""
-        counts = {k: int(v) for k, v in msgspec.structs.asdict(self.stats).items() if k != "server_seconds"}
+        counts: dict[str, int] = msgspec.structs.asdict(self.stats)
         for plugin in self.asked_by_size:
             counts[f"plans_for_sizes, {plugin}"] = counts["plans_for_sizes"]
+        for one in self.opened:
+            name = f"sessions, {one.url.partition(':')[0]}"  # the transport that carries the data
+            counts[name] = counts.get(name, 0) + 1
         names = ("ops_captured", "bytes_sent", "bytes_received", "ops_inferred")
         return counts | {n: now - then for n, now, then in zip(names, self._totals(), self.baseline, strict=True)}
 
@@ -96,7 +96,8 @@ class ClientContext(msgspec.Struct, eq=False):
         sent, received = self.closed
         for one in self.opened:
             sent, received = sent + one.connection.bytes_sent, received + one.connection.bytes_received
-        return port.ops_captured + port.ops_unsent(), sent, received, port.ops_inferred
+        captured, inferred = port.interception.ops() if self.settings is not None else (0, 0)
+        return captured, sent, received, inferred
 
     def reset_counters(self) -> None:
         """Start counting from zero."""
@@ -104,3 +105,6 @@ class ClientContext(msgspec.Struct, eq=False):
         for name in Stats.__struct_fields__:
             setattr(self.stats, name, getattr(fresh, name))
         self.baseline = self._totals()
+
+
+context: Final = ClientContext()  # of this process: PyTorch knows one device

@@ -72,8 +72,17 @@ class EarlyStart(msgspec.Struct, eq=False):
             mark.touch(mode=0o600)
 
 
+begun: EarlyStart | None = None  # of this process
+
+
 def begin() -> EarlyStart | None:
-    """Start the executors of this program, if it will probably use some; None in worker processes, which start none early."""
+    """Start the executors that this program will probably use. Worker processes start none early."""
+    global begun
+    begun = _begun()
+    return begun
+
+
+def _begun() -> EarlyStart | None:
     if multiprocessing.current_process().name != "MainProcess":  # set before a spawned worker imports the program
         return None
     mark = _mark()
@@ -81,7 +90,7 @@ def begin() -> EarlyStart | None:
         settings = resolve().settings
         if settings.start_at_import == "no" or (settings.start_at_import == "auto" and not (mark and mark.exists())):
             return EarlyStart(mark)
-        from djinn_client.runtime.connecting.starting import start_executors
+        from djinn_client.runtime.connecting.own_executor import start_executors
         from djinn_core.registry.embedded_executors import LOCAL
 
         started = start_executors(settings, unused_seconds=UNUSED_SECONDS) if settings.engine == LOCAL else ()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from threading import get_ident
 from typing import NoReturn
 
-from djinn_client.interception.runtime_interface import port
-from djinn_client.runtime.connecting.client_channel import ClientChannel
-from djinn_client.runtime.connecting.close_reason import REASON_SECONDS, close_reason
+from djinn_client.interception.tensors.known_contents import known_contents
+from djinn_client.runtime.connecting.handshake import REASON_SECONDS, close_reason
 from djinn_client.runtime.stats import Stats
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
+from djinn_core.hookspecs.session_channel import ClientChannel
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
-from djinn_core.system.interrupts import LOOK_SECONDS, InterruptibleLock, interrupt_mask
+from djinn_core.system.interrupts import InterruptibleLock, interrupt_mask
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Goodbye, encode
 
@@ -28,8 +28,7 @@ class ExecutorLink:
         lost: the reason why the session is lost; empty while it is not.
         sent: number of frames that were sent.
         reading: lock of the thread that reads the channel.
-        writing: lock around frames that are sent together; other threads wait for it where they can be interrupted.
-        busy: True while a thread sends, which holds `writing`.
+        writing: lock of the thread that sends. Reentrant: an observer that hears of a reconnection may use the session.
     """
 
     def __init__(self, channel: ClientChannel, stats: Stats, server: str, called: str = "") -> None:
@@ -41,7 +40,6 @@ class ExecutorLink:
         self.sent = 0
         self.reading = InterruptibleLock()
         self.writing = InterruptibleLock()
-        self.busy = False
 
     def check(self) -> None:
         """Raise `SessionLost` where the session is lost."""
@@ -56,17 +54,11 @@ class ExecutorLink:
             with interrupt_mask.uninterruptible:
                 self.send(frame)
             return
-        while not self.writing.acquire(timeout=LOOK_SECONDS):
-            interrupt_mask.check()
         try:
-            try:
+            with self.writing:
                 self.sent += 1
                 self._stats.messages_sent += 1
-                self.busy = True
                 self.channel.send(frame)
-            finally:
-                self.busy = False
-                self.writing.release()
         except TransportError as error:
             self._lose_with_reason(error)
 
@@ -107,7 +99,7 @@ class ExecutorLink:
             reason = reason.replace(f"server {self.server}", "its executor").replace(
                 self.server, "its executor's address"
             )
-        port.memory_changes += 1  # elements that were fetched are not valid for another session
+        known_contents.clear()
         log.debug("the session is lost", server=self.server, reason=str(error))
         self.lost = (
             f"the session with {self.called} is lost: {reason}. Its tensors are gone; "

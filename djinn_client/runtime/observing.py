@@ -3,55 +3,75 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Any, Final
 
+from djinn_client.interception.tap import Cause, Tap, taps
 from djinn_core.hookspecs.observers import Observer
 from djinn_core.observing import Events, Sink
-
-if TYPE_CHECKING:
-    from djinn_client.runtime.sending.pending import PendingSubmission
-    from djinn_core.wire.messages import Completed
+from djinn_core.wire.messages import Completed
 
 _TRACEPARENT: Final = re.compile("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?")
 
 
-class SubmissionRecorder(Protocol):
-    """Is told of each submission that is sent and answered, while a timeline is recorded. Executors are numbered as in their pool."""
+class EventTap(Tap):
+    """Tells observers of submissions and waits."""
 
-    def sent(
-        self, executor: int, number: int, pending: PendingSubmission, begun: float, sending: float, nbytes: int
-    ) -> None:
-        """Submission `number` of a session was sent: planned until `begun` and encoded until `sending`, on this thread."""
+    def __init__(self, events: Events) -> None:
+        self._events = events
 
-    def completed(
-        self, executor: int, number: int, pending: PendingSubmission, completed: Completed, nbytes: int
-    ) -> None:
-        """The reply to it has come; `nbytes` of tensors are in it."""
+    def sent(self, executor: int, number: int, pending: Any, begun: float, sending: float, nbytes: int) -> None:  # noqa: ARG002
+        """As `Tap.sent`: the event `submitted`."""
+        self._events.tell("submitted", submission=number, executor=executor, instructions=len(pending.program))
+
+    def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:  # noqa: ARG002
+        """As `Tap.answered`: the event `completed`."""
+        timing, failures = completed.timing, len(completed.failures)
+        self._events.tell(
+            "completed",
+            submission=number,
+            executor=executor,
+            execute=timing.execute,
+            queue=timing.queue,
+            failures=failures,
+        )
+
+    def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:  # noqa: ARG002
+        """As `Tap.waited`: the event `waited`."""
+        self._events.tell("waited", submission=number, executor=executor, seconds=time.perf_counter() - begun)
 
 
 class Observers(Events):
     """The observers of a client.
 
     Attributes:
-        timeline: is told of submissions while a timeline is recorded.
         tracing: the observers that have trace contexts.
     """
 
-    timeline: SubmissionRecorder | None = None
     tracing: tuple[Sink, ...] = ()
 
     def __init__(self) -> None:
         super().__init__("client")
         self._joined: list[Sink] = []
+        self._tap = EventTap(self)
 
     def become(self, sinks: Iterable[Sink]) -> None:
         """Others from now on, beside those that have joined for a block."""
         super().become([*sinks, *self._joined])
+        taps.remove(self._tap)
+        if any(map(self.wants, ("submitted", "completed", "waited"))):
+            taps.add(self._tap)
         self.tracing = tuple(
             [sink for sink in self.sinks if type(sink.observer).trace_context is not Observer.trace_context]
         )
+
+    def tell(self, name: str, **fields: Any) -> None:
+        """As `Events.tell`."""
+        super().tell(name, **fields)
+        if name == "connected":  # observers may want other events from now on
+            self.become([sink for sink in self.sinks if sink not in self._joined])
 
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:

@@ -2,66 +2,28 @@
 
 from __future__ import annotations
 
-import gc
-
 import attrs
 
-from djinn_client.interception.recording.recorder import recorders
-from djinn_client.interception.tensors.storage import live_values, still_to_free
-from djinn_core.ir.handles import storage_of
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 
 # Looked at again whenever they matter: for the next wait, program, upload or connection.
-AT_ONCE = frozenset(
-    {
-        "checkpoint_instructions",
-        "client_fallback",
-        "connect_timeout",
-        "debug",
-        "plan_first_runs",
-        "prepared_seconds",
-        "progress",
-        "start_at_import",
-        "start_timeout",
-        "strict",
-        "trace_plugins",
-        "wait_timeout",
-    }
-)
+AT_ONCE = frozenset((
+    "checkpoint_instructions", "client_fallback", "connect_timeout", "debug", "prepared_seconds", "progress", "start_at_import",
+    "start_timeout", "strict", "trace_plugins", "wait_timeout",
+))  # fmt: skip
 # What plans depend on: those that were made before are made again.
-PLANNING = frozenset({"exact", "keep_plans", "latency_target", "pins", "placement_policy", "scheduler"})
+PLANNING = frozenset(("exact", "latency_target", "pins", "placement_policy", "scheduler"))
 # What the registry depends on.
-PLUGINS = frozenset({"disable", "plugin_settings", "plugins", "strict", "trace_plugins"})
+PLUGINS = frozenset(("disable", "plugin_settings", "plugins", "strict", "trace_plugins"))
 # Of executors that this program starts, and of connections to servers: a session has one or the other.
-_OWN_EXECUTORS = frozenset(
-    {
-        "compilers",
-        "engine",
-        "engine_address",
-        "executor",
-        "executors",
-        "memory_gib",
-        "memory_policy",
-        "placement_group",
-        "recover",
-        "resources",
-        "runtime_env",
-        "threads",
-    }
-)
-_SERVERS = frozenset(
-    {
-        "assignment_hint",
-        "server_devices",
-        "spread",
-        "tls_authority",
-        "tls_certificate",
-        "tls_fingerprints",
-        "tls_key",
-        "token",
-    }
-)
+_OWN_EXECUTORS = frozenset((
+    "compilers", "engine", "engine_address", "executor", "executors", "memory_gib", "memory_policy", "placement_group", "recover",
+    "resources", "runtime_env", "threads",
+))  # fmt: skip
+_SERVERS = frozenset((
+    "assignment_hint", "server_devices", "spread", "tls_authority", "tls_certificate", "tls_fingerprints", "tls_key", "token",
+))  # fmt: skip
 
 
 def changed(before: Settings, after: Settings) -> frozenset[str]:
@@ -98,18 +60,3 @@ def executor_plugins_differ(before: Registry, after: Registry, settings: Setting
         return {*found, *registry.settings_given_to({row.name for row in found})}
 
     return of_executors(before) != of_executors(after)
-
-
-def live_tensors(since: int) -> int:
-    """Count the values of this process whose storage has a number of at least `since`.
-
-    This walks all values of the process, so it is for rare moments. Cycles that the program cannot reach do not count.
-    """
-    gc.collect()
-    gone = frozenset(still_to_free())
-    meta_only = recorders.meta_only
-    return sum(
-        1
-        for handle, _ in live_values()
-        if handle not in gone and storage_of(handle) >= since and not meta_only.has(handle, ())
-    )

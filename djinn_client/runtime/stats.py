@@ -18,8 +18,6 @@ class Stats(msgspec.Struct):
     `placements_tried` are programs that ran over several executors to see whether that pays, `placements_switched_off` those that
     went back to one.
     `plans_for_sizes` are those of `plans_made` that a known program needed because its sizes had left the range of its plans.
-    `plans_restored` were found on disk, where an earlier process had left them.
-    `programs_unplanned` ran as they were recorded, because they were small and new.
     `messages_sent` and `messages_received` exclude messages that open connections or acknowledge frames.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
     `bytes_recalled` what the server had already, `bytes_read` what it read itself at an address. `server_..._us` is where the server's time went, in microseconds, as its
@@ -40,8 +38,6 @@ class Stats(msgspec.Struct):
     plans_made: int = 0
     plans_for_sizes: int = 0
     plans_reused: int = 0
-    plans_restored: int = 0
-    programs_unplanned: int = 0
     client_fallbacks: int = 0
     optimizations_tried: int = 0
     optimizations_switched_off: int = 0

@@ -19,31 +19,21 @@ if TYPE_CHECKING:
     from djinn_core.registry.commands import PluginCommands
     from djinn_core.registry.report import PluginRow
 
-# Name, package and summary of each subcommand; `<package>.cli.<name>`, with `_` for `-`, offers it as `command`.
+# Name, module, function and summary of each subcommand.
 _SUBCOMMANDS = {
-    "doctor": ("djinn_client", "Say what is wrong with this installation and how to mend it."),
-    "explain-error": ("djinn_core", "Show causes and cures of an error."),
-    "kill": ("djinn_client", "End a session on a server."),
-    "login": ("djinn_client", "Keep a server's address, token and certificate under a name."),
-    "logout": ("djinn_client", "Remove a log-in from this machine."),
-    "plugins": ("djinn_core", "List the plugins, built-in, installed and broken ones."),
-    "published": ("djinn_client", "List published weights, and remove some."),
-    "run": ("djinn_client", "Run a script written for CUDA on the remote device."),
-    "serve": ("djinn_server", "Offer this machine's devices to clients."),
-    "servers": ("djinn_client", "List the servers that you have logged in to."),
-    "status": ("djinn_client", "Show a server's sessions, executors and memory."),
-    "token": ("djinn_server", "Make, list and revoke the tokens of a server's tenants."),
+    "explain-error": ("djinn_core.cli.explain_error:command", "Show causes and cures of an error."),
+    "plugins": ("djinn_core.cli.plugins:command", "List the plugins, built-in, installed and broken ones."),
+    "serve": ("djinn_server.cli.serve:command", "Offer this machine's devices to clients."),
+    "token": ("djinn_server.cli.token:command", "Make, list and revoke the tokens of a server's tenants."),
 }
-_INSTALLED = frozenset(package for package in ("djinn_core", "djinn_client", "djinn_server") if find_spec(package))
-COMMANDS = {name: summary for name, (package, summary) in _SUBCOMMANDS.items() if package in _INSTALLED}
+COMMANDS = {name: summary for name, (place, summary) in _SUBCOMMANDS.items() if find_spec(place.partition(".")[0])}
 
-# Folders of Djinn's repository with commands, so that a command whose package is missing is not an unknown word.
-PACKAGES = {
-    "explain": "plugins/commands",
-    "plan": "plugins/commands",
-    "serve": "djinn_server",
-    "token": "djinn_server",
+# The commands of packages of Djinn's repository, so that a command whose package is missing is not an unknown word.
+_OF_PACKAGES = {
+    "plugins/commands": "connect demo disconnect doctor explain fetch jobs kill login logout logs plan published run servers status stop submit",
+    "djinn_server": "serve token",
 }
+PACKAGES = {name: folder for folder, names in _OF_PACKAGES.items() for name in names.split()}
 
 
 class LazyGroup(click.Group):
@@ -60,8 +50,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand of that name, imported now."""
         if cmd_name in COMMANDS:
-            package, _ = _SUBCOMMANDS[cmd_name]
-            command: click.Command = importlib.import_module(f"{package}.cli.{cmd_name.replace('-', '_')}").command
+            module, _, function = _SUBCOMMANDS[cmd_name][0].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), function)
             return command
         return _offered(ctx).commands.get(cmd_name)
 
@@ -117,20 +107,18 @@ def _every_command() -> PluginCommands:
 
 
 def _offered(ctx: click.Context) -> PluginCommands:
-    """Commands of plugins, looked for once.
-
-    Raises:
-        ConfigurationError: a setting is wrong.
-    """
+    """Commands of plugins, looked for once. If a setting is wrong, those of all plugins: `doctor` says what is wrong."""
     if _PLUGINS not in ctx.meta:
         from djinn_core.registry.commands import find_commands
         from djinn_core.registry.selection import Selection
         from djinn_core.settings import resolve
 
-        settings = resolve().settings
-        if settings.plugins:
+        selection = Selection()
+        with contextlib.suppress(ConfigurationError):  # `_prepare` raises it
+            selection = Selection.from_settings(resolve().settings)
+        if selection.plugins:
             _find_in_working_directory()
-        ctx.meta[_PLUGINS] = find_commands(Selection.from_settings(settings), COMMANDS)
+        ctx.meta[_PLUGINS] = find_commands(selection, COMMANDS)
     found: PluginCommands = ctx.meta[_PLUGINS]
     return found
 

@@ -72,6 +72,14 @@ class Optimization(ABC):
     exact: bool = True
     tolerates_growth: bool = False
 
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return True if a program with these ops, such as `aten::linear`, is worth a plan for this optimization. By default it is.
+
+        Called for each new program of a session with one executor, which runs a program as recorded if nothing wants a plan.
+        """
+        del ops
+        return True
+
     @abstractmethod
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return a rewrite with the reason for it, or `applied=False` with the reason against."""
@@ -113,6 +121,11 @@ class Judge(Optimization):
     The client asks the first judge. It calls the methods right before a run, under the lock of the recorders: they must be quick.
     If a method raises, the client logs a warning that names the judge and keeps the plan.
     """
+
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return False: a judge decides about the optimizations of plans that others want."""
+        del ops
+        return False
 
     def pays(self, trial: Trial) -> bool | None:
         """Return True if the optimization saves time, None if more runs are needed. By default an optimization stays."""

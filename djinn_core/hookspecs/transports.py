@@ -31,15 +31,14 @@ class TransportCapabilities:
     """Capabilities of a transport.
 
     Attributes:
-        zero_copy: buffers are sent from and received into tensor memory.
-        same_host: it only reaches servers on this machine.
+        same_host: it only reaches servers on this machine. A server listens with it if `--transport` names it; the executor of a
+            program, if it is faster than `local`.
         relayed: the server's gateway passes its frames on; False if the executor listens itself.
         speed: rank among transports: `local` has 100, `tcp` 50, `http` 20. A client tries the fastest that both ends have first.
         named_only: it is used only if its scheme is named: by the operator (`--transport ucx=5560`) and in the address that a
             client was given (`ucx://gpu-box:5560`).
     """
 
-    zero_copy: bool = False
     same_host: bool = False
     relayed: bool = False
     speed: int = 1
@@ -182,7 +181,7 @@ class Listener(ABC):
 class Transport(ABC):
     """Move frames between a client and a server.
 
-    A server listens with each transport that reaches other machines, and with those that `--transport` names. A client
+    A server and its executors listen with each transport that reaches other machines, and with those that `--transport` names. A client
     tries the transports that both ends have, in order of `speed`. An exception other than `TransportError` ends the client's
     start, or the server's. `djinn.hooks.SocketTransport` implements a transport over any kind of stream socket.
 

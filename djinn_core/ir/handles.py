@@ -49,11 +49,6 @@ _storages = itertools.count(_STEP, _STEP)
 new_handle: Final = _storages.__next__
 
 
-def new_handles(count: int) -> list[int]:
-    """As many of `new_handle`."""
-    return list(itertools.islice(_storages, count))
-
-
 _reserve: Callable[[int], int] | None = None
 
 

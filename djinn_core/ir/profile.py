@@ -109,12 +109,6 @@ class WorkloadType(str, Enum):
 MemoryPattern = Literal["none", "streaming", "reuse", "random"]  # a view; once, in order; several times; by index
 
 
-class Nodes(tuple[int, ...]):
-    """Ids of nodes in the hints or details of a match: where a program is cut into pieces, they are renumbered."""
-
-    __slots__ = ()
-
-
 @attrs.frozen
 class PatternMatch:
     """A subgraph that a pattern recognised.
@@ -124,13 +118,11 @@ class PatternMatch:
         nodes: ids of the nodes that it covers, in order.
         confidence: how sure the pattern is, from 0 to 1: of matches given 0.9, nine in ten are right.
         reason: one sentence that a person can check against the graph.
-        hints: what follows for placement and scheduling, such as `{"colocate": (...)}` with value ids; ids of nodes are
-            `Nodes`.
+        hints: what follows for placement and scheduling, such as `{"colocate": (...)}` with value ids.
         residency: values whose residency the match reveals.
         phase: phase that the match reveals for its nodes, or None.
         modality: modality that the match reveals for its nodes, or None.
         details: facts about the match, such as `{"heads": 12, "causal": True}`.
-        partial: whether some of its nodes lie outside the graph, which is a piece of the program that it was found in.
     """
 
     pattern: str = attrs.field(validator=instance_of(str))
@@ -142,7 +134,6 @@ class PatternMatch:
     phase: ExecutionPhase | None = attrs.field(default=None, validator=optional(instance_of(ExecutionPhase)))
     modality: Modality | None = attrs.field(default=None, validator=optional(instance_of(Modality)))
     details: Mapping[str, Any] = attrs.field(factory=dict, validator=mapping_of(str))
-    partial: bool = False
 
 
 @attrs.frozen

@@ -10,16 +10,19 @@ import itertools
 import math
 import operator
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Final
 
 import attrs
+import numpy as np
 import torch
 
 from djinn_core.ir.form import Form
+from djinn_core.ir.handles import storages_of
 from djinn_core.ir.module_path import ModuleCall, ModulePath, is_backward, module_path
 from djinn_core.ir.short_repr import ShortRepr
+from djinn_core.ir.slot_arrays import Kinds, Words, slot_arrays
 from djinn_core.ir.values import TensorMeta
 from djinn_core.system.front_end import called
 
@@ -233,6 +236,75 @@ class Program(ShortRepr):
 
     def __len__(self) -> int:
         return len(self.calls)
+
+    def cut(self, starts: Iterable[int]) -> list[Program]:
+        """The program in pieces, of which all but the first begin with these instructions. A value dies with the last that mentions it."""
+        operands = slots = 0
+        before = [(0, 0)]
+        for call in self.calls:
+            operands += call.operand_count + call.new_count
+            slots += call.slot_count
+            before.append((operands, slots))
+        pieces: list[Program] = []
+        later: set[int] = set()
+        for first, end in reversed([*itertools.pairwise([0, *starts, len(self.calls)])]):
+            (operand, slot), (last, number) = before[first], before[end]
+            mentioned = self.operands[operand:last]
+            dead = self.dead.intersection(mentioned) - later
+            later |= dead
+            sites, modules = self.sites[first:end], self.modules[first:end]
+            pieces.append(Program(self.calls[first:end], mentioned, self.slots[slot:number], dead, sites, modules))
+        return pieces[::-1]
+
+    @property
+    def size(self) -> int:
+        """Number of its handles and scalars."""
+        return len(self.operands) + len(self.slots)
+
+    @property
+    def values(self) -> Words:
+        """The operands by first appearance."""
+        return np.array([*dict.fromkeys(self.operands)], np.int64)
+
+    @property
+    def scalars(self) -> tuple[Words, Kinds]:
+        """The slots as arrays."""
+        return slot_arrays(self.slots)
+
+    @property
+    def structure(self) -> Hashable:
+        """Equal for programs whose calls are of the same kinds, whose values flow and die alike, and whose inputs share memory alike."""
+        numbers: dict[int, int] = {}
+        flow = tuple([numbers.setdefault(value, len(numbers)) for value in self.operands])
+        dying = tuple([number for value, number in numbers.items() if value in self.dead])
+        storages: dict[int, int] = {}
+        shared = tuple([storages.setdefault(s, len(storages)) for s in storages_of([*self.inputs()])])
+        return tuple([call.kind for call in self.calls]), flow, shared, dying
+
+    @property
+    def exact(self) -> Hashable:
+        """Equal for programs of one structure with equal calls and slots."""
+        return self.calls, self.slots
+
+    @property
+    def call_numbers(self) -> tuple[int, Words] | None:
+        """The numbers of the calls, and a value that is equal for programs whose numbers can be compared; None without numbers."""
+        return None
+
+    def call(self, index: int) -> Call:
+        """The call of an instruction."""
+        return self.calls[index]
+
+    def inputs(self) -> dict[int, tuple[int, int]]:
+        """The values that the program does not make, each with the first call that takes it and its position there."""
+        found: dict[int, tuple[int, int]] = {}
+        made: set[int] = set()
+        for instruction in self.instructions():
+            for position, value in enumerate(instruction.inputs):
+                if value not in made:
+                    found.setdefault(value, (instruction.index, position))
+            made.update(instruction.outputs)
+        return found
 
     def instructions(self) -> Iterator[Instruction]:
         """The instructions, unpacked one after the other."""

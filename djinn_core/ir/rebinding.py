@@ -12,7 +12,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
-from djinn_core.ir.profile import Nodes, PatternMatch, WorkloadProfile
+from djinn_core.ir.profile import PatternMatch, WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 
@@ -75,54 +75,6 @@ def rebind_profile(profile: WorkloadProfile, names: Names) -> WorkloadProfile:
         residency=_keys(profile.residency, names),
         patterns=tuple(_match(m, names) for m in profile.patterns),
     )
-
-
-def profile_of_piece(profile: WorkloadProfile, nodes: range, names: Names) -> WorkloadProfile:
-    """Part of `profile` for a stretch of its program: nodes are numbered from zero, values are renamed by `names`.
-
-    Values that the stretch does not touch are left out, and matches that reach beyond it are marked as partial.
-    """
-    start = nodes.start
-    return attrs.evolve(
-        profile,
-        phases=profile.phases[nodes.start : nodes.stop],
-        modalities=profile.modalities[nodes.start : nodes.stop],
-        lineage=profile.lineage[nodes.start : nodes.stop],
-        residency=_known(profile.residency, names),
-        roles={n - start: role for n, role in profile.roles.items() if n in nodes},
-        patterns=tuple(_cut(m, nodes, names) for m in profile.patterns if any(n in nodes for n in m.nodes)),
-    )
-
-
-def _cut(match: PatternMatch, nodes: range, names: Names) -> PatternMatch:
-    inside = tuple(n - nodes.start for n in match.nodes if n in nodes)
-    return attrs.evolve(
-        match,
-        nodes=inside,
-        residency=_known(match.residency, names),
-        hints=_touched(match.hints, nodes, names),
-        details=_touched(match.details, nodes, names),
-        partial=len(inside) < len(match.nodes),
-    )
-
-
-def _known(table: Mapping[int, T], names: Names) -> dict[int, T]:
-    return {names[v]: entry for v, entry in table.items() if v in names}
-
-
-def _touched(facts: Any, nodes: range, names: Names) -> Any:
-    """Facts with their value ids and nodes renamed, without those that have no name or lie outside."""
-    if isinstance(facts, Nodes):
-        return Nodes([n - nodes.start for n in facts if n in nodes])
-    if isinstance(facts, Mapping):
-        return {k: _touched(v, nodes, names) for k, v in facts.items()}
-    if isinstance(facts, list | tuple | set | frozenset):
-        return type(facts)([_touched(f, nodes, names) for f in facts if not _is_strange(f, names)])
-    return None if _is_strange(facts, names) else _anything(facts, names)
-
-
-def _is_strange(fact: Any, names: Names) -> bool:
-    return isinstance(fact, int) and not isinstance(fact, bool) and bool(storage_of(fact)) and fact not in names
 
 
 def _match(match: PatternMatch, names: Names) -> PatternMatch:

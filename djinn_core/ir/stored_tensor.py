@@ -62,13 +62,6 @@ class StoredTensor(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, shape=(end - first, *self.shape[1:]), start=self.start + first * row)
 
 
-class UnfinishedOpening(msgspec.Struct, frozen=True):
-    """The progress of an address that an executor is still opening: bytes that were downloaded, of those that are expected."""
-
-    done: int
-    expected: int
-
-
 class WeightListing(msgspec.Struct, frozen=True):
     """The tensors at an address, as an executor found them.
 

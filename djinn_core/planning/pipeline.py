@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -440,7 +441,9 @@ def _chosen(kind: str, name: str, offered: Sequence[N], built_in: N) -> N:
         if candidate.name == name:
             return built_in if type(candidate) is type(built_in) else candidate
     names = sorted({c.name for c in candidates})
-    raise ConfigurationError(f"there is no {kind} {name!r}; available: {', '.join(names)}")
+    close = difflib.get_close_matches(name, names, 1)
+    guess = f"; did you mean {close[0]!r}?" if close else ""
+    raise ConfigurationError(f"there is no {kind} {name!r}; available: {', '.join(names)}{guess}")
 
 
 def _kept(graph: Graph) -> frozenset[int]:

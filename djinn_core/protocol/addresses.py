@@ -41,7 +41,7 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
 
     Raises:
         ConfigurationError: it is no URL.
-        PluginError: no transport serves the scheme. The message names the folder of Djinn's transports.
+        PluginError: no transport serves the scheme. The message names the schemes that are known.
     """
     scheme = parse_url(url).scheme
     known = list(transports)
@@ -50,8 +50,8 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
             return transport
     schemes = ", ".join(sorted(s for transport in known for s in transport.schemes)) or "none"
     raise PluginError(
-        f"no transport for {scheme}:// is installed (installed: {schemes}). Install one from plugins of Djinn's "
-        "repository, for example `pip install ./plugins/tcp`. `djinn plugins` lists installed, broken and disabled plugins"
+        f"no transport for {scheme}:// is in use here (known: {schemes}). Install or enable a plugin for {scheme}://, on the client "
+        "and on the server. `djinn plugins` lists installed, broken and disabled plugins"
     )
 
 
@@ -74,6 +74,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # a name: what it resolves to may change, so it counts as open to the network
+
+
+def reaches_network(url: str) -> bool:
+    """True if the host of `url` is no loopback address."""
+    return not is_loopback(urlsplit(url).hostname or "")
 
 
 def is_wildcard(host: str) -> bool:

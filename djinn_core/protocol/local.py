@@ -33,7 +33,7 @@ class LocalTransport(Transport):
 
     name = "local"
     schemes = ("unix",)
-    capabilities = TransportCapabilities(zero_copy=True, same_host=True, relayed=False, speed=100)
+    capabilities = TransportCapabilities(same_host=True, relayed=False, speed=100)
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """As `Transport.connect`."""

@@ -9,6 +9,7 @@ from typing import Final
 
 # By name of the plugin its kind and the package of its module, in pipeline order. The name is that of the module.
 _MODULES: Final = MappingProxyType({
+    "native": ("interception", "djinn_client.builtins"),
     "costs": ("cost_models", "djinn_core.planning.builtins"),
     "placement": ("placement_policies", "djinn_core.planning.builtins"),
     "scheduling": ("schedulers", "djinn_core.planning.builtins"),

@@ -92,10 +92,13 @@ def installed(entry_points: Iterable[EntryPoint] | None = None) -> tuple[PluginC
 
 
 def _all_points() -> Iterator[EntryPoint]:
-    found = importlib.metadata.entry_points()
-    for group in found.groups:
-        if _kind_of(group):
-            yield from found.select(group=group)
+    """As `importlib.metadata.entry_points`, which compares each entry point with each group: files without a group are not parsed."""
+    seen: set[str] = set()
+    for distribution in importlib.metadata.distributions():
+        name = distribution._normalized_name  # type: ignore[attr-defined]  # noqa: SLF001 - `name` parses METADATA
+        if name not in seen and f"[{_PREFIX}" in (distribution.read_text("entry_points.txt") or ""):
+            yield from distribution.entry_points
+        seen.add(name)
 
 
 def _kind_of(group: str) -> str:

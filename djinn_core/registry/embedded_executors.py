@@ -1,13 +1,14 @@
 """Executors that a program starts for itself: the interface between clients and the package djinn-server.
 
-A client finds that package through the entry point group `djinn.server` and imports nothing else of it. The package is no plugin of the
-kind `executors`: executors start before plugins are loaded, whatever plugins the settings select or disable.
+A client imports one module of that package, `STARTER`, and nothing else. The module is no plugin of the kind `executors`: executors start
+before plugins are loaded, whatever plugins the settings select or disable, and it starts those of all engines.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from djinn_core.errors import DjinnError, StartupError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from djinn_core.settings import Settings
     from djinn_core.wire.executor_reports import Ready
 
-GROUP: Final = "djinn.server"
+STARTER: Final = "djinn_server.launch.embedded"  # the module is an `ExecutorStarter`
 INSTALL_SERVER: Final = (
     "Install it: `pip install ./djinn_server` in a checkout of Djinn, or `pip install FOLDER/djinn_server-*.whl` from the folder of a "
     "release's wheels."
@@ -88,7 +89,7 @@ class EmbeddedExecutor(Protocol):
 
 
 class ExecutorStarter(Protocol):
-    """Entry point of the package that brings executors."""
+    """What the package djinn-server does for clients."""
 
     def start(
         self,
@@ -122,12 +123,11 @@ def find_starter() -> ExecutorStarter:
     """Return the starter of the installed server package.
 
     Raises:
-        StartupError: the system runs clients only, or the package is not installed, or cannot be imported, or two packages claim
-            to start executors. The message says what to do.
+        StartupError: the system runs clients only, or the package is not installed, or cannot be imported. The message says what to do.
     """
     check_platform()
-    if found := _points():
-        return _load(found)
+    if _is_installed():
+        return _load()
     raise StartupError(
         "this program has no server, and the package djinn-server, which runs programs on this machine, is not installed. "
         f"{INSTALL_SERVER} Or name a server: djinn.configure(servers=[...])"
@@ -136,29 +136,22 @@ def find_starter() -> ExecutorStarter:
 
 def check_starter() -> None:
     """Raise `StartupError` if a server package is installed and cannot start executors."""
-    if found := _points():
-        _load(found)
+    if _is_installed():
+        _load()
 
 
-def _points() -> dict[str, EntryPoint]:
-    """Entry points by distribution. A distribution that lies on the import path twice counts once, where it comes first."""
-    return {point.dist.name: point for point in entry_points(group=GROUP) if point.dist is not None}
+def _is_installed() -> bool:
+    return find_spec(STARTER.partition(".")[0]) is not None
 
 
-def _load(points: dict[str, EntryPoint]) -> ExecutorStarter:
-    if len(points) > 1:
-        raise StartupError(
-            f"{' and '.join(sorted(points))} both start executors of programs (entry point group `{GROUP}`): uninstall one"
-        )
-    ((distribution, point),) = points.items()
+def _load() -> ExecutorStarter:
     try:
-        return cast("ExecutorStarter", point.load())
+        return cast("ExecutorStarter", importlib.import_module(STARTER))
     except DjinnError:
         raise
     except Exception as error:
-        version = point.dist.version if point.dist is not None else ""
         raise StartupError(
-            f"the package {distribution} {version}, which runs programs on this machine, cannot be imported "
+            "the package djinn-server, which runs programs on this machine, cannot be imported "
             f"({type(error).__name__}: {error}): install it again, or uninstall it and name a server. {INSTALL_SERVER}"
         ) from error
 

@@ -45,12 +45,16 @@ class Kind(msgspec.Struct, frozen=True):
 INTEGRATIONS: Final = "integrations"
 KINDS: Final[tuple[Kind, ...]] = (
     Kind(INTEGRATIONS, "Integration"),
+    Kind("interception", "Interception"),
+    Kind("op_handlers", "OpHandler"),
+    Kind("routers", "Router"),
     Kind("patterns", "Pattern"),
     Kind("cost_models", "CostModel"),
     Kind("optimizations", "Optimization"),
     Kind("placement_policies", "PlacementPolicy"),
     Kind("schedulers", "Scheduler"),
     Kind("transports", "Transport", ("client", "gateway", "executor")),
+    Kind("channels", "ChannelWrapper"),
     Kind("executors", "ExecutorEngine", ("client", "gateway")),
     Kind("devices", "Device", ("gateway", "executor")),
     Kind("compilers", "Compiler", ("executor",)),
@@ -73,7 +77,6 @@ def kinds_in(process: str) -> frozenset[str]:
     return frozenset(kind.name for kind in KINDS if process in kind.processes)
 
 
-COMMAND_KINDS: Final = kinds_in("command")
 CLIENT_KINDS: Final = kinds_in("client")
 GATEWAY_KINDS: Final = kinds_in("gateway")
 EXECUTOR_KINDS: Final = kinds_in("executor")

@@ -271,7 +271,7 @@ class PluginLoader:
                 raise PluginError(f"its {caller.name} is a wrapper; hooks of Djinn register objects and wrap nothing")
         unmarked = sorted({name for name in _HOOKS if hasattr(module, name)} - {caller.name for caller in callers})
         if unmarked:
-            raise PluginError(f"its {unmarked[0]} is not marked as a hook. Put `@djinn.hookimpl` above it")
+            raise PluginError(f"its {unmarked[0]} is not marked as a hook. Put `@djinn.hooks.hookimpl` above it")
         if not callers:
             raise PluginError(f"it implements no hook of Djinn. There are: {', '.join(_HOOKS)}")
 

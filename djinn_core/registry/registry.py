@@ -20,11 +20,13 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
 
     from djinn_core.hookspecs.assignment_policies import AssignmentPolicy
     from djinn_core.hookspecs.authenticators import Authenticator
+    from djinn_core.hookspecs.channels import ChannelWrapper
     from djinn_core.hookspecs.compilers import Compiler
     from djinn_core.hookspecs.cost_models import CostModel
     from djinn_core.hookspecs.devices import Device
     from djinn_core.hookspecs.executors import ExecutorEngine
     from djinn_core.hookspecs.integrations import Integration
+    from djinn_core.hookspecs.interception import Interception
     from djinn_core.hookspecs.memory_policies import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
     from djinn_core.hookspecs.operations_pages import OperationsPages
@@ -32,10 +34,12 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement_policies import PlacementPolicy
     from djinn_core.hookspecs.renderers import Renderer
+    from djinn_core.hookspecs.routers import Router
     from djinn_core.hookspecs.schedulers import Scheduler
     from djinn_core.hookspecs.transports import Transport
     from djinn_core.hookspecs.weight_formats import WeightFormat
     from djinn_core.hookspecs.weight_sources import WeightSource
+    from djinn_core.sink import OpHandler
 
 
 class Registry:
@@ -45,12 +49,16 @@ class Registry:
     """
 
     integrations: tuple[Integration, ...]
+    interception: tuple[Interception, ...]
+    op_handlers: tuple[OpHandler, ...]
+    routers: tuple[Router, ...]
     patterns: tuple[Pattern, ...]
     cost_models: tuple[CostModel, ...]
     optimizations: tuple[Optimization, ...]
     placement_policies: tuple[PlacementPolicy, ...]
     schedulers: tuple[Scheduler, ...]
     transports: tuple[Transport, ...]
+    channels: tuple[ChannelWrapper, ...]
     executors: tuple[ExecutorEngine, ...]
     devices: tuple[Device, ...]
     compilers: tuple[Compiler, ...]
@@ -107,6 +115,10 @@ class Registry:
                 vars(self)[kind] = loader.load(kind) if loader is not None else ()
         if loader is not None and not self._surveyed:
             loader.tell_failures()
+
+    def has_loaded(self, kinds: Iterable[str]) -> bool:
+        """Return True if `load` has loaded these kinds."""
+        return all(kind in vars(self) for kind in kinds)
 
     def evolve(self, **objects: tuple[Any, ...]) -> Registry:
         """The same registry with other objects of some kinds."""

@@ -63,16 +63,15 @@ def _handle(storage: int, view: int) -> int:
     return storage << VIEW_BITS | (storage + view) & VIEW_MASK
 
 
-def diff_inputs(before: Sequence[int], handles: Sequence[int]) -> InputChanges:
-    """The changes that turn the handles `before` into `handles`; both are equally long."""
-    rebound: list[int] = []
+def pack_inputs(positions: Sequence[int], handles: Sequence[int]) -> InputChanges:
+    """The new handles at ascending positions, as differences."""
+    packed: list[int] = []
     position = storage = 0
-    for index, (old, new) in enumerate(zip(before, handles, strict=True)):
-        if old != new:
-            before_it, storage = storage, new >> VIEW_BITS
-            rebound += (index - position, storage - before_it, (new - storage) & VIEW_MASK)
-            position = index
-    return tuple(rebound)
+    for at, handle in zip(positions, handles, strict=True):
+        before, storage = storage, handle >> VIEW_BITS
+        packed += (at - position, storage - before, (handle - storage) & VIEW_MASK)
+        position = at
+    return tuple(packed)
 
 
 def apply_input_changes(before: list[int], changes: InputChanges) -> None:
@@ -94,14 +93,11 @@ def apply_input_changes(before: list[int], changes: InputChanges) -> None:
         before[position] = handle
 
 
-def diff_slots(before: Sequence[Slot], slots: Sequence[Slot]) -> SlotChanges:
-    """Slots that differ, by their new value. An int is not the float of the same value, and 0.0 is not -0.0."""
+def pack_slots(positions: Sequence[int], slots: Sequence[Slot]) -> SlotChanges:
+    """The new slots at ascending positions, by value. An int is not the float of the same value, and 0.0 is not -0.0."""
     groups: dict[tuple[type, Slot, bool], list[int]] = {}
-    for position, (old, new) in enumerate(zip(before, slots, strict=True)):
-        if old is not new and (old != new or not new or type(old) is not type(new)):
-            groups.setdefault((type(new), new, _negative_zero(new)), []).append(position)
-    if not groups:
-        return ()
+    for position, new in zip(positions, slots, strict=True):
+        groups.setdefault((type(new), new, _negative_zero(new)), []).append(position)
     return tuple((key[1] if not key[2] else -0.0, _distances(places)) for key, places in groups.items())
 
 

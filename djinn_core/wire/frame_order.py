@@ -107,7 +107,8 @@ class _UnacknowledgedFrame(msgspec.Struct):
     borrowed: bool
 
 
-def _size(frame: Frame) -> int:
+def body_bytes(frame: Frame) -> int:
+    """Bytes of a frame's body."""
     nbytes = 0
     for buffer in frame.body:  # mostly none or one: no generator for it
         nbytes += memoryview(buffer).nbytes
@@ -160,7 +161,7 @@ class Outbox:
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
         """Continue after another process that sent `sent` frames, the last ones of which, `kept`, were not acknowledged."""
         self._sent = sent
-        self._kept = deque(_UnacknowledgedFrame(frame, _size(frame), borrowed=False) for frame in kept)
+        self._kept = deque(_UnacknowledgedFrame(frame, body_bytes(frame), borrowed=False) for frame in kept)
 
     def repeat(self, received: int) -> None:
         """Begin a replay: frames up to number `received` were already received by the peer and are neither kept nor sent again."""
@@ -191,7 +192,7 @@ class Outbox:
         if not waiting:
             self.borrows = False
 
-    def own(self) -> None:
+    def copy_borrowed(self) -> None:
         """Copy what is kept and was borrowed, because its memory is about to change."""
         if self.borrows:
             for kept in self._kept:

@@ -28,10 +28,7 @@ _MAGIC: Final = b"DJNF"
 _PREFIX: Final = struct.Struct("<4sHHIIQ")
 PREFIX_BYTES: Final = _PREFIX.size
 _WHOLE, _STRIPED = 0, 1  # kinds of frames
-_OPENING: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, _WHOLE)  # with which the prefix of a whole frame begins
-_OPENING_STRIPED: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, _STRIPED)
-_OPENING_BYTES: Final = len(_OPENING)
-_SIZES: Final = struct.Struct("<IIQ")  # the rest of it
+_OPENING_STRIPED: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, _STRIPED)  # of a striped frame's prefix
 _LENGTH: Final = struct.Struct("<Q")
 LENGTH_BYTES: Final = _LENGTH.size
 # Small parts are read together with what follows them, large ones straight into place.
@@ -135,7 +132,7 @@ def striped(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[memoryview]]:
     """Divide what `encode_frame` gave into a striped frame and its large buffers, which go over other connections."""
     views = [memoryview(buffer) for buffer in buffers[1:]]
     small = [view for view in views if len(view) < STRIPED_BYTES]
-    opening = _OPENING_STRIPED + memoryview(buffers[0])[_OPENING_BYTES:]
+    opening = _OPENING_STRIPED + memoryview(buffers[0])[len(_OPENING_STRIPED) :]
     return [opening, *small], [view for view in views if len(view) >= STRIPED_BYTES]
 
 
@@ -279,16 +276,11 @@ class FrameDecoder:
                 self._fill(count)
                 return
             data = self._scratch[:count]
-            position, limits = 0, self.limits
-            if (
-                self._filled == 0 and self._part is self._prefix
-            ):  # frames that lie whole in `data` take the shortest way
+            position = 0
+            if self._filled == 0 and self._part is self._prefix:  # whole frames in `data`
                 while count - position >= PREFIX_BYTES:
-                    opening = position + _OPENING_BYTES
-                    head, buffers, body = _SIZES.unpack_from(data, opening)
-                    large = head > limits.head or buffers > limits.buffers or body > limits.body
-                    if large or data[position:opening] != _OPENING or (body and not buffers):
-                        self._read_prefix(data, position)  # says what is wrong, unless it is a striped frame
+                    kind, head, buffers, body = self._read_prefix(data, position)
+                    if kind != _WHOLE:
                         break
                     start = position + PREFIX_BYTES
                     lengths = start + head

@@ -5,6 +5,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -18,11 +19,14 @@ namespace {
 
 // Numbered in blocks that never move, so that a call is read without a lock.
 constexpr size_t kBlock = 4096, kBlocks = 1 << 14;
+constexpr int64_t kFewest = 16384;  // calls before Python looks for those that nothing uses
 struct Calls {
   std::mutex mutex;
   std::atomic<Call*> blocks[kBlocks] = {};
   int32_t count = 0;
   std::vector<int32_t> released;  // numbers that are used again
+  std::atomic<int64_t> used{0}, most{kFewest};
+  bool full() const { return used.load(std::memory_order_relaxed) > most.load(std::memory_order_relaxed); }
 };
 Calls& calls() {
   static auto* all = new Calls();
@@ -67,12 +71,12 @@ struct Known {
   uint64_t hash;
   Known* next = nullptr;
 };
+constexpr size_t kKeys = 65536;  // remembered; the older half goes when there are more
 struct Memo {
   std::shared_mutex mutex;
   ska::flat_hash_map<uint64_t, Known*> by_hash;
   std::vector<Known*> by_age;  // oldest first
   std::atomic<uint64_t> generation{1};
-  size_t limit = 65536;
 };
 Memo& memo() {
   static auto* one = new Memo();
@@ -160,7 +164,7 @@ void insert(const std::vector<uint64_t>& words, int32_t call) {
   auto* made = new Known{words, call, hash, first};
   first = made;
   m.by_age.push_back(made);
-  if (m.by_age.size() <= m.limit) return;
+  if (m.by_age.size() <= kKeys) return;
   const size_t half = m.by_age.size() / 2;
   drop(m, {m.by_age.begin(), m.by_age.begin() + static_cast<std::ptrdiff_t>(half)});
   m.by_age.erase(m.by_age.begin(), m.by_age.begin() + static_cast<std::ptrdiff_t>(half));
@@ -170,24 +174,6 @@ thread_local Pending* pending = nullptr;
 
 // ---- keys -------------------------------------------------------------------------------------------------------------
 
-enum Mark : uint64_t {
-  kTensor = 1,
-  kCpuNumber,
-  kWrapped,
-  kUndefined,
-  kInt,
-  kDouble,
-  kComplex,
-  kTrue,
-  kFalse,
-  kNone,
-  kList,
-  kString,
-  kDevice,
-  kGenerator,
-  kEnumValue,
-  kArgument
-};
 inline uint64_t mark(Mark m, uint64_t v = 0) { return static_cast<uint64_t>(m) << 56 | (v & ((uint64_t{1} << 56) - 1)); }
 
 inline int64_t bits_of(double d) {
@@ -238,7 +224,7 @@ void add_tensor(Scratch& s, const at::Tensor& t) {
     for (auto n : sizes) s.words.push_back(static_cast<uint64_t>(n));
     for (auto n : strides) s.words.push_back(static_cast<uint64_t>(n));
     s.operands.push_back(operand);
-    s.known |= operand.record()->known;
+    s.known |= ordering_record(operand.record())->known;
     return;
   }
   if (t.dim() > 0 || !t.device().is_cpu() || impl->key_set().has(c10::DispatchKey::Python)) throw PythonDecides();
@@ -251,7 +237,7 @@ void add_value(Scratch& s, const c10::IValue& v, ArgKind kind) {
     s.words.push_back(mark(kNone));
   } else if (v.isInt()) {
     const int64_t i = v.toInt();
-    s.words.push_back(mark(kind == ArgKind::kEnum ? kEnumValue : kInt));
+    s.words.push_back(mark(kind == ArgKind::kEnum ? kEnumValue : kind == ArgKind::kNumber ? kNumber : kInt));
     s.words.push_back(static_cast<uint64_t>(i));
     if (kind != ArgKind::kEnum) add_slot(s, i, kIntSlot);
   } else if (v.isBool()) {
@@ -314,12 +300,13 @@ bool is_default(const c10::Argument& argument, const c10::IValue& v) {
 
 }  // namespace
 
-int32_t add_call(at::IntArrayRef spec) {
-  auto& all = calls();
+static int32_t read_call(at::IntArrayRef spec) {
   Reader in{spec};
   Call made;
   made.operands = static_cast<int32_t>(in.next());
   made.slots = static_cast<int32_t>(in.next());
+  made.signature = in.next();
+  made.kind = in.next();
   const int64_t flags = in.next();
   made.nothing = flags & 1;
   made.list = flags & 2;
@@ -328,7 +315,29 @@ int32_t add_call(at::IntArrayRef spec) {
   made.empty = flags & 16;
   for (int64_t n = in.next(); n > 0; --n) made.writes.push_back(static_cast<uint16_t>(in.next()));
   for (int64_t n = in.next(); n > 0; --n) made.results.push_back(read_result(in));
+  for (const auto& r : made.results) made.fresh += r.kind == Result::kNew || r.kind == Result::kView;
+  made.operand_dims.assign(spec.begin() + static_cast<std::ptrdiff_t>(in.at), spec.end());
+  return add_call(std::move(made));
+}
+
+// What Python needs to make a call: the call that it is like, and offset, sizes and strides of each operand and each new result.
+static std::vector<int64_t> describe_call(int64_t id) {
+  const auto& call = call_of(static_cast<int32_t>(id));
+  std::vector<int64_t> made{call.like};
+  made.insert(made.end(), call.operand_dims.begin(), call.operand_dims.end());
+  for (const auto& r : call.results) {
+    if (r.kind != Result::kNew && r.kind != Result::kView) continue;
+    made.push_back(r.offset);
+    made.insert(made.end(), r.sizes.begin(), r.sizes.end());
+    made.insert(made.end(), r.strides.begin(), r.strides.end());
+  }
+  return made;
+}
+
+int32_t add_call(Call made) {
+  auto& all = calls();
   std::lock_guard<std::mutex> guard(all.mutex);
+  ++all.used;
   if (!all.released.empty()) {
     made.id = all.released.back();
     all.released.pop_back();
@@ -363,9 +372,10 @@ OpInfo::OpInfo(c10::OperatorHandle o) : op(std::move(o)) {
     auto type = a.real_type();
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
     const auto kind = type->kind();
-    kinds.push_back(kind == c10::TypeKind::ScalarTypeType || kind == c10::TypeKind::LayoutType || kind == c10::TypeKind::MemoryFormatType
-                        ? ArgKind::kEnum
-                        : ArgKind::kPlain);
+    const bool number = (kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType) && !name.starts_with("aten::arange");
+    const bool fixed =
+        kind == c10::TypeKind::ScalarTypeType || kind == c10::TypeKind::LayoutType || kind == c10::TypeKind::MemoryFormatType;
+    kinds.push_back(fixed ? ArgKind::kEnum : number ? ArgKind::kNumber : ArgKind::kPlain);
     keyword.push_back(a.kwarg_only());
   }
   // Results that are neither tensors nor one list of them are Python's to make.
@@ -375,6 +385,7 @@ OpInfo::OpInfo(c10::OperatorHandle o) : op(std::move(o)) {
     else if (r.type()->kind() != c10::TypeKind::TensorType) flags |= kNeverKnown;
   }
   if (lists && returns > 1) flags |= kNeverKnown;
+  rule = rule_of(*this);
 }
 
 std::mutex& infos_mutex() {
@@ -440,15 +451,18 @@ void take_apart(OpInfo& info, const Stack& stack, Scratch& s) {
   if (s.operands.empty()) s.words.push_back(static_cast<uint64_t>(current_index()));
 }
 
-// Floats that every floating dtype holds may be left out of the key of some ops.
-static bool without_floats(const Scratch& s, std::vector<uint64_t>& words) {
+bool is_moderate(uint64_t value, bool is_float) {
   constexpr double kLeastMaximum = 65504;  // of the floating dtypes, as in shape_inference/scalar_ranges.py
-  words.assign(s.words.begin(), s.words.end());
+  const double d = is_float ? std::bit_cast<double>(value) : static_cast<double>(static_cast<int64_t>(value));
+  return d >= -kLeastMaximum && d <= kLeastMaximum;
+}
+
+// Such floats may be left out of the key of some ops.
+static bool without_floats(at::ArrayRef<uint64_t> key, at::ArrayRef<uint64_t> float_at, std::vector<uint64_t>& words) {
+  words = key.vec();
   bool some = false;
-  for (auto at : s.float_at) {
-    double d;
-    std::memcpy(&d, &words[at], sizeof d);
-    if (!(d >= -kLeastMaximum && d <= kLeastMaximum)) continue;
+  for (auto at : float_at) {
+    if (!is_moderate(words[at], true)) continue;
     words[at] = ~uint64_t{0};  // a nan that `bits_of` does not make
     some = true;
   }
@@ -459,45 +473,43 @@ const Call* find_call(const OpInfo& info, Scratch& s) {
   int32_t found = find(s.words);
   if (found < 0 && (info.flags & kAnyFloat) && !s.float_at.empty()) {
     static thread_local std::vector<uint64_t> words;
-    if (without_floats(s, words)) found = find(words);
+    if (without_floats(s.words, s.float_at, words)) found = find(words);
   }
   return found < 0 ? nullptr : &call_of(found);
+}
+
+const Call* find_by_rule(const OpInfo& info, const Scratch& s, at::ArrayRef<c10::IValue> args) {
+  if (!info.rule || calls().full()) return nullptr;
+  int32_t like = info.flags & kAnyFloat ? find(kind_of(s.words, true)) : -1;
+  if (like < 0) like = find(kind_of(s.words, false));
+  auto made = like < 0 ? std::nullopt : call_like(call_of(like), info, s.operands, args);
+  if (!made) return nullptr;
+  const auto id = made->nothing ? like : add_call(std::move(*made));
+  insert({s.words.begin(), s.words.end()}, id);
+  return &call_of(id);
 }
 
 PendingGuard::PendingGuard(Pending* p) : before(pending) { pending = p; }
 PendingGuard::~PendingGuard() { pending = before; }
 
-Pending key_of(const OpInfo& info, const Scratch& s) {
-  Pending p;
-  p.words.assign(s.words.begin(), s.words.end());
-  p.known_by_key = true;
-  if (!(info.flags & kAnyFloat) || s.float_at.empty() || !without_floats(s, p.without_floats)) p.without_floats.clear();
-  return p;
-}
-
 void remember_call(int32_t id, bool any_float) {
-  if (!pending || !pending->known_by_key) return;
+  if (!pending) return;
   insert(pending->words, id);
-  if (any_float && !pending->without_floats.empty()) insert(pending->without_floats, id);
+  std::vector<uint64_t> words;
+  if (any_float && without_floats(pending->words, pending->float_at, words)) insert(words, id);
+  if (!has_kind(pending->rule, call_of(id))) return;
+  const auto kind = kind_of(pending->words, any_float);
+  if (!kind.empty()) insert(kind, id);
 }
 
-void forget_calls(at::IntArrayRef ids) {
+// Forget the calls of a signature; all for -1.
+void forget_calls(int64_t signature) {
   auto& m = memo();
   std::unique_lock<std::shared_mutex> guard(m.mutex);
-  std::vector<Known*> left, gone;
-  const std::unordered_map<int64_t, bool> chosen = [&] {
-    std::unordered_map<int64_t, bool> all;
-    for (auto id : ids) all[id] = true;
-    return all;
-  }();
-  for (auto* k : m.by_age) {
-    if (ids.empty() || chosen.contains(k->call)) {
-      gone.push_back(k);
-    } else {
-      left.push_back(k);
-    }
-  }
-  m.by_age.swap(left);
+  const auto out_of_date =
+      std::ranges::stable_partition(m.by_age, [&](const Known* k) { return signature >= 0 && call_of(k->call).signature != signature; });
+  const std::vector<Known*> gone(out_of_date.begin(), out_of_date.end());
+  m.by_age.erase(out_of_date.begin(), out_of_date.end());
   drop(m, gone);
 }
 
@@ -517,6 +529,10 @@ static std::vector<int64_t> unused_calls() {
     for (const auto* k : memo().by_age) mark_used(k->call);
   }
   for_unsent_calls(mark_used);
+  for (size_t id = 0; id < used.size(); ++id) {
+    const auto like = used[id] ? call_of(static_cast<int32_t>(id)).like : -1;
+    if (like >= 0) mark_used(like);
+  }
   std::vector<int64_t> unused;
   for (size_t id = 0; id < used.size(); ++id) {
     if (!used[id]) unused.push_back(static_cast<int64_t>(id));
@@ -527,21 +543,18 @@ static std::vector<int64_t> unused_calls() {
 static void release_calls(at::IntArrayRef ids) {
   std::lock_guard<std::mutex> guard(calls().mutex);
   for (auto id : ids) calls().released.push_back(static_cast<int32_t>(id));
-}
-
-void set_calls_limit(int64_t n) {
-  auto& m = memo();
-  std::unique_lock<std::shared_mutex> guard(m.mutex);
-  m.limit = static_cast<size_t>(n);
+  calls().used -= static_cast<int64_t>(ids.size());
+  calls().most = std::max<int64_t>(kFewest, 2 * calls().used);
 }
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
-  m.def("add_call(int[] spec) -> int", [](at::IntArrayRef spec) { return static_cast<int64_t>(add_call(spec)); });
+  m.def("add_call(int[] spec) -> int", [](at::IntArrayRef spec) { return static_cast<int64_t>(read_call(spec)); });
+  m.def("describe_call(int call) -> int[]", &describe_call);
+  m.def("calls_are_full() -> bool", [] { return calls().full(); });
   m.def("remember(int call, bool any_float) -> ()", [](int64_t id, bool any) { remember_call(static_cast<int32_t>(id), any); });
-  m.def("forget_calls(int[] calls) -> ()", [](at::IntArrayRef ids) { forget_calls(ids); });
+  m.def("forget_calls(int signature) -> ()", &forget_calls);
   m.def("unused_calls() -> int[]", &unused_calls);
   m.def("release_calls(int[] calls) -> ()", [](at::IntArrayRef ids) { release_calls(ids); });
-  m.def("set_calls_limit(int n) -> ()", &set_calls_limit);
   m.def("set_op(str name, str overload, int flags) -> ()", [](const std::string& name, const std::string& overload, int64_t flags) {
     auto op = c10::Dispatcher::singleton().findSchema({name, overload});
     if (op) info_of(*op).flags |= flags;

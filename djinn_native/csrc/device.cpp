@@ -247,7 +247,9 @@ void forget_device_count() { known_count = 1; }
 #ifndef _WIN32
 namespace {
 
-std::array<std::mutex*, 5> mutexes() { return {&infos_mutex(), &calls_mutex(), &sites_mutex(), &generators_mutex(), &pinned_mutex()}; }
+std::array<std::mutex*, 6> mutexes() {
+  return {&infos_mutex(), &calls_mutex(), &sites_mutex(), &generators_mutex(), &pinned_mutex(), &known_mutex()};
+}
 
 // The forking thread takes every lock, in their order, so that no other thread is in the middle of a change that the child would see.
 void before_fork() {
@@ -293,6 +295,7 @@ static void cuda_is_remote() {
   static RemoteGuard guard(c10::DeviceType::CUDA);
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(&guard);
   named_cuda = true;
+  register_cuda_factories();
 }
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {

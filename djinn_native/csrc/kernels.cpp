@@ -6,6 +6,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/copy_ops.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -157,6 +158,57 @@ struct ToCopy final : c10::OperatorKernel {
 
 void ask_python_always(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { upcall(op, stack); }
 
+// PyTorch makes copies by this op where no subclass sees them, as in `torch.tensor`.
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
+  at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), const_cast<at::Tensor&>(to), self, non_blocking);
+  return to;
+}
+
+// ---- factories --------------------------------------------------------------------------------------------------------
+
+// Factories are recorded in one form: with their dtype and their index, and `arange` with three numbers. Equal programs then match their
+// cached templates.
+struct Factory final : c10::OperatorKernel {
+  explicit Factory(const c10::OperatorHandle& op)
+      : args(op.schema().arguments().size()),
+        options(static_cast<size_t>(op.schema().argumentIndexWithName("dtype").value())),
+        range(op.schema().name() == "aten::arange"),
+        full(op.schema().name() == "aten::full"),
+        info(info_of(range ? c10::Dispatcher::singleton().findSchemaOrThrow("aten::arange", "start_step") : op)) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+    auto* given = &(*stack)[stack->size() - args];
+    const auto type = default_dtype(given);
+    auto* option = given + options;
+    TORCH_CHECK_NOT_IMPLEMENTED(option[1].isNone() || option[1].toLayout() == at::kStrided, "layout ", option[1].toLayout(),
+                                " is not supported on remote_accelerator; use a strided tensor");
+    const auto device = option[2].toOptional<at::Device>();
+    const auto index = device && device->has_index() ? device->index() : current_index();
+    check_index(index);
+    if (option[0].isNone()) option[0] = type;
+    option[1] = option[3] = c10::IValue();
+    option[2] = at::Device(kRemote, index);
+    const auto first = stack->end() - static_cast<std::ptrdiff_t>(args);
+    if (range && options < 3) stack->insert(first + static_cast<std::ptrdiff_t>(options), int64_t{1});
+    if (range && options == 1) stack->insert(stack->end() - static_cast<std::ptrdiff_t>(args + 1), int64_t{0});
+    record(info, stack);
+  }
+  // A bool of `full` becomes a number: a bool would be a constant of the form.
+  c10::ScalarType default_dtype(c10::IValue* given) const {
+    if (full && given[1].isBool()) {
+      given[1] = static_cast<int64_t>(given[1].toBool());
+      return at::kBool;
+    }
+    const auto usual = c10::get_default_dtype_as_scalartype();
+    if (full && given[1].isComplexDouble()) return c10::toComplexType(usual);
+    const auto whole = [](const c10::IValue& v) { return v.isInt() || v.isBool(); };
+    const bool integers = full ? whole(given[1]) : range && std::all_of(given, given + options, whole);
+    return integers ? at::kLong : usual;
+  }
+  const size_t args, options;
+  const bool range, full;
+  OpInfo& info;
+};
+
 // ---- tensors over storages --------------------------------------------------------------------------------------------
 
 at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
@@ -282,6 +334,22 @@ const char* const kOwn[] = {"aten::copy_",
                             "aten::detach",
                             "aten::alias",
                             "aten::_efficientzerotensor"};
+const char* const kFactories[] = {"empty.memory_format",
+                                  "empty_strided",
+                                  "arange",
+                                  "arange.start",
+                                  "arange.start_step",
+                                  "eye",
+                                  "eye.m",
+                                  "full",
+                                  "zeros",
+                                  "ones",
+                                  "scalar_tensor",
+                                  "kaiser_window",
+                                  "tril_indices",
+                                  "triu_indices",
+                                  "kaiser_window.periodic",
+                                  "kaiser_window.beta"};
 
 // Factories that PyTorch makes of empty memory and an op on it. The op checks dtypes and ranges, where the executor would refuse too late.
 const char* const kTakenApart[] = {
@@ -325,7 +393,26 @@ void register_kept_whole() {
   library(c10::DispatchKey::AutogradPrivateUse1).impl("_scaled_dot_product_flash_attention_for_cpu_backward", boxed<AttentionBackward>());
 }
 
+bool is_factory(const std::string& full) { return std::ranges::find(kFactories, full.substr(sizeof "aten::" - 1)) != std::end(kFactories); }
+
+void register_factories(torch::Library& at_key) {
+  for (const std::string name : kFactories) {
+    const auto dot = name.find('.');
+    const auto overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
+    at_key.impl(name.c_str(), boxed<Factory>(op));
+  }
+  at_key.impl("_efficientzerotensor", &zero_tensor);
+}
+
 }  // namespace
+
+// Factories make remote tensors on the device type `cuda` from now on.
+void register_cuda_factories() {
+  static auto* cuda = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  const SilentWarnings silent;  // PyTorch says that a kernel is replaced
+  register_factories(*cuda);
+}
 
 // Each op that has a kernel for some backend is recorded whole; those that are made of other ops are left to PyTorch.
 void register_kernels() {
@@ -337,8 +424,8 @@ void register_kernels() {
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema()) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (own.contains(full) || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !has_backend_kernel(*op) ||
-        is_taken_apart(*op)) {
+    if (own.contains(full) || is_factory(full) || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+        !has_backend_kernel(*op) || is_taken_apart(*op)) {
       continue;
     }
     backend.impl(full.c_str(), boxed<Recording>(info_of(*op)));
@@ -353,7 +440,7 @@ void register_kernels() {
   for (const char* name : {"aten::detach", "aten::alias"}) {
     backend.impl(name, boxed<SameValue>(info_of(dispatcher.findSchemaOrThrow(name, ""))));
   }
-  backend.impl("_copy_from", torch::CppFunction::makeFromBoxedFunction<&ask_python_always>());
+  register_factories(backend);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_any>()); }
@@ -369,7 +456,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_", &set_none);
   m.impl("record_stream", &record_stream);
   m.impl("view", &view);
-  m.impl("_efficientzerotensor", &zero_tensor);
+  m.impl("_copy_from", &copy_from);
   m.impl("_has_compatible_shallow_copy_type", &takes_over);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shallow_copy_type", &takes_over); }

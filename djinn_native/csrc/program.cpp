@@ -4,8 +4,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
 
-#include <cstring>
-#include <deque>
+#include <algorithm>
+#include <unordered_set>
 
 namespace djinn {
 
@@ -39,7 +39,6 @@ thread_local ThreadProgram thread_program;
 Program::Program(int64_t n) : number(n) {
   for (auto& counter : counters) counter.store(0);
   counters[kLimit].store(int64_t{1} << 40);
-  counters[kNode].store(kUntold);
 }
 
 // Python sends what another thread's program has recorded so far.
@@ -70,12 +69,11 @@ static void restart(Program* p) {
   p->handles.clear();
   p->slots.clear();
   p->kinds.clear();
+  p->times.clear();
   p->counters[kEntries].store(0);
   p->counters[kEpoch].fetch_add(1);
-  p->counters[kWatched].store(0);
   p->counters[kDifferentiating].store(0);
   p->counters[kLimit].store(int64_t{1} << 40);
-  p->counters[kNode].store(kUntold);
 }
 
 void let_go(Program* p) {
@@ -124,7 +122,8 @@ Program* switch_program(Program* to) {
   return before;
 }
 
-Program* before_write(const Program& mine, const StorageRecord* s) {
+Program* before_write(const Program& mine, StorageRecord* s) {
+  s = ordering_record(s);
   if (s->reader.program != &mine && is_live(s->reader)) return s->reader.program;
   for (const auto& other : s->readers) {
     if (other.program != &mine && is_live(other)) return other.program;
@@ -133,6 +132,7 @@ Program* before_write(const Program& mine, const StorageRecord* s) {
 }
 
 void note_read(Program& mine, StorageRecord* s) {
+  s = ordering_record(s);
   if (C10_UNLIKELY(s->reader.program != &mine && is_live(s->reader))) {
     auto& others = s->readers;
     std::erase_if(others, [&](const Use& u) { return u.program == &mine || !is_live(u); });
@@ -142,6 +142,7 @@ void note_read(Program& mine, StorageRecord* s) {
 }
 
 void note_write(Program& mine, StorageRecord* s) {
+  s = ordering_record(s);
   s->version.fetch_add(1, std::memory_order_relaxed);
   s->known.store(false, std::memory_order_relaxed);
   if (C10_UNLIKELY(!s->readers.empty())) s->readers.clear();  // they were sent, or are this program
@@ -188,71 +189,55 @@ void begin_write(Program& mine, StorageRecord* s) {
 
 namespace {
 
-template <class T> at::Tensor array(const T* first, size_t count, c10::ScalarType type) {
-  auto t = at::detail::empty_cpu({static_cast<int64_t>(count)}, type);
-  if (count) std::memcpy(t.mutable_data_ptr(), first, count * sizeof(T));
-  return t;
-}
-
-using Columns = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
-// calls, handles, slots, kinds of slots, sites and nodes (none if all are outside of backward passes) of the entries [first, last) of a program.
-Columns columns(Program& p, size_t first, size_t last) {
-  size_t handle = 0, slot = 0, handles = 0, slots = 0;
-  for (size_t i = 0; i < last; ++i) {
-    const auto& call = call_of(p.calls[i]);
-    auto count = static_cast<size_t>(call.operands);
-    for (const auto& r : call.results) count += r.kind == Result::kNew || r.kind == Result::kView;
-    if (i < first) {
-      handle += count;
-      slot += static_cast<size_t>(call.slots);
-    } else {
-      handles += count;
-      slots += static_cast<size_t>(call.slots);
-    }
-  }
-  const auto* nodes = p.nodes.data();
-  const bool in_backward = std::any_of(nodes + first, nodes + last, [](int64_t node) { return node != -1; });
-  return {array(p.calls.data() + first, last - first, at::kInt), array(p.handles.data() + handle, handles, at::kLong),
-          array(p.slots.data() + slot, slots, at::kLong),        array(p.kinds.data() + slot, slots, at::kByte),
-          array(p.sites.data() + first, last - first, at::kInt), array(p.nodes.data() + first, in_backward ? last - first : 0, at::kLong)};
-}
-
 template <class T> void drop_first(std::vector<T>& all, size_t count) {
   if (count == all.size()) all.clear();
   else all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
-// Take the first `count` entries of a program, or all of them and begin a new epoch (-1).
-Columns take(int64_t number, int64_t count) {
+// Of `freed`, those that an entry from `first` on mentions. They are taken out.
+std::vector<int64_t> mentioned_later(const Program& p, size_t first, std::vector<int64_t>& freed) {
+  if (first == p.calls.size() || freed.empty()) return {};
+  size_t handle = 0;
+  for (size_t i = 0; i < first; ++i) handle += static_cast<size_t>(call_of(p.calls[i]).operands + call_of(p.calls[i]).fresh);
+  const std::unordered_set<int64_t> later(p.handles.begin() + static_cast<std::ptrdiff_t>(handle), p.handles.end());
+  const auto kept = std::ranges::stable_partition(freed, [&](int64_t h) { return !later.contains(h); });
+  std::vector<int64_t> found(kept.begin(), kept.end());
+  freed.erase(kept.begin(), kept.end());
+  return found;
+}
+
+// Take the first `count` entries of a program, or all of them and begin a new epoch (-1), with what was freed before.
+const int64_t* take(int64_t number, int64_t count) {
   auto& p = *program_of(number);
-  std::lock_guard<SpinLock> guard(p.mutex);
-  const bool all = count < 0;
-  const size_t taken = all ? p.calls.size() : std::min(static_cast<size_t>(count), p.calls.size());
-  auto made = columns(p, 0, taken);
-  counters.ops.fetch_add(static_cast<int64_t>(taken), std::memory_order_relaxed);
-  drop_first(p.calls, taken);
-  drop_first(p.sites, taken);
-  drop_first(p.nodes, taken);
-  drop_first(p.handles, static_cast<size_t>(std::get<1>(made).numel()));
-  drop_first(p.slots, static_cast<size_t>(std::get<2>(made).numel()));
-  drop_first(p.kinds, static_cast<size_t>(std::get<2>(made).numel()));
-  p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
-  if (all) p.counters[kEpoch].fetch_add(1, std::memory_order_acq_rel);
+  int64_t waiting = 0;
+  auto freed = take_freed(&p, &waiting);
+  std::vector<int64_t> later;
+  const int64_t* made;
+  {
+    std::lock_guard<SpinLock> guard(p.mutex);
+    const bool all = count < 0;
+    const size_t taken = all ? p.calls.size() : std::min(static_cast<size_t>(count), p.calls.size());
+    later = mentioned_later(p, taken, freed);
+    made = submission_of(p, taken, freed, waiting);
+    counters.ops.fetch_add(static_cast<int64_t>(taken), std::memory_order_relaxed);
+    drop_first(p.calls, taken);
+    drop_first(p.sites, taken);
+    drop_first(p.nodes, taken);
+    drop_first(p.handles, static_cast<size_t>(made[2]));
+    drop_first(p.slots, static_cast<size_t>(made[3]));
+    drop_first(p.kinds, static_cast<size_t>(made[3]));
+    p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
+    if (all) p.counters[kEpoch].fetch_add(1, std::memory_order_acq_rel);
+  }
+  if (!later.empty()) put_back(later, &p);
   return made;
 }
 
 // The entries from `first` on, which stay in the program.
-Columns look(int64_t number, int64_t first) {
+const int64_t* look(int64_t number, int64_t first) {
   auto& p = *program_of(number);
   std::lock_guard<SpinLock> guard(p.mutex);
-  return columns(p, std::min(static_cast<size_t>(first), p.calls.size()), p.calls.size());
-}
-
-std::vector<int64_t> look_calls(int64_t number) {
-  auto& p = *program_of(number);
-  std::lock_guard<SpinLock> guard(p.mutex);
-  return {p.calls.begin(), p.calls.end()};
+  return entries_of(p, std::min(static_cast<size_t>(first), p.calls.size()), p.calls.size());
 }
 
 // Take back the last entry where it made the memory of `t` and nothing else; whether it did.
@@ -281,24 +266,6 @@ at::Tensor counters_of(int64_t number) {
   return at::from_blob(program_of(number)->counters, {kCounters}, at::TensorOptions().dtype(at::kLong));
 }
 
-// Append entries that were made outside of the dispatcher, with handles that exist.
-void append_entries(const at::Tensor& calls, const at::Tensor& handles, const at::Tensor& slots, const at::Tensor& kinds, int64_t site) {
-  auto& p = current_program();
-  std::lock_guard<SpinLock> guard(p.mutex);
-  auto add = [](auto& to, const at::Tensor& from) {
-    using T = std::decay_t<decltype(to)>::value_type;
-    const auto* data = static_cast<const T*>(from.const_data_ptr());
-    to.insert(to.end(), data, data + from.numel());
-  };
-  add(p.calls, calls);
-  add(p.handles, handles);
-  add(p.slots, slots);
-  add(p.kinds, kinds);
-  p.sites.resize(p.calls.size(), static_cast<int32_t>(site));
-  p.nodes.resize(p.calls.size(), -1);
-  p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
-}
-
 std::tuple<std::vector<int64_t>, int64_t> freed(int64_t number) {
   int64_t waiting = 0;
   auto taken = take_freed(number < 0 ? nullptr : program_of(number), &waiting);
@@ -322,22 +289,31 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
     });
   });
   m.def("counters(int program) -> Tensor", &counters_of);
-  m.def("take(int program, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &take);
-  m.def("look(int program, int first) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &look);
-  m.def("look_calls(int program) -> int[]", &look_calls);
   m.def("take_back(Tensor t) -> bool", &take_back);
-  m.def("append_entries(Tensor calls, Tensor handles, Tensor slots, Tensor kinds, int site) -> ()", &append_entries);
   m.def("freed(int program) -> (int[], int)", &freed);
   m.def("look_freed() -> int[]", &look_freed);
   m.def("live_values() -> int[]", &live_values);
   m.def("drop_freed() -> ()", &drop_freed);
   m.def("set_forked(bool on) -> ()", [](bool on) { forked = on; });
-  m.def("put_back(int[] handles, int program) -> ()", [](at::IntArrayRef handles, int64_t n) { put_back(handles, program_of(n)); });
   m.def("begin_program() -> ()");  // these are implemented in Python
   m.def("cut(int program) -> ()");
   m.def("at_limit() -> ()");
-  m.def("at_node(int node) -> ()");
   m.def("resize_storage(Storage storage, int nbytes) -> ()");
 }
 
 }  // namespace djinn
+
+// Plain functions: an op of PyTorch's takes Python three times as long. Null: there is no such program.
+template <class F> static const int64_t* or_null(F entries) {
+  try {
+    return entries();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+DJINN_EXPORT const int64_t* djinn_take(int64_t program, int64_t count) {
+  return or_null([&] { return djinn::take(program, count); });
+}
+DJINN_EXPORT const int64_t* djinn_look(int64_t program, int64_t first) {
+  return or_null([&] { return djinn::look(program, first); });
+}

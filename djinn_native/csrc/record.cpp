@@ -1,9 +1,13 @@
 // The hot path: a call becomes a key, the key finds what the call returns, and an entry is appended. Python is asked about new calls only.
 #include "remote.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/node.h>
+
+#include <algorithm>
+#include <chrono>
 
 namespace djinn {
 
@@ -51,18 +55,15 @@ void increment_versions(const Call& call, at::ArrayRef<Operand> operands) {
   }
 }
 
-// Sequence number of the autograd node that the thread is at: -1 outside of backward passes, -2 at a node that has none.
+}  // namespace
+
 int64_t autograd_node(Program& p) {
   if (!p.counters[kDifferentiating].load(std::memory_order_relaxed)) return -1;
   const auto node = torch::autograd::get_current_node();
-  const int64_t number = node && node->sequence_nr() != UINT64_MAX ? static_cast<int64_t>(node->sequence_nr()) : -2;
-  const int64_t told = p.counters[kNode].load(std::memory_order_relaxed);
-  if (C10_UNLIKELY(told != kUntold && told != number)) {
-    Stack stack{number};
-    call_python("djinn::at_node", &stack);
-  }
-  return number;
+  return node && node->sequence_nr() != UINT64_MAX ? static_cast<int64_t>(node->sequence_nr()) : -2;
 }
+
+namespace {
 
 // The program of another thread that must be sent before this call.
 Program* before_call(const Program& p, const Call& call, at::ArrayRef<Operand> operands) {
@@ -73,6 +74,21 @@ Program* before_call(const Program& p, const Call& call, at::ArrayRef<Operand> o
     if (auto* first = before_write(p, operands[w].record())) return first;
   }
   return nullptr;
+}
+
+std::atomic<bool> ops_timed{false};
+
+// Nanoseconds by the clock of Python's `time.perf_counter()`.
+int64_t nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+// When an op begins; 0 if ops are not timed.
+int64_t begin_time() { return C10_UNLIKELY(ops_timed.load(std::memory_order_relaxed)) ? nanoseconds() : 0; }
+void end_time(Program& p, const OpInfo& info, int64_t begun) {
+  if (C10_LIKELY(!begun)) return;
+  const int64_t node = autograd_node(p), ended = nanoseconds();
+  std::lock_guard<SpinLock> guard(p.mutex);
+  p.times.insert(p.times.end(), {begun, ended, static_cast<int64_t>(info.id), node});
 }
 
 bool is_new(const Result& r) { return r.kind == Result::kNew || r.kind == Result::kView; }
@@ -91,7 +107,7 @@ void append_entry(Program& p, const Call& call, at::ArrayRef<Operand> operands, 
     if (!is_new(call.results[i])) continue;
     auto* value = value_of(made[i]);
     p.handles.push_back(value->handle);
-    value->record->writer = {&p, p.epoch()};  // a view counts: a thread that uses it needs this program first
+    note_made(p, value->record);
   }
   p.slots.insert(p.slots.end(), slots.begin(), slots.end());
   p.kinds.insert(p.kinds.end(), kinds.begin(), kinds.end());
@@ -138,11 +154,15 @@ void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at:
   }
 }
 
+}  // namespace
+
 void check_limit(Program& p) {
   if (C10_LIKELY(p.counters[kEntries].load(std::memory_order_relaxed) < p.counters[kLimit].load(std::memory_order_relaxed))) return;
   Stack stack;
   call_python("djinn::at_limit", &stack);
 }
+
+namespace {
 
 // Replaces the arguments on the stack by the results. An operand may be kept alive by the stack alone, so it dies only now.
 void give(const Call& call, c10::SmallVectorImpl<at::Tensor>& made, Stack* stack, size_t args) {
@@ -162,15 +182,6 @@ void give(const Call& call, c10::SmallVectorImpl<at::Tensor>& made, Stack* stack
   }
   stack->resize(first);
   for (auto& t : made) stack->emplace_back(std::move(t));
-}
-
-// Python looks after an op whose result follows from contents that the client knows.
-bool folds(const OpInfo& info, const Scratch& s) {
-  if (info.flags & kFoldsAny) return true;
-  const auto& first = s.operands[0];
-  if (!first.record()->known) return false;
-  return (info.flags & kFolds) ||
-         ((info.flags & kFoldsIntegers) && c10::isIntegralType(c10::typeMetaToScalarType(first.impl->dtype()), true));
 }
 
 void ask_python(OpInfo& info, Stack* stack, Pending* pending) {
@@ -195,13 +206,13 @@ std::vector<at::Tensor> append(const Call& call, at::ArrayRef<Operand> operands,
 }
 
 static bool python_sees(const OpInfo& info) {
-  return (info.flags & kHandled) || forked.load(std::memory_order_relaxed) || all_watched.load(std::memory_order_relaxed) ||
-         current_program().counters[kWatched].load(std::memory_order_relaxed);
+  return (info.flags & kHandled) || forked.load(std::memory_order_relaxed) || all_watched.load(std::memory_order_relaxed);
 }
 
 // A view with other sizes. Half of the ops of a model are views, and boxing the sizes takes longer than all the rest.
 at::Tensor record_view(OpInfo& info, const at::Tensor& self, c10::SymIntArrayRef size) {
   const auto sizes = c10::asIntArrayRefSlowOpt(size);
+  const int64_t begun = begin_time();
   if (C10_LIKELY(sizes.has_value() && has_value(self) && !python_sees(info))) {
     const OwnScratch own;
     Scratch& s = *own.one;
@@ -212,6 +223,7 @@ at::Tensor record_view(OpInfo& info, const at::Tensor& self, c10::SymIntArrayRef
       c10::SmallVector<at::Tensor, 4> made;
       append_to(p, *call, s.operands, s.slots, s.kinds, made);
       check_limit(p);
+      end_time(p, info, begun);
       return std::move(made[0]);
     }
   }
@@ -242,25 +254,14 @@ static bool has_wrapper(const OpInfo& info, const Stack& stack) {
   return false;
 }
 
-void record(OpInfo& info, Stack* stack) {
-  if (C10_UNLIKELY(python_sees(info)))
-    return has_wrapper(info, *stack) ? call_for_any_backend(info, stack) : ask_python(info, stack, nullptr);
-  auto& p = current_program();
-  const OwnScratch own;
-  Scratch& s = *own.one;
-  try {
-    take_apart(info, *stack, s);
-  } catch (const NotOurs&) {
-    return call_for_any_backend(info, stack);
-  } catch (const PythonDecides&) {
-    return ask_python(info, stack, nullptr);
-  }
-  if (C10_UNLIKELY(s.known && folds(info, s))) return ask_python(info, stack, nullptr);
+// Record a call that was taken apart, or have Python record it.
+static void record_apart(OpInfo& info, Program& p, Scratch& s, Stack* stack, int64_t begun) {
   const Call* call = find_call(info, s);
+  if (C10_UNLIKELY(!call)) call = find_by_rule(info, s, at::ArrayRef<c10::IValue>(stack->data() + stack->size() - info.args, info.args));
   if (C10_UNLIKELY(!call || (call->no_overlap && overlaps(*call, s.operands)))) {
     counters.missed.fetch_add(1, std::memory_order_relaxed);
     if (info.flags & kNeverKnown) return ask_python(info, stack, nullptr);
-    auto pending = key_of(info, s);
+    Pending pending{{s.words.begin(), s.words.end()}, {s.float_at.begin(), s.float_at.end()}, info.rule};
     return ask_python(info, stack, &pending);
   }
   if (call->nothing) {
@@ -274,9 +275,52 @@ void record(OpInfo& info, Stack* stack) {
   append_to(p, *call, s.operands, s.slots, s.kinds, made);
   give(*call, made, stack, info.args);
   check_limit(p);
+  end_time(p, info, begun);
+}
+
+void record(OpInfo& info, Stack* stack) {
+  if (C10_UNLIKELY(python_sees(info)))
+    return has_wrapper(info, *stack) ? call_for_any_backend(info, stack) : ask_python(info, stack, nullptr);
+  const int64_t begun = begin_time();
+  auto& p = current_program();
+  const OwnScratch own;
+  Scratch& s = *own.one;
+  try {
+    take_apart(info, *stack, s);
+  } catch (const NotOurs&) {
+    return call_for_any_backend(info, stack);
+  } catch (const PythonDecides&) {
+    return ask_python(info, stack, nullptr);
+  }
+  if (C10_UNLIKELY(s.known && info.flags & kFoldsMasks && knows_mask(s))) return ask_python(info, stack, nullptr);
+  if (C10_LIKELY(!(info.flags & (kFolds | kFoldsSizes)))) return record_apart(info, p, s, stack, begun);
+  const auto fold = begin_fold(info, s, *stack);
+  record_apart(info, p, s, stack, begun);
+  if (fold.made) end_fold(fold, *stack);
 }
 
 namespace {
+
+void time_ops(bool on) {
+  ops_timed = on;
+  std::lock_guard<SpinLock> guard(sharing_mutex());
+  for (auto* p : all_programs()) {
+    std::lock_guard<SpinLock> own(p->mutex);
+    p->times.clear();
+  }
+}
+
+// The times of a program's ops since the last call.
+at::Tensor take_times(int64_t program) {
+  auto& p = *program_of(program);
+  std::lock_guard<SpinLock> guard(p.mutex);
+  auto made = at::detail::empty_cpu({static_cast<int64_t>(p.times.size())}, at::kLong);
+  std::ranges::copy(p.times, made.mutable_data_ptr<int64_t>());
+  p.times.clear();
+  return made;
+}
+
+std::string op_name(int64_t id) { return reinterpret_cast<const OpInfo*>(id)->name; }
 
 std::vector<at::Tensor> append_call(int64_t call, const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& slots,
                                     const std::vector<int64_t>& kinds) {
@@ -297,7 +341,7 @@ at::Tensor append_into(int64_t call, const c10::Storage& storage, const std::vec
   const int32_t site = user_site();
   std::lock_guard<SpinLock> sharing(sharing_mutex());
   std::lock_guard<SpinLock> guard(p.mutex);
-  value->record->writer = {&p, p.epoch()};
+  note_made(p, value->record);
   p.calls.push_back(known.id);
   p.sites.push_back(site);
   p.nodes.push_back(-1);
@@ -308,57 +352,6 @@ at::Tensor append_into(int64_t call, const c10::Storage& storage, const std::vec
   return made;
 }
 
-// Append entries that were recorded once, with the handles of other values. `made` are the results that the caller gets.
-void append_recorded(at::IntArrayRef calls, at::IntArrayRef handles, at::IntArrayRef slots, at::IntArrayRef kinds,
-                     const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written, const std::vector<at::Tensor>& made) {
-  note_settings();
-  auto records_of = [](const std::vector<at::Tensor>& tensors) {
-    std::vector<StorageRecord*> records;
-    records.reserve(tensors.size());
-    for (const auto& t : tensors) records.push_back(operand_of(t).record());
-    return records;
-  };
-  const auto reads = records_of(read), writes = records_of(written), results = records_of(made);
-  auto& p = current_program();
-  const int32_t site = user_site();
-  const int64_t node = autograd_node(p);
-  auto before_these = [&]() -> Program* {
-    for (auto* r : reads) {
-      if (auto* first = before_read(p, r)) return first;
-    }
-    for (auto* r : writes) {
-      if (auto* first = before_write(p, r)) return first;
-    }
-    return nullptr;
-  };
-  auto append_entries = [&] {
-    std::lock_guard<SpinLock> guard(p.mutex);
-    for (auto* r : reads) note_read(p, r);
-    for (auto* r : writes) note_write(p, r);
-    for (auto* r : results) r->writer = {&p, p.epoch()};
-    p.calls.insert(p.calls.end(), calls.begin(), calls.end());
-    p.sites.resize(p.calls.size(), site);
-    p.nodes.resize(p.calls.size(), node);
-    p.handles.insert(p.handles.end(), handles.begin(), handles.end());
-    p.slots.insert(p.slots.end(), slots.begin(), slots.end());
-    p.kinds.insert(p.kinds.end(), kinds.begin(), kinds.end());
-    p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
-  };
-  for (;;) {
-    Program* first;
-    {
-      std::lock_guard<SpinLock> guard(sharing_mutex());
-      first = before_these();
-      if (!first) {
-        append_entries();
-        break;
-      }
-    }
-    cut(first);
-  }
-  check_limit(p);
-}
-
 std::vector<int64_t> count() { return {counters.ops.load(), counters.missed.load(), counters.asked.load()}; }
 
 }  // namespace
@@ -366,9 +359,10 @@ std::vector<int64_t> count() { return {counters.ops.load(), counters.missed.load
 TORCH_LIBRARY(djinn, m) {
   m.def("append(int call, Tensor[] operands, int[] slots, int[] kinds) -> Tensor[]", &append_call);
   m.def("append_into(int call, Storage storage, int[] slots, int[] kinds) -> Tensor", &append_into);
-  m.def("append_recorded(int[] calls, int[] handles, int[] slots, int[] kinds, Tensor[] read, Tensor[] written, Tensor[] made) -> ()",
-        &append_recorded);
   m.def("count() -> int[]", &count);
+  m.def("time_ops(bool on) -> ()", &time_ops);
+  m.def("take_times(int program) -> Tensor", &take_times);
+  m.def("op_name(int op) -> str", &op_name);
   m.def("watch_all(bool on) -> ()", [](bool on) { all_watched = on; });
   m.def("set_upcall() -> ()", &set_upcall);
   m.def("register_kernels() -> ()", &register_kernels);

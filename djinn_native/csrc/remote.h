@@ -19,6 +19,12 @@
 #include <thread>
 #include <vector>
 
+#if defined(_WIN32)
+#define DJINN_EXPORT extern "C" __declspec(dllexport)
+#else
+#define DJINN_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
 namespace djinn {
 
 constexpr auto kRemote = c10::DeviceType::PrivateUse1;
@@ -58,6 +64,10 @@ struct Layout {
 using LayoutPtr = std::shared_ptr<const Layout>;  // never null; values of one call share it
 Layout layout_of(const c10::TensorImpl* t);
 
+struct KnownContents;     // contents of a storage
+struct Contents;  // its bytes, or the op that makes them
+using KnownPtr = std::shared_ptr<KnownContents>;
+
 // One value of an executor. Tensors that stand for the same value (`detach`) share it. Its handle is freed with the last of its owners.
 // The list of its storage has a weak reference, so that a thread which finds it there and the last owner notice each other.
 struct Value final : c10::intrusive_ptr_target {
@@ -78,11 +88,16 @@ constexpr uint32_t kNoSlot = 0xffffffff;  // storages without bytes have no addr
 
 // Context of a storage's DataPtr. It lives as long as the storage and its values.
 struct StorageRecord final : c10::intrusive_ptr_target {
+  ~StorageRecord() override;
   int64_t number = 0;
   std::atomic<int64_t> views{0};  // views whose handles were given out
   uint32_t slot = kNoSlot;     // of its address
-  std::atomic<bool> known{false};    // the client knows its contents: `version` is the one at which it does
-  bool watched = false;        // Python keeps facts about it
+  std::atomic<bool> known{false};    // its contents may be known
+  std::shared_ptr<KnownContents> contents;   // that it had at a version and in a session; `known_mutex` guards these
+  int64_t contents_version = -1, contents_session = -1;
+  bool borrowed = false;       // another record has this number
+  c10::intrusive_ptr<StorageRecord> owner;  // of a borrowed storage: the other record; null if that is gone
+  StorageRecord* next = nullptr;     // in the table by number
   std::atomic<int64_t> version{0};   // number of recorded writes
   c10::SmallVector<Value*, 2> values;  // that exist; `record_lock` guards these, their layouts, `kept` and `anchor`
   size_t held = 0;             // bytes that the executor's memory has at least
@@ -93,6 +108,9 @@ struct StorageRecord final : c10::intrusive_ptr_target {
   std::vector<ValuePtr> kept;  // of views that PyTorch made without an op, as `param.data = x` does
   ValuePtr anchor;             // the last value, while only the storage itself is referenced
 };
+
+// The record whose uses order the programs of threads. Borrowed storages share that of their owner.
+inline StorageRecord* ordering_record(StorageRecord* r) { return r->owner ? r->owner.get() : r; }
 
 // The lock of a storage. Storages share a few, so that a fork can take all of them.
 SpinLock& record_lock(const StorageRecord* r);
@@ -147,8 +165,10 @@ std::vector<int64_t> live_values();
 void put_back(at::IntArrayRef handles, Program* program);
 void drop_freed();
 int64_t reserve_storages(int64_t count);
-void set_watched(StorageRecord* r);
+// The number of writes to a storage; -1 if it is gone.
 int64_t version_of(int64_t number);
+// As `version_of` for each; -1 as well if a thread of another program has unsent writes.
+std::vector<int64_t> sent_versions(at::IntArrayRef numbers);
 
 // ---- device (device.cpp) ---------------------------------------------------------------------------------------------
 
@@ -168,13 +188,14 @@ void install_device();
 //   2. Program::mutex: the entries of a program
 //   3. freed_lock: values that were freed, the table of storages
 //   4. record_lock: values of a storage
-//   5. infos_mutex, memo_mutex, calls_mutex, sites_mutex, generators_mutex, pinned_mutex, and that of each generator
+//   5. infos_mutex, memo_mutex, calls_mutex, sites_mutex, generators_mutex, pinned_mutex, known_mutex, and that of each generator
 // A fork takes all but the last, so that what they guard is whole in the child.
 std::mutex& infos_mutex();
 std::shared_mutex& memo_mutex();
 std::mutex& calls_mutex();
 std::mutex& sites_mutex();
 std::mutex& generators_mutex();
+std::mutex& known_mutex();
 SpinLock& freed_lock();
 constexpr size_t kRecordLocks = 64;
 SpinLock& record_lock_at(size_t place);
@@ -182,6 +203,15 @@ extern std::atomic<bool> forked;      // this process is a forked child of one t
 extern std::atomic<bool> named_cuda;  // the device type `cuda` is a name of the remote device
 
 // ---- upcalls (upcall.cpp) --------------------------------------------------------------------------------------------
+
+// Drops the warnings of PyTorch in a block.
+struct SilentWarnings {
+  SilentWarnings() : guard(&handler) {}
+  struct Handler final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } handler;
+  const c10::WarningUtils::WarningHandlerGuard guard;
+};
 
 void set_upcall();
 // Have Python handle a call: pops the arguments of `op` from the stack and pushes its results.
@@ -197,9 +227,7 @@ void note_settings();
 // ---- programs (program.cpp) ------------------------------------------------------------------------------------------
 
 enum SlotKind : uint8_t { kIntSlot, kFloatSlot, kUnsignedSlot };
-enum Counter : uint8_t { kEntries, kEpoch, kLimit, kDifferentiating, kWatched, kNode, kCounters };
-// Values of the counter `kNode` that are no autograd node: Python does not ask for nodes; Python knows no node.
-constexpr int64_t kUntold = -4, kForgotten = -3;
+enum Counter : uint8_t { kEntries, kEpoch, kLimit, kDifferentiating, kCounters };
 
 struct Program {
   explicit Program(int64_t n);
@@ -213,6 +241,7 @@ struct Program {
   std::vector<int64_t> handles;    // of each entry its operands, then its new results
   std::vector<int64_t> slots;      // of each entry its scalars; floats bit by bit
   std::vector<uint8_t> kinds;      // SlotKind of each slot
+  std::vector<int64_t> times;      // while ops are timed, of each that C++ recorded: begin and end in ns, OpInfo, autograd node
   int64_t epoch() const { return counters[kEpoch].load(std::memory_order_acquire); }
 };
 
@@ -230,19 +259,30 @@ inline bool is_live(const Use& u) {
 // Python is called, or a value dies.
 SpinLock& sharing_mutex();
 // The program of another thread that must be sent before this one reads a storage; the caller holds `sharing_mutex`.
-inline Program* before_read(const Program& mine, const StorageRecord* s) {
+inline Program* before_read(const Program& mine, StorageRecord* s) {
+  s = ordering_record(s);
   return s->writer.program != &mine && is_live(s->writer) ? s->writer.program : nullptr;
 }
-Program* before_write(const Program& mine, const StorageRecord* s);
+Program* before_write(const Program& mine, StorageRecord* s);
 // Note a read or a write; the caller holds `sharing_mutex`.
 void note_read(Program& mine, StorageRecord* s);
 void note_write(Program& mine, StorageRecord* s);
+// Note that the program makes the storage, or a view of it: a thread that uses it needs this program first.
+inline void note_made(Program& mine, StorageRecord* s) { ordering_record(s)->writer = {&mine, mine.epoch()}; }
 // Send the program of another thread.
 void cut(Program* other);
 // Send what must come before, then note it.
 void begin_read(Program& mine, StorageRecord* s);
 void begin_write(Program& mine, StorageRecord* s);
 void for_unsent_calls(const std::function<void(int32_t)>& visit);
+
+// ---- what Python gets of programs (taken.cpp) ------------------------------------------------------------------------
+
+// Entries of a program as Python gets them: one array, whose parts `interception/native/entries.py` names. It lasts until the next call in the thread.
+const int64_t* entries_of(const Program& p, size_t first, size_t last);
+// The first `count` entries, and what else a submission needs: the values by first appearance, which of the handles in `dead` are among
+// them and which are not, and a hash of what calls there are, who feeds whom, what dies and which values from outside share a storage.
+const int64_t* submission_of(const Program& p, size_t count, at::IntArrayRef dead, int64_t waiting);
 
 // ---- calls (calls.cpp) -----------------------------------------------------------------------------------------------
 
@@ -263,23 +303,50 @@ void share_layout(Result& r);
 struct Call {
   int32_t id = 0;
   int32_t operands = 0, slots = 0;
+  int32_t fresh = 0;         // results that are new values
+  int64_t signature = 0;     // the number of its signature in Python
+  int64_t kind = 0;          // the same for calls that differ in sizes and scalars only
   bool nothing = false;      // returns its operand once more; nothing is recorded
   bool list = false;         // its results are one list
   bool bumps = false;        // increments the versions of what it writes
   bool no_overlap = false;   // kernels refuse operands that overlap what is written
   bool empty = false;        // makes memory, and writes nothing
+  int32_t like = -1;         // the call that Python inferred, from which a formula made this one for other sizes
   std::vector<Result> results;
   std::vector<uint16_t> writes;
+  std::vector<int64_t> operand_dims;  // of each operand offset, sizes and strides
 };
 
-int32_t add_call(at::IntArrayRef spec);
+int32_t add_call(Call made);
 const Call& call_of(int32_t id);
 
-// kFolds: Python handles the op where the client knows the contents of its first operand; kFoldsIntegers: where these are integers;
-// kFoldsAny: where it knows those of any operand.
-enum OpFlag : int64_t { kHandled = 1, kFolds = 2, kAnyFloat = 4, kNeverKnown = 8, kFoldsIntegers = 16, kFoldsAny = 32 };
+// kFolds: a result of known integers is known, too. kFoldsFloats: also one of floats. kFoldsSizes: the result follows from numbers and
+// metadata. kFoldsMasks: Python handles the op if a mask is known.
+enum OpFlag : int64_t { kHandled = 1, kFolds = 2, kAnyFloat = 4, kNeverKnown = 8, kFoldsFloats = 16, kFoldsSizes = 32, kFoldsMasks = 64 };
 
-enum class ArgKind : uint8_t { kPlain, kEnum };
+// What a word of a key is. The words after it belong to it.
+enum Mark : uint64_t {
+  kTensor = 1,
+  kCpuNumber,
+  kWrapped,
+  kUndefined,
+  kInt,
+  kNumber,  // an integer to calculate with
+  kDouble,
+  kComplex,
+  kTrue,
+  kFalse,
+  kNone,
+  kList,
+  kString,
+  kDevice,
+  kGenerator,
+  kEnumValue,
+  kArgument
+};
+
+struct Rule;
+enum class ArgKind : uint8_t { kPlain, kEnum, kNumber };
 struct OpInfo {
   explicit OpInfo(c10::OperatorHandle op);
   c10::OperatorHandle op;
@@ -289,6 +356,7 @@ struct OpInfo {
   std::vector<bool> keyword;
   int64_t flags = 0;
   size_t args, returns;
+  const Rule* rule;  // by which results follow from sizes; null if there is none
 };
 OpInfo& info_of(const c10::OperatorHandle& op);
 
@@ -309,21 +377,29 @@ void take_apart(OpInfo& info, const Stack& stack, Scratch& s);
 // The same for an op of a tensor and sizes.
 void take_apart(OpInfo& info, const at::Tensor& self, at::IntArrayRef sizes, Scratch& s);
 const Call* find_call(const OpInfo& info, Scratch& s);
-struct Pending;
-Pending key_of(const OpInfo& info, const Scratch& s);
+// A call that no key has yet, by the rule of its op; null if Python has to infer it.
+const Call* find_by_rule(const OpInfo& info, const Scratch& s, at::ArrayRef<c10::IValue> args);
 void remember_call(int32_t id, bool any_float);
-void forget_calls(at::IntArrayRef ids);
-void set_calls_limit(int64_t n);
+bool is_moderate(uint64_t value, bool is_float);  // every floating dtype holds the number
+void forget_calls(int64_t signature);
 // The key of the call that Python is asked about.
 struct Pending {
-  std::vector<uint64_t> words, without_floats;
-  bool known_by_key = false;  // false: no key describes the call
+  std::vector<uint64_t> words, float_at;
+  const Rule* rule;
 };
 struct PendingGuard {
   explicit PendingGuard(Pending* p);
   ~PendingGuard();
   Pending* before;
 };
+
+// ---- calls of other sizes (formulas.cpp) -----------------------------------------------------------------------------
+
+const Rule* rule_of(const OpInfo& info);
+bool has_kind(const Rule* rule, const Call& call);
+std::vector<uint64_t> kind_of(at::ArrayRef<uint64_t> words, bool any_number);
+// The call with these arguments, by the rule of its op, where `like` is of its kind; nothing if Python has to infer it.
+std::optional<Call> call_like(const Call& like, const OpInfo& info, at::ArrayRef<Operand> operands, at::ArrayRef<c10::IValue> args);
 
 // ---- recording (record.cpp) ------------------------------------------------------------------------------------------
 
@@ -336,10 +412,29 @@ extern std::atomic<bool> all_watched;
 void record(OpInfo& info, Stack* stack);
 at::Tensor record_view(OpInfo& info, const at::Tensor& self, c10::SymIntArrayRef size);
 std::vector<at::Tensor> append(const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds);
+// Sequence number of the autograd node that the thread is at: -1 outside of backward passes, -2 at a node that has none.
+int64_t autograd_node(Program& p);
+// Have Python send a program that has reached its limit.
+void check_limit(Program& p);
 at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl* into = nullptr);
 at::Tensor twin_of(const Operand& o);
 at::Tensor tensor_of(Value* v);
 void register_kernels();
+void register_cuda_factories();
+
+// ---- known contents (known.cpp) --------------------------------------------------------------------------------------
+
+// An op whose result may be known, before it is recorded.
+struct Fold {
+  std::shared_ptr<Contents> made;  // null: the result will not be known
+  int depth = 0;
+  bool floats = false;   // an operand has floats
+  int64_t version = -1;  // of the storage that the op writes to
+};
+bool knows_mask(const Scratch& s);
+Fold begin_fold(const OpInfo& info, const Scratch& s, const Stack& stack);
+void end_fold(const Fold& fold, const Stack& stack);
+void forget_known();  // the session has ended
 
 // ---- generators (generator.cpp) --------------------------------------------------------------------------------------
 

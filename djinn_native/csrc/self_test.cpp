@@ -2,6 +2,8 @@
 //
 // The functions are plain C. Python calls them before any other function of the library.
 
+#include "remote.h"
+
 #include <ATen/core/ivalue.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
@@ -16,12 +18,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#if defined(_WIN32)
-#define DJINN_EXPORT extern "C" __declspec(dllexport)
-#else
-#define DJINN_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 namespace {
 

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <unordered_map>
-#include <unordered_set>
 
 namespace djinn {
 namespace {
@@ -16,6 +14,7 @@ std::atomic<int64_t> next_storage{1};
 // addresses in a few places (`from_blob`, in torch.save).
 constexpr int kOffsetBits = 40;
 constexpr uint64_t kBase = uint64_t{1} << 62, kSlots = uint64_t{1} << 21, kFirstByte = 512;
+constexpr size_t kBuckets = 1 << 14;
 
 struct Freed {
   int64_t handle;
@@ -29,8 +28,13 @@ struct Shared {
   std::vector<Freed> freed;
   std::vector<StorageRecord*> records;  // by slot
   std::vector<uint32_t> unused;
-  std::unordered_set<StorageRecord*> without_slot;
-  std::unordered_map<int64_t, StorageRecord*> watched;
+  std::array<StorageRecord*, kBuckets> by_number{};  // numbers follow one another, so they fill the buckets evenly
+  StorageRecord*& bucket(int64_t number) { return by_number[static_cast<size_t>(number) % kBuckets]; }
+  StorageRecord* find(int64_t number) {
+    auto* found = bucket(number);
+    while (found && found->number != number) found = found->next;
+    return found;
+  }
 };
 Shared& shared() {
   static auto* one = new Shared();
@@ -40,7 +44,6 @@ Shared& shared() {
 void reserve(StorageRecord* record) {
   auto& all = shared();
   std::lock_guard<SpinLock> guard(all.lock);
-  if (C10_UNLIKELY(!all.without_slot.empty())) all.without_slot.erase(record);
   if (all.unused.empty()) {
     TORCH_CHECK(all.records.size() < kSlots, "remote_accelerator: more than ", kSlots, " storages");
     record->slot = static_cast<uint32_t>(all.records.size());
@@ -66,33 +69,32 @@ void delete_record(void* context) {
     if (record->slot != kNoSlot) {
       all.records[record->slot] = nullptr;
       all.unused.push_back(record->slot);
-    } else {
-      all.without_slot.erase(record);
     }
-    if (record->watched) all.watched.erase(record->number);
   }
   c10::raw::intrusive_ptr::decref(record);  // values whose tensors have another storage by now keep it
 }
 
 c10::DataPtr data_of(StorageRecord* record, size_t nbytes, c10::DeviceIndex index) {
-  if (!nbytes) {
-    auto& all = shared();
-    std::lock_guard<SpinLock> guard(all.lock);
-    all.without_slot.insert(record);
-    return {nullptr, record, &delete_record, c10::Device(kRemote, index)};
-  }
+  if (!nbytes) return {nullptr, record, &delete_record, c10::Device(kRemote, index)};
   reserve(record);
   auto* address = reinterpret_cast<void*>(kBase + (static_cast<uint64_t>(record->slot) << kOffsetBits) + kFirstByte);
   return {address, record, &delete_record, c10::Device(kRemote, index)};
 }
 
+StorageRecord* new_record(size_t nbytes) {
+  auto* record = c10::make_intrusive<StorageRecord>().release();  // `delete_record` releases it
+  record->number = next_storage.fetch_add(1, std::memory_order_relaxed);
+  record->held = nbytes;
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  auto& first = all.bucket(record->number);
+  record->next = first;
+  first = record;
+  return record;
+}
+
 struct RemoteAllocator final : c10::DeviceAllocator {
-  c10::DataPtr allocate(size_t nbytes) override {
-    auto* record = c10::make_intrusive<StorageRecord>().release();  // `delete_record` releases it
-    record->number = next_storage.fetch_add(1, std::memory_order_relaxed);
-    record->held = nbytes;
-    return data_of(record, nbytes, current_index());
-  }
+  c10::DataPtr allocate(size_t nbytes) override { return data_of(new_record(nbytes), nbytes, current_index()); }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "storages of remote_accelerator are copied by ops, not by the allocator");
@@ -117,20 +119,31 @@ c10::Storage storage_over(StorageRecord* record, size_t nbytes, c10::DeviceIndex
 
 Handle first_handle(int64_t storage) { return storage * kStep; }
 
+StorageRecord::~StorageRecord() {
+  if (borrowed) return;
+  auto& all = shared();
+  std::lock_guard<SpinLock> guard(all.lock);
+  auto* place = &all.bucket(number);
+  while (*place != this) place = &(*place)->next;
+  *place = next;
+}
+
 SpinLock& freed_lock() { return shared().lock; }
 
 c10::Allocator* allocator() { return &the_allocator; }
 
-c10::Storage new_storage(size_t nbytes, c10::DeviceIndex index) {
-  auto* record = c10::make_intrusive<StorageRecord>().release();  // `delete_record` releases it
-  record->number = next_storage.fetch_add(1, std::memory_order_relaxed);
-  record->held = nbytes;
-  return storage_over(record, nbytes, index);
-}
+c10::Storage new_storage(size_t nbytes, c10::DeviceIndex index) { return storage_over(new_record(nbytes), nbytes, index); }
 
 c10::Storage borrowed_storage(int64_t number, size_t nbytes, c10::DeviceIndex index) {
   auto* record = c10::make_intrusive<StorageRecord>().release();  // `delete_record` releases it
   record->number = number;
+  record->borrowed = true;
+  {
+    auto& all = shared();
+    std::lock_guard<SpinLock> guard(all.lock);
+    auto* owner = all.find(number);  // it may be dying: it leaves the table after its last reference is gone
+    if (owner) record->owner = c10::intrusive_ptr<StorageRecord>::reclaim(c10::raw::weak_intrusive_ptr::lock(owner));
+  }
   record->views = int64_t{1} << 30;  // views of a borrowed storage have handles that its owner does not give out
   record->held = nbytes;
   return storage_over(record, nbytes, index);
@@ -303,10 +316,9 @@ std::vector<int64_t> live_values() {
     }
   };
   std::lock_guard<SpinLock> guard(all.lock);
-  for (auto* record : all.records) {
-    if (record) add(record);
+  for (auto* record : all.by_number) {
+    for (; record; record = record->next) add(record);
   }
-  for (auto* record : all.without_slot) add(record);
   return found;
 }
 
@@ -324,18 +336,25 @@ void drop_freed() {
   all.freed.clear();
 }
 
-void set_watched(StorageRecord* r) {
-  auto& all = shared();
-  std::lock_guard<SpinLock> guard(all.lock);
-  r->watched = true;
-  all.watched[r->number] = r;
-}
-
 int64_t version_of(int64_t number) {
   auto& all = shared();
   std::lock_guard<SpinLock> guard(all.lock);
-  auto found = all.watched.find(number);
-  return found == all.watched.end() ? -1 : found->second->version.load();
+  auto* found = all.find(number);
+  return found ? found->version.load() : -1;
+}
+
+std::vector<int64_t> sent_versions(at::IntArrayRef numbers) {
+  const auto& mine = current_program();
+  auto& all = shared();
+  std::vector<int64_t> versions;
+  versions.reserve(numbers.size());
+  std::lock_guard<SpinLock> sharing(sharing_mutex());
+  std::lock_guard<SpinLock> guard(all.lock);
+  for (auto number : numbers) {
+    auto* found = all.find(number);
+    versions.push_back(found && !before_read(mine, found) ? found->version.load() : -1);
+  }
+  return versions;
 }
 
 }  // namespace djinn

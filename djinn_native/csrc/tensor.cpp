@@ -190,17 +190,6 @@ at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t of
   return make_result(described(sizes, strides, offset, dtype, index, bits, nbytes), nullptr, storage);
 }
 
-// As `new_tensor`, for the `view`-th of the `views` views of the memory for which handles are given out.
-at::Tensor new_view(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
-                    int64_t nbytes, int64_t view, int64_t views) {
-  const auto storage = new_storage(static_cast<size_t>(nbytes), static_cast<c10::DeviceIndex>(index));
-  auto* record = record_of(storage.unsafeGetStorageImpl());
-  record->views = view - 1;
-  auto made = make_result(described(sizes, strides, offset, dtype, index, bits, nbytes), nullptr, storage.unsafeGetStorageImpl());
-  record->views = views;
-  return made;
-}
-
 // A tensor for a value of another owner, which frees it; over the storage of `beside` where that is given.
 at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index,
                   int64_t bits, int64_t nbytes, const std::optional<at::Tensor>& beside) {
@@ -267,8 +256,6 @@ std::vector<int64_t> facts(const at::Tensor& t) {
           static_cast<int64_t>(c10::raw::intrusive_ptr::use_count(o.value)), static_cast<int64_t>(o.value->owned)};
 }
 
-void set_known(const at::Tensor& t, bool known) { operand_of(t).record()->known = known; }
-
 // Note that the present program writes to the memory of `t` without an op of its own.
 void note_write_to(const at::Tensor& t) { begin_write(current_program(), operand_of(t).record()); }
 void note_read_of(const at::Tensor& t) { begin_read(current_program(), operand_of(t).record()); }
@@ -287,22 +274,14 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("twin(Tensor t) -> Tensor", [](const at::Tensor& t) { return twin_of(operand_of(t)); });
   m.def("new_tensor(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, Tensor? beside) -> Tensor",
         &new_tensor);
-  m.def("new_view(int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, int view, int views) -> Tensor",
-        &new_view);
-  m.def("next_view(Tensor t) -> int", [](const at::Tensor& t) { return next_handle(operand_of(t).record()); });
   m.def(
       "borrow(int handle, int[] size, int[] stride, int offset, ScalarType dtype, int index, int bits, int nbytes, Tensor? beside) -> Tensor",
       &borrow);
   m.def("set_meta(Tensor t, int[] size, int[] stride, int offset, int nbytes) -> ()", &set_meta);
   m.def("redescribe(Tensor t, int[] size, int[] stride, int offset, ScalarType dtype, int bits, int nbytes) -> Tensor", &redescribe);
   m.def("stand_for(Tensor t, Tensor other) -> ()", &stand_for);
-  m.def("set_known(Tensor t, bool known) -> ()", &set_known);
-  m.def("watch_storage(Tensor t) -> int", [](const at::Tensor& t) {
-    auto* r = operand_of(t).record();
-    set_watched(r);
-    return r->version.load();
-  });
   m.def("storage_version(int number) -> int", &version_of);
+  m.def("sent_versions(int[] numbers) -> int[]", &sent_versions);
   m.def("note_write(Tensor t) -> ()", &note_write_to);
   m.def("note_read(Tensor t) -> ()", &note_read_of);
   m.def("reserve_storages(int count) -> int", &reserve_storages);
@@ -317,13 +296,6 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
     const auto held = static_cast<int64_t>(record->held);
     if (nbytes <= held) set_bytes(record, static_cast<size_t>(nbytes));
     return held;
-  });
-  // The program that wrote last, and its epoch then.
-  m.def("writer(Tensor t) -> (int, int)", [](const at::Tensor& t) -> std::tuple<int64_t, int64_t> {
-    const auto operand = operand_of(t);
-    std::lock_guard<SpinLock> guard(sharing_mutex());
-    const auto writer = operand.record()->writer;
-    return {writer.program ? writer.program->number : -1, writer.epoch};
   });
   m.def("whole_storage(Storage storage) -> (Storage, int)", [](c10::Storage s) -> std::tuple<c10::Storage, int64_t> {
     const auto before = take_whole(&s);

@@ -90,10 +90,7 @@ struct PythonKernel final : c10::OperatorKernel {
 
 // The mode that Python is inside becomes the kernel of an op at a dispatch key. `partly`: only for calls with the device.
 void set_kernel(const std::string& name, const std::string& overload, const std::string& key_name, bool partly) {
-  struct Silent final : c10::WarningHandler {
-    void process(const c10::Warning&) override {}
-  } silent;
-  const c10::WarningUtils::WarningHandlerGuard guard(&silent);  // PyTorch says that a kernel is replaced
+  const SilentWarnings silent;  // PyTorch says that a kernel is replaced
   const auto key = c10::parseDispatchKey(key_name);
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   std::optional<c10::SafeKernelFunction> plain;

@@ -197,7 +197,7 @@ class Batch:
         assert member.run is not None
         if stop is not None and member.run.step >= stop:
             return
-        if member.batched.draws.some(member.slots):
+        if member.batched.draws.first(member.slots) is not None:
             self._randomness.hand_to(member.owner.randomness)
         member.run.advance(stop)
 

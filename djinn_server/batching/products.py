@@ -48,14 +48,13 @@ class Product:
 
 @attrs.frozen
 class Draws:
-    """Random numbers that a template draws: `always`, or where one of the slots `chances` is not 0."""
+    """Random numbers that a template draws. `calls`: instructions, each with the slot that has to be other than 0, or `ALWAYS`."""
 
-    always: bool
-    chances: tuple[int, ...]
+    calls: tuple[tuple[int, int], ...]
 
-    def some(self, slots: Sequence[int | float]) -> bool:
-        """True if a run with these slots draws any."""
-        return self.always or any(slots[chance] != 0 for chance in self.chances)
+    def first(self, slots: Sequence[int | float]) -> int | None:
+        """The first instruction that draws any in a run with these slots."""
+        return next((at for at, chance in self.calls if chance == ALWAYS or slots[chance] != 0), None)
 
 
 def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Product, ...]:
@@ -75,16 +74,14 @@ def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Pr
 
 def draws_of(template: CompiledTemplate) -> Draws:
     """The random numbers that a template draws."""
-    always, chances, taken = False, list[int](), 0
-    for code in template.source.code if template.random else ():
+    calls, taken = list[tuple[int, int]](), 0
+    for at, code in enumerate(template.source.code if template.random else ()):
         form = template.source.forms[code]
         chance = chance_of(form)
-        if chance == ALWAYS:
-            always = True
-        elif chance is not None:
-            chances.append(taken + chance)
+        if chance is not None:
+            calls.append((at, chance if chance == ALWAYS else taken + chance))
         taken += form.slot_count
-    return Draws(always, tuple(chances))
+    return Draws(tuple(calls))
 
 
 def _product(form: Form, step: CompiledStep, index: int, sources: dict[int, int]) -> Product | None:

@@ -1,4 +1,4 @@
-"""The device `cpu`: computes on the server's processors. Built in, so that Djinn works without any plugin."""
+"""Built-in devices: `cpu`, the server's processors, and the accelerators that need no library besides PyTorch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class CpuRuntime(DeviceRuntime):
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
+
+    def synchronize(self) -> None:
+        """Return: nothing is under way."""
 
     def memory(self) -> Mapping[str, int]:
         """Bytes: `total` and `free` of what this machine or container may use, `allocated` resident in this process."""
@@ -49,10 +52,24 @@ class CpuDevice(Device):
         return CpuRuntime()
 
 
+class XpuDevice(Device):
+    """Intel GPUs. Untried."""
+
+    name = "xpu"
+    chosen_by_name = True
+
+
+class MpsDevice(Device):
+    """The GPU of an Apple computer. Untried."""
+
+    name = "mps"
+    chosen_by_name = True
+
+
 @hookimpl
 def djinn_register_devices() -> list[Device]:
-    """The CPU."""
-    return [CpuDevice()]
+    """Return the built-in kinds."""
+    return [CpuDevice(), XpuDevice(), MpsDevice()]
 
 
 def _allocated() -> int:

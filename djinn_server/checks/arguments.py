@@ -58,9 +58,11 @@ class Arguments:
     def inside(self, name: str, tensor: torch.Tensor, stop: int, start: int = 0, besides: int | None = None) -> None:
         """As `within`. Kernels of other devices than CPUs look themselves; looking here would wait for the device."""
         self.integral(name, tensor)
+        if tensor.device.type != "cpu":
+            return
         if besides is not None:
             tensor = tensor[tensor != besides]
-        if tensor.device.type == "cpu" and tensor.numel():
+        if tensor.numel():
             least, most = (int(bound) for bound in torch.aminmax(tensor))
             if not (start <= least and most < stop):
                 self.refuse(f"{name} must lie in {start} to {stop - 1}")

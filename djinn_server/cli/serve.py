@@ -9,7 +9,6 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 import click
@@ -17,7 +16,7 @@ import click
 from djinn_core import logs
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions
-from djinn_core.protocol.addresses import is_loopback, is_wildcard
+from djinn_core.protocol.addresses import is_loopback, is_wildcard, reaches_network
 from djinn_core.registry.embedded_executors import check_platform
 from djinn_core.settings import resolve
 from djinn_core.system.directories import cache_directory, state_directory
@@ -84,7 +83,7 @@ def tls_options(command: Callable[..., None]) -> Callable[..., None]:
 
 _PORT = click.IntRange(0, 65535)
 _LISTEN_ADDRESS = re.compile(
-    r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]*)=(?:(?P<host>\[[^\]]+\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})"
+    r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]*)(=(?:(?P<host>\[[^\]]+\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5}))?"
 )
 
 
@@ -111,8 +110,8 @@ def listen_options(command: Callable[..., None]) -> Callable[..., None]:
         "--transport",
         "transports",
         multiple=True,
-        metavar="NAME=[HOST:]PORT",
-        help="Port, and address if another than --host, of any transport: tcp=0.0.0.0:5556. May be repeated.",
+        metavar="NAME[=[HOST:]PORT]",
+        help="Transport that listens, its port, and address if another than --host: tcp=0.0.0.0:5556. May be repeated.",
     )
     @click.option(
         "--without-transport",
@@ -160,9 +159,9 @@ def _listen_addresses(host: str, given: list[tuple[str, ListenAddress]], without
 
 def _listen_address(text: str) -> tuple[str, ListenAddress]:
     found = _LISTEN_ADDRESS.fullmatch(text)
-    if found is None or int(found["port"]) > 65535:
-        raise click.BadParameter(f"{text!r} must be NAME=PORT or NAME=HOST:PORT, such as tcp=0.0.0.0:5556")
-    return found["name"], ListenAddress((found["host"] or "").strip("[]"), int(found["port"]))
+    if found is None or int(found["port"] or 0) > 65535:
+        raise click.BadParameter(f"{text!r} must be NAME, NAME=PORT or NAME=HOST:PORT, such as tcp=0.0.0.0:5556")
+    return found["name"], ListenAddress((found["host"] or "").strip("[]"), int(found["port"] or 0))
 
 
 def _host(text: str) -> str:
@@ -356,7 +355,7 @@ def _announcement(serving: GatewayHandle) -> Iterator[str]:
         device, where = executor.ready.device, f" on {executor.place}" if executor.place else ""
         yield f"Executor for {device.id} ({device.name}), process {executor.process_id}{where}"
     for url in serving.urls:
-        yield f"Listening at {url}"
+        yield f"Listening at {url}{', for programs on this host only' if url in serving.here else ''}"
     if serving.operations:
         routes = ", ".join(["/livez", "/readyz", "/metrics", *(f"/{name}" for name in serving.pages)])
         yield f"Operations at {serving.operations}: {routes}"
@@ -373,7 +372,7 @@ def _announcement(serving: GatewayHandle) -> Iterator[str]:
 
 def _for_other_machines(serving: GatewayHandle) -> str:
     """Shell command for another machine, without the token; empty if none can reach this server."""
-    urls = [url for url in serving.dialled if not is_loopback(urlsplit(url).hostname or "")]
+    urls = list(filter(reaches_network, serving.dialled))
     if not urls:
         return ""
     pinned = f" DJINN_TLS_FINGERPRINTS={serving.fingerprint}" if serving.fingerprint else ""

@@ -295,7 +295,7 @@ class CompilationQueue:
             job.hot.check(job, compiled)
 
     def _region(self, compiler: str, replay: Replay, job: CompilationJob) -> CompiledRegion:
-        return CompiledRegion(compiler, replay, job.template, job.region, job.law, self._runtime.device, job.aliases)
+        return CompiledRegion(compiler, replay, job.template, job.region, job.law, self._runtime.receive, job.aliases)
 
     def _tell(self, compiler: str, template: str, error: str) -> None:
         """Warn once of each reason: what is missing is missing for every template."""

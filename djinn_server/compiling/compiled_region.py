@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -30,10 +30,11 @@ class CompiledRegion:
         template: CompiledTemplate,
         region: Region,
         law: SizeRelation,
-        device: torch.device,
+        receive: Callable[[torch.Tensor], torch.Tensor],
         aliases: Sequence[WrittenView] = (),
     ) -> None:
-        self.compiler, self._device, self._aliases = compiler, device, aliases
+        """`receive`: as `DeviceRuntime.receive`."""
+        self.compiler, self._receive, self._aliases = compiler, receive, aliases
         self.region, self.law = region, law
         self.steps = template.steps[region.start : region.stop]
         if any(needs_zero_fill(step.op) for step in self.steps):
@@ -56,7 +57,8 @@ class CompiledRegion:
         inputs = self._inputs(env)
         if self._floats:
             numbers = [env[place] for place in self._floats]
-            inputs = (*inputs, torch.tensor(numbers, dtype=torch.float64, device=self._device))
+            floats = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
+            inputs = (*inputs, self._receive(floats).view(torch.float64))
         made = self._replay(inputs)
         for place, tensor in zip(self.region.fresh, made, strict=True):
             env[place] = tensor

@@ -55,7 +55,8 @@ def main() -> None:
     become_server("executor")
     selection = msgspec.json.decode(sys.stdin.buffer.read(), type=Selection)
     registry = load_registry(selection, builtins=builtin_plugins(), kinds={"devices"}, started=True)
-    found = [capabilities.id for device in registry.devices for capabilities in device.discover()]
+    offered = [device for device in registry.devices if not device.chosen_by_name]
+    found = [capabilities.id for device in offered for capabilities in device.discover()]
     sys.stdout.write(f"{json.dumps(found)}\n")
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import attrs
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
 from djinn_core.hookspecs.operations_pages import WatchedServer
 from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import is_loopback, reaches_network
 from djinn_core.protocol.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.protocol.net.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.registry.embedded_executors import LOCAL
@@ -65,11 +66,13 @@ _log = get_logger("djinn.server")
 class GatewayHandle:
     """A gateway that is ready: its addresses, its devices, and the connection file for clients.
 
-    `dialled`: the same as other machines connect to them. `authenticators`, `pages`: names of those of plugins.
+    `dialled`: those for other machines, as these connect. `here`: those that only programs on this host reach. `authenticators`,
+    `pages`: names of those of plugins.
     """
 
     urls: tuple[str, ...]
     dialled: tuple[str, ...]
+    here: tuple[str, ...]
     executors: tuple[StartedExecutor, ...]
     connection_file: Path
     token_from: str
@@ -135,11 +138,15 @@ class Gateway:
         self._begin_pages(registry, assigner.policy.name)
         urls = self._listen(chosen, registry, context, assigner)
         named = self._config.network.tls is not None and not self._config.pinned
+        can = [(url, one.transport.capabilities) for url, one in zip(urls, chosen, strict=True)]
+        here = tuple(url for url, capabilities in can if capabilities.same_host)
         # Clients name other addresses themselves; those of the connection file they take as they are.
-        offered = [url for url, one in zip(urls, chosen, strict=True) if not one.transport.capabilities.named_only]
+        offered = [url for url, one in can if not (one.named_only or one.same_host)]
         dialled = advertised(offered, self._config.advertise, named)
+        # A copy of the file on another machine must not lead to a socket there.
+        listed = dialled if any(map(reaches_network, dialled)) else (*dialled, *here)
         path = self._config.connection_file or default_connection_file()
-        content = ConnectionFile(dialled, self._token.value, self.fingerprint if self._config.pinned else "")
+        content = ConnectionFile(listed, self._token.value, self.fingerprint if self._config.pinned else "")
         write_connection_file(path, content)
         self._file = (path, content)
         _log.info("ready", urls=urls, process=os.getpid())
@@ -152,7 +159,7 @@ class Gateway:
             self._config.access.authenticators,
             tuple(context.pages),
         )
-        return GatewayHandle(urls, dialled, ready, path, *others)
+        return GatewayHandle(urls, dialled, here, ready, path, *others)
 
     @property
     def fingerprint(self) -> str:
@@ -269,11 +276,13 @@ def serve(
     token = find_token(None if table else access.token_file, {} if table else os.environ)
     authentication = Authentication(TokenAuthenticator(token, table))
     authenticated = token.supplied or table is not None or bool(access.authenticators)
-    for host in network.listen_at.hosts:
-        check_exposure(host, authenticated, network.tls is not None or access.plaintext_accepted)
     if network.tls is not None:
         server_context(network.tls)  # raises the error of a wrong certificate before anything starts
     become_server("gateway")
+    protected = network.tls is not None or access.plaintext_accepted
+    if not (authenticated and protected):
+        for host in _listening_hosts(config):
+            check_exposure(host, authenticated, protected)
     keep_few_arenas()
     allow_many_files()
     leave_no_cores()
@@ -292,6 +301,19 @@ def serve(
     _log.info("draining", signal=received[0], seconds=config.drain_seconds)
     gateway.close(config.drain_seconds)
     _log.info("ended", process=os.getpid())
+
+
+def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
+    """Addresses at which the server will listen. Those of transports for this host alone are not the operator's `--host`."""
+    network = config.network
+    if all(map(is_loopback, network.listen_at.hosts)):
+        return network.listen_at.hosts  # without the second that plugins take to load
+    from djinn_core.registry.builtin_plugins import builtin_plugins
+
+    registry = load_registry(config.executor.plugins, builtins=builtin_plugins(), kinds={"transports"})
+    found = configured_transports(registry.transports, network.tls, network.listen_at)
+    operations = [network.listen_at.host] if config.access.operations_port is not None else []
+    return dict.fromkeys([one.address.host for one in found] + operations)
 
 
 def _operations_listener() -> type[OperationsListener]:

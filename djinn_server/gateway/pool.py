@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.errors import StartupError
+from djinn_core.errors import DjinnError, StartupError
 from djinn_core.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.logs import get_logger
@@ -193,7 +193,7 @@ class SupervisedExecutor:
             try:
                 self._process = self._process.restart()
                 self._process.wait_ready(self._start_timeout)
-            except StartupError as error:
+            except DjinnError as error:
                 pause = backoff.pause()
                 _log.error("an executor does not start again", error=str(error), next_try_seconds=pause)
                 self._closing.wait(pause)
@@ -235,6 +235,7 @@ class Pool:
 
         Raises:
             StartupError: a process cannot be started.
+            PluginError: the engine returned no `ExecutorHandle`.
         """
         self._executors: list[SupervisedExecutor] = []
         self._assigning = threading.Lock()
@@ -242,7 +243,7 @@ class Pool:
             for number, one in enumerate(configs):
                 request = requests[number] if requests else LaunchRequest(number, len(configs))
                 self._executors.append(SupervisedExecutor(one, start_timeout, events, engine, request))
-        except StartupError:
+        except BaseException:
             self.close(0.0)
             raise
 

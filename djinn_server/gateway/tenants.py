@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 import msgspec
 
-from djinn_core.errors import StartupError
+from djinn_core.errors import DjinnError
 from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import ExecutorStatus
@@ -247,7 +247,7 @@ class Tenants:
             with self._starts:
                 pool = Pool(limited, self._start_timeout, self._events, self._engine, self._requests())
                 pool.wait_ready()
-        except StartupError as error:
+        except DjinnError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
             return Refusal("no executor could be started for you: try again later", retry=True)
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")

@@ -15,7 +15,7 @@ from djinn_core.settings import Settings
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.flags import flagged
 from djinn_server.launch.fork_server_client import ForkServerClient
-from djinn_server.launch.held_executor import HeldExecutor
+from djinn_server.launch.held_executor import HeldExecutor, checked_handle
 from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.process_holder import ProcessHolder
 
@@ -81,12 +81,7 @@ def start_executor(engine: ExecutorEngine, config: ExecutorConfig, request: Laun
         StartupError: as `ExecutorEngine.launch`.
         PluginError: the engine returned no `ExecutorHandle`.
     """
-    handle = engine.launch(config, request)
-    if not isinstance(handle, ExecutorHandle):
-        raise PluginError(
-            f"the engine {engine.name!r} returned {handle!r} for an executor, which is no djinn.hooks.ExecutorHandle: install a version "
-            "of its package for this Djinn, or choose another engine"
-        )
+    handle = checked_handle(engine.launch(config, request), engine, "launch")
     return handle.process if isinstance(handle, LocalHandle) else HeldExecutor(handle)
 
 

@@ -227,6 +227,7 @@ class ExecutorConfig(ExecutorOptions):
         network: addresses at which it listens for other machines; None: it does not.
         threads: torch threads; None: torch's default.
         plugins: the plugins to load.
+        hang_seconds: as `DeviceRuntime.hang_seconds`; None: that of the device.
         compilers: names of those that compile hot templates, in the order in which they are asked.
         batch_sessions: True if sessions with the same weights may have the same template run together.
         accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
@@ -238,6 +239,12 @@ class ExecutorConfig(ExecutorOptions):
     device: str = ""
     network: NetworkConfig | None = None
     threads: int | None = flagged(None, "--threads", "Torch threads of each executor.", least=1)
+    hang_seconds: float | None = flagged(
+        None,
+        "--hang-seconds",
+        "An executor ends if its accelerator completes no program for so long. Default: 600, or what the device's plugin says.",
+        above=0,
+    )
     memory: MemoryConfig = attrs.field(factory=MemoryConfig)
     compilers: tuple[str, ...] = flagged(
         (),

@@ -90,7 +90,7 @@ class ForkedExecutor:
 
     def wait(self, timeout: float | None = None) -> int:
         """As `ChildProcess.wait`. Where the fork server is killed, so are its executors."""
-        if self._status is None and not select.select([self._server], [], [], timeout)[0]:
+        if self._status is None and not self._has_ended(timeout):
             raise subprocess.TimeoutExpired("executor", timeout or 0.0)
         with self._lock:
             if self._status is None:
@@ -100,6 +100,12 @@ class ForkedExecutor:
                     self._status = _KILLED
                 self._server.close()
             return self._status
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        try:
+            return bool(select.select([self._server], [], [], timeout)[0])
+        except (OSError, ValueError):  # another thread has read the status and closed the connection
+            return True
 
     def terminate(self) -> None:
         """As `ChildProcess.terminate`."""

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from djinn_core.errors import StartupError
-from djinn_core.hookspecs.executors import ExecutorHandle
+from djinn_core.errors import PluginError, StartupError
+from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorHandle
 from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_server.launch.tickets import NO_TENANT, TICKET_SECONDS, Badge
@@ -23,6 +23,23 @@ _FULL_SECONDS: Final = 1.0  # after which `full` asks again
 _ready: msgspec.json.Decoder[Ready] = msgspec.json.Decoder(Ready)
 _sessions: msgspec.json.Decoder[Sessions] = msgspec.json.Decoder(Sessions)
 _log = get_logger("djinn.launch")
+
+
+def checked_handle(returned: object, plugin: ExecutorEngine | ExecutorHandle, method: str) -> ExecutorHandle:
+    """Return what a method of an engine or a handle has returned.
+
+    Raises:
+        PluginError: it is no `ExecutorHandle`. The message names the plugin's class and what to do.
+    """
+    if isinstance(returned, ExecutorHandle):
+        return returned
+    source, kind = type(plugin), returned if isinstance(returned, type) else type(returned)
+    package = source.__module__.partition(".")[0]
+    raise PluginError(
+        f"the plugin of {package} started no executor: {source.__module__}.{source.__qualname__}.{method} returned "
+        f"{'the class' if kind is returned else 'an instance of'} {kind.__qualname__}, and must return an instance of a class that is derived "
+        f"from djinn.hooks.ExecutorHandle. Install another version of {package}, or choose another engine (setting `engine`)"
+    )
 
 
 class HeldExecutor:
@@ -174,11 +191,12 @@ class HeldExecutor:
 
         Raises:
             StartupError: it cannot be started.
+            PluginError: the engine returned no `ExecutorHandle`.
         """
         if not self._closed:
             with contextlib.suppress(StartupError):
                 self._handle.call("close", 0.0, False, timeout=_REPLY_SECONDS)
         self._closed = False  # if the next line raises, this one has to be closed again
-        handle = self._handle.restart()
+        handle = checked_handle(self._handle.restart(), self._handle, "restart")
         self._closed = True
         return HeldExecutor(handle, follows=True)

@@ -51,10 +51,11 @@ class ListenAddresses:
         """Listen address of a transport; None if it does not listen. `others`: further names of the transport."""
         names = {transport.name, *transport.schemes, *others}
         given = next((at for name, at in self.given.items() if name in names), None)
-        if names & self.without or (given is None and transport.capabilities.named_only):
+        capabilities = transport.capabilities
+        if names & self.without or (given is None and (capabilities.named_only or capabilities.same_host)):
             return None
         given = given or ListenAddress()
-        return ListenAddress(given.host or self.host, given.port)
+        return ListenAddress("127.0.0.1" if capabilities.same_host else given.host or self.host, given.port)
 
     def check_ports(self, operations: int | None) -> None:
         """Check that the ports are free, before executors are started, which takes seconds.
@@ -103,14 +104,35 @@ class ListeningTransport:
 def listening_transports(
     transports: Iterable[Transport], tls: TlsOptions | None, addresses: ListenAddresses
 ) -> tuple[ListeningTransport, ...]:
-    """The transports that reach other machines and were not left out, under TLS where there is a certificate."""
+    """The transports that reach other machines and were not left out, under TLS if there is a certificate, and those named for this host.
+
+    A transport for this host needs no TLS, except to ask clients for certificates.
+
+    Raises:
+        ConfigurationError: a transport that is named has no TLS.
+    """
     found = []
     for plain in transports:
-        transport = plain if tls is None else plain.secured(tls)
-        if transport is not None and not plain.capabilities.same_host:
+        here = plain.capabilities.same_host and (tls is None or tls.authority is None)
+        transport = plain if tls is None or here else plain.secured(tls)
+        if transport is None and not addresses.given.keys().isdisjoint({plain.name, *plain.schemes}):
+            raise ConfigurationError(
+                f"the transport {plain.name!r} has no TLS: leave out --transport, or the certificates"
+            )
+        if transport is not None:
             address = addresses.of(transport, (plain.name, *plain.schemes))
             found += [] if address is None else [ListeningTransport(transport, address)]
     return tuple(found)
+
+
+def faster_transports(transports: Iterable[Transport], local: Transport) -> tuple[ListeningTransport, ...]:
+    """The transports for this host that are faster than `local` and need not be named."""
+    every = ((one, one.capabilities) for one in transports)
+    return tuple(
+        ListeningTransport(one, ListenAddress("127.0.0.1"))
+        for one, can in every
+        if can.same_host and not can.named_only and can.speed > local.capabilities.speed
+    )
 
 
 def configured_transports(
@@ -119,10 +141,10 @@ def configured_transports(
     """The transports of `listening_transports`, after a check of what the operator configured.
 
     Raises:
-        ConfigurationError: `addresses` names a transport that is not installed.
+        ConfigurationError: `addresses` names a transport that is not installed or has no TLS.
         PluginError: no transport is left to listen with.
     """
-    _check_names(addresses, [t for t in transports if not t.capabilities.same_host], tls)
+    _check_names(addresses, transports, tls)
     found = listening_transports(transports, tls, addresses)
     if not found:
         raise PluginError(
@@ -143,7 +165,8 @@ def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tl
     names |= {name for one in secured for name in (one.name, *one.schemes)}
     for name in sorted({*addresses.given, *addresses.without} - names - _OVER_TCP):
         close = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(names)) or 'none'}."
+        known = f"known: {', '.join(sorted(names)) or 'none'}. Install its plugin on this server and on its clients."
+        hint = f"did you mean {close[0]!r}?" if close else known
         raise ConfigurationError(f"There is no transport {name!r} to listen with: {hint} `djinn plugins` shows why.")
 
 

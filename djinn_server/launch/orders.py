@@ -78,7 +78,7 @@ Order = Start | ReportSessions | Drain | Evict | End | AssignTenant
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The executor could not start."""
+    """The executor could not start, or its device is lost."""
 
     reason: str
 

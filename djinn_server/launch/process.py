@@ -73,6 +73,7 @@ class ExecutorProcess:
         self._ready: Ready | None = None
         self._last_number = 0
         self._full = "", 0.0
+        self._failure = ""
         self._tenant = NO_TENANT.tenant
         self._reading = threading.Lock()
         self._writing = threading.Lock()
@@ -144,8 +145,10 @@ class ExecutorProcess:
         return self._process.wait()
 
     def ending(self) -> str:
-        """Predicate of a sentence about the process, such as "ended with exit status 1"."""
-        return _ending(self._process)
+        """Predicate of a sentence about the process, such as "ended with exit status 1", with the reason that it gave."""
+        ending = _ending(self._process)
+        self.full()  # reads what it reported last
+        return f"{ending}: {self._failure}" if self._failure else ending
 
     def issue_ticket(self, client: str = "", lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
         """A ticket for one connection within `lifetime` seconds. `client`: name of the client, for messages."""
@@ -187,7 +190,9 @@ class ExecutorProcess:
         return reason if time.monotonic() - at < FULL_SECONDS else ""
 
     def _note(self, report: Report) -> None:
-        if isinstance(report, Full):
+        if isinstance(report, Failed):
+            self._failure = report.reason
+        elif isinstance(report, Full):
             self._full = report.reason, time.monotonic()
 
     def notice(self) -> str:

@@ -20,7 +20,7 @@ from djinn_server.memory.allocation import Allocation, SourceBytes, StoredCopy
 from djinn_server.memory.budgets import RESIDENCIES, Budgets
 from djinn_server.memory.eviction import Decider, Hints, kind_of_holding
 from djinn_server.memory.process import process_memory
-from djinn_server.memory.spill import SpillExtent, SpillSpace, bytes_on_device, octets
+from djinn_server.memory.spill import HostSpill, SpillExtent, SpillSpace, octets
 from djinn_server.running.values import has_memory
 
 if TYPE_CHECKING:
@@ -332,12 +332,12 @@ class Ledger:
             self.counts.restores += 1
             self.counts.restored += copy.nbytes
             return
-        if self.device.type == "cpu":
-            copy.place.read_into(octets(storage))
-        else:
+        if isinstance(self.space, HostSpill):
             data = torch.empty(copy.nbytes, dtype=torch.uint8)
             copy.place.read_into(data.numpy().data)
-            bytes_on_device(storage, self.device).copy_(data)
+            self.space.overwrite(storage, data)
+        else:
+            copy.place.read_into(octets(storage))
         self.counts.reread += 1
         self.counts.reread_bytes += copy.nbytes
 

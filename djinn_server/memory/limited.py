@@ -21,7 +21,8 @@ class LimitedRuntime(DeviceRuntime):
 
     def __init__(self, runtime: DeviceRuntime, limit: int, disk: DiskQuota, decider: Decider | None = None) -> None:
         super().__init__(runtime.device)
-        self.ledger = Ledger(limit, runtime.device, spill_space(runtime.device, disk), decider)
+        self.hang_seconds = runtime.hang_seconds
+        self.ledger = Ledger(limit, runtime.device, spill_space(runtime, disk), decider)
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
         # The libraries that analyse programs take a second to load, and memory that is no session's.
@@ -41,6 +42,10 @@ class LimitedRuntime(DeviceRuntime):
             storage = data.untyped_storage()
             return data if storage.resizable() and storage.nbytes() == data.nbytes else data.clone()
 
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Return host memory: only a whole upload makes room on the device."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
         """As `DeviceRuntime.deliver`; a copy, because the memory may be taken while it is sent.
 
@@ -50,6 +55,10 @@ class LimitedRuntime(DeviceRuntime):
         with self.ledger.lock:
             self.ledger.reload(tensor)
             return tensor.clone() if self._is_host else self._runtime.deliver(tensor)
+
+    def is_lost(self, error: BaseException) -> bool:
+        """As `DeviceRuntime.is_lost`."""
+        return self._runtime.is_lost(error)
 
     def synchronize(self) -> None:
         """As `DeviceRuntime.synchronize`."""

@@ -104,14 +104,16 @@ class SessionMemory:
         if hints is None:
             return
         self.phase = hints.phase
+        if len(self._kinds) > 2 * OUTLOOKS_LIMIT + 4 * len(
+            self.values
+        ):  # before the kinds of the outputs are added: the outputs have no values yet
+            self._kinds = {handle: kind for handle, kind in self._kinds.items() if handle in self.values}
         for handles, letters in ((work.inputs, hints.inputs), (work.outputs, hints.outputs)):
             self._kinds.update((h, kind_of(chr(letter))) for h, letter in zip(handles, letters, strict=False))
         if self._pinned and any(map(self.pins, work.inputs)):
             if len(self._pinned) > OUTLOOKS_LIMIT + len(self.values):
                 self._forget_pins()
             self._pinned.update(storage_of(h) for h in work.outputs if self._kinds.get(h) == CACHE)
-        if len(self._kinds) > 2 * OUTLOOKS_LIMIT + 4 * len(self.values):
-            self._kinds = {handle: kind for handle, kind in self._kinds.items() if handle in self.values}
 
     def pins(self, handle: int) -> bool:
         """True if the memory of a value must stay where it is."""

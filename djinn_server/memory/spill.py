@@ -1,4 +1,4 @@
-"""Spill space for evicted tensors: an unlinked file, or pinned host memory. The memory policy decides what is evicted."""
+"""Spill space for evicted tensors: an unlinked file, or host memory. The memory policy decides what is evicted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Protocol
 import attrs
 import torch
 
+from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.system.files import pread_into, pwrite
 from djinn_server.disk_quota import STEP, DiskQuota
 from djinn_server.system.memory import free_bytes
@@ -24,7 +25,7 @@ _MEMORY = 0.7  # how much of the speed that was known stays, when another is mea
 
 @attrs.frozen
 class SpillExtent:
-    """Location in the spill space: first byte and size; in pinned memory the number of a block."""
+    """Location in the spill space: first byte and size; in host memory the number of a block."""
 
     start: int
     size: int
@@ -177,13 +178,13 @@ def _nameless(directory: Path | None) -> int:
     return handle
 
 
-class PinnedSpill:
-    """Page-locked memory of the host, for devices that are not the host."""
+class HostSpill:
+    """Memory of the host, for devices that are not the host. Copies go through the runtime's page-locked blocks."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, runtime: DeviceRuntime) -> None:
         self.write_speed = self.read_speed = _ASSUMED
         self.used = 0
-        self._device = device
+        self._runtime = runtime
         self._blocks: dict[int, torch.Tensor] = {}
         self._number = 0
 
@@ -192,16 +193,14 @@ class PinnedSpill:
         if storage.nbytes() > self.room():
             raise OSError(
                 errno.ENOMEM,
-                f"cannot spill {storage.nbytes():,} bytes to pinned memory: the host has {self.room():,} bytes left",
+                f"cannot spill {storage.nbytes():,} bytes to host memory: the host has {self.room():,} bytes left",
             )
+        self._runtime.synchronize()  # the copy would wait for earlier ops, which are not in its time then
         began = time.perf_counter()
         try:
-            block = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
-        except RuntimeError as error:
-            raise OSError(
-                errno.ENOMEM, f"cannot allocate {storage.nbytes():,} bytes of pinned memory: {error}"
-            ) from error
-        block.copy_(bytes_on_device(storage, self._device))
+            block = self._runtime.deliver(bytes_on_device(storage, self._runtime.device))
+        except (RuntimeError, MemoryError) as error:
+            raise OSError(errno.ENOMEM, f"cannot spill {storage.nbytes():,} bytes to host memory: {error}") from error
         self._number += 1
         self._blocks[self._number] = block
         self.used += block.nbytes
@@ -211,8 +210,12 @@ class PinnedSpill:
     def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
         """As `SpillSpace.read`."""
         began = time.perf_counter()
-        bytes_on_device(storage, self._device).copy_(self._blocks[slot.start])
+        self.overwrite(storage, self._blocks[slot.start])
         self.read_speed = _mixed(self.read_speed, slot.size, time.perf_counter() - began)
+
+    def overwrite(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
+        """Copy bytes of the host to a storage of the device."""
+        self._runtime.overwrite(bytes_on_device(storage, self._runtime.device), data)
 
     def free(self, slot: SpillExtent) -> None:
         """As `SpillSpace.free`."""
@@ -220,7 +223,7 @@ class PinnedSpill:
         del self._blocks[slot.start]
 
     def room(self) -> int:
-        """As `SpillSpace.room`; page-locked memory is taken from all processes, so this is half of the free memory."""
+        """As `SpillSpace.room`; other processes need host memory too, so this is half of the free memory."""
         return free_bytes() // 2
 
     def close(self) -> None:
@@ -229,9 +232,9 @@ class PinnedSpill:
         self.used = 0
 
 
-def spill_space(device: torch.device, disk: DiskQuota) -> SpillSpace:
-    """The spill space of an executor on `device`."""
-    return FileSpill(disk) if device.type == "cpu" else PinnedSpill(device)
+def spill_space(runtime: DeviceRuntime, disk: DiskQuota) -> SpillSpace:
+    """The spill space of an executor on that device."""
+    return FileSpill(disk) if runtime.device.type == "cpu" else HostSpill(runtime)
 
 
 def _mixed(known: float, size: int, seconds: float) -> float:

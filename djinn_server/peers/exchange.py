@@ -196,7 +196,10 @@ class PeerExchange:
             if not has_transport(url, self._peer_listener.ways_to(request.fingerprint)):
                 reasons.append(f"{url}: no transport")
                 continue
-            if url.startswith("unix:") and not is_own_socket(url):  # a client could make it connect to any process here
+            way = transport_for(url, self._peer_listener.ways_to(request.fingerprint))
+            if way.capabilities.same_host and not is_own_socket(
+                url
+            ):  # a client could make it connect to any process here
                 reasons.append(f"{url}: no socket of an executor")
                 continue
             try:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
+from djinn_core.hookspecs.session_channel import PlainChannel, SessionChannel
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.protocol.delivery.record_log import Buffers
-from djinn_core.protocol.delivery.session_channel import PlainChannel, SessionChannel
 from djinn_core.wire.frames import FrameQueue
 from djinn_server.recovery.journal import Journal, JournalReader
 from djinn_server.recovery.transfer_log import TransferRecord

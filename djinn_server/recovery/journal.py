@@ -165,9 +165,9 @@ class Journal:
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
 
-    def cut(self, submission: int, op: int) -> None:
-        """Note that a submission was cancelled before that op."""
-        self.append(_CUT, _CUT_AT.pack(submission, op), ())
+    def cut(self, submission: int, op: int, reason: str = "") -> None:
+        """Note that a submission was stopped before that op: cancelled, or by a device error, which is the reason."""
+        self.append(_CUT, _CUT_AT.pack(submission, op) + reason.encode(), ())
 
     def note(self, decided: bytes) -> None:
         """Record a decision that does not follow from the frames."""
@@ -342,7 +342,7 @@ class JournalReader:
         owner: identity of the session.
         taken: number of frames taken.
         base: the snapshot with which the journal begins; None: it begins with the session.
-        cuts: for each cancelled submission, by number, the op before which it was stopped.
+        cuts: for each stopped submission, by number, the op before which it was stopped, and the device error that was the reason.
         transfers: values that came from other executors or went there.
         tried: number of processes that have replayed it and died before they took anything new.
     """
@@ -366,7 +366,7 @@ class JournalReader:
         self._base_at = 0
         self._mapped: list[tuple[int, memoryview]] | None = None
         self.base: SnapshotHeader | None = None
-        self.cuts: dict[int, int] = {}
+        self.cuts: dict[int, tuple[int, str]] = {}
         self.tried = 0
         self.taken = 0
         try:
@@ -407,7 +407,8 @@ class JournalReader:
                 if kind == _HEADER:
                     owner = _identities.decode(data)
                 elif kind == _CUT:
-                    self.cuts.update([read_cut(data)])
+                    submission, op, reason = read_cut(data)
+                    self.cuts[submission] = op, reason
                 else:
                     self._notes.append(data)
         if owner is None:
@@ -501,16 +502,15 @@ def owner_of(path: Path) -> SessionIdentity:
         raise SessionLost(f"the session left no journal that can be read: {error}") from None
 
 
-def read_cut(data: bytes) -> tuple[int, int]:
-    """A submission that was stopped, and before which op.
+def read_cut(data: bytes) -> tuple[int, int, str]:
+    """A submission that was stopped, before which op, and the device error that was the reason.
 
     Raises:
         SessionLost: that is no such record.
     """
-    if len(data) != _CUT_AT.size:
+    if len(data) < _CUT_AT.size:
         raise SessionLost("a journal contradicts itself: it does not say where a program was stopped")
-    submission, op = _CUT_AT.unpack(data)
-    return submission, op
+    return *_CUT_AT.unpack_from(data), data[_CUT_AT.size :].decode(errors="replace")
 
 
 def remove_stale(directory: Path) -> None:

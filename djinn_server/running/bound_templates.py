@@ -46,7 +46,8 @@ class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
     `hot`: its record on the device, where hot templates are compiled. `batched`: likewise, where it may run in batches.
-    `runs_ahead`: whether it may run before its submission comes, unless it `draws` random numbers; None: not known yet.
+    `runs_ahead`: number of its first instructions that may run before its submission comes, unless they draw random numbers, which
+    `draws` tells; None: not known yet.
     """
 
     template: CompiledTemplate
@@ -55,7 +56,7 @@ class BoundTemplate:
     hot: HotTemplate | None = None
     digest: bytes = b""
     batched: BatchedTemplate | None = None
-    runs_ahead: bool | None = None
+    runs_ahead: int | None = None
     draws: Draws | None = None
     _aliases: InputAliases | None = None
 

@@ -63,10 +63,20 @@ class CancellationState:
         """Set the journal for cancellations, and that of an earlier process, whose cancellations are repeated at the same ops."""
         self._journal, self._past = journal, past
 
+    @property
+    def replaying(self) -> bool:
+        """True while the session repeats what it did in an earlier process."""
+        return self._past is not None and not self._past.over
+
+    def stop_before(self, submission: int, op: int, reason: str) -> None:
+        """Have a process that recovers the session stop a submission before that op, because of a device error. Thread-safe."""
+        if self._journal is not None:
+            self._journal.cut(submission, op, reason)
+
     def begin(self, work: RunRequest) -> None:
         """Begin a submission."""
         if self._past is not None:
-            work.stop_at = self._past.cuts.get(work.sequence)
+            work.stop_at, work.stop_reason = self._past.cuts.get(work.sequence, (None, ""))
         # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
         self._running = work
         if self._nothing or (self._unwanted and work.sequence in self._unwanted):

@@ -1,6 +1,6 @@
 """Fair-share scheduling of a device among sessions: the waiting session with the least device time runs next.
 
-A turn is one submission: a piece of a program. Turns differ in length, so the share is counted in seconds: a session with short
+A turn is one submission. Turns differ in length, so the share is counted in seconds: a session with short
 submissions has several turns for each long one of another session. A session that is new, or was idle, starts with the device time
 of the running session: unused time is not saved up.
 

@@ -57,10 +57,12 @@ class InputAliases:
     Attributes:
         written: positions of the inputs whose memory may be written, sorted.
         outputs: pairs of an output's position and the positions of inputs that it may share memory with; others are left out.
+        unwritten: number of the first instructions that write no input.
     """
 
     written: tuple[int, ...]
     outputs: tuple[tuple[int, frozenset[int]], ...]
+    unwritten: int
 
 
 def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
@@ -68,16 +70,19 @@ def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
     first = len(template.constants) + template.slots
     roots = {first + position: frozenset({position}) for position in range(template.inputs)}
     written: set[int] = set()
-    for step in template.steps:
+    unwritten = len(template.steps)
+    for at, step in enumerate(template.steps):
         is_own = step.op in own
         operands = _NONE.union(*(roots.get(place, _NONE) for place in step.reads))
         for place in step.reads if is_own or split_name(step.op)[0] in _WRITES else step.writes:
             written |= roots.get(place, _NONE)
+        if written:
+            unwritten = min(unwritten, at)
         if operands and (is_own or may_return_operand(step.op)):
             for _, place in step.makes:
                 roots[place] = operands
     found = ((number, roots.get(place, _NONE)) for number, place in enumerate(template.outputs))
-    return InputAliases(tuple(sorted(written)), tuple(pair for pair in found if pair[1]))
+    return InputAliases(tuple(sorted(written)), tuple(pair for pair in found if pair[1]), unwritten)
 
 
 @functools.lru_cache(4096)

@@ -34,7 +34,7 @@ OwnOperators = Mapping[str, Callable[..., Any]]
 
 def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOperators:
     """The functions by op name, for executors on that device."""
-    marks = _DeviceEvents(runtime.device)
+    marks = _DeviceEvents(runtime)
     return {
         MANUAL_SEED: randomness.manual_seed,
         GET_RANDOM_STATE: randomness.get_state,
@@ -69,24 +69,20 @@ def _given(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
 class _DeviceEvents:
     """Timing events: on the CPU a clock reading, elsewhere an event of the device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime, self._on_cpu = runtime, runtime.device.type == "cpu"
 
     def mark(self) -> Any:
         """The point where the device has done what was issued so far."""
-        if self._device.type == "cpu":
-            return time.perf_counter()
-        event = torch.Event(self._device, enable_timing=True)
-        event.record()
-        return event
+        return time.perf_counter() if self._on_cpu else self._runtime.mark(timing=True)
 
     def has_passed(self, mark: Any) -> torch.Tensor:
         """True if the device has reached the event; always so on the CPU, where ops are done when they return."""
-        return torch.tensor(self._device.type == "cpu" or bool(mark.query()))
+        return torch.tensor(self._on_cpu or bool(mark.query()))
 
     def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:
         """Milliseconds from one to the other, when both are passed."""
-        if self._device.type == "cpu":
+        if self._on_cpu:
             return torch.tensor((end - start) * 1e3, dtype=torch.float64)
         end.synchronize()
         return torch.tensor(start.elapsed_time(end), dtype=torch.float64)

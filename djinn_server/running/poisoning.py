@@ -111,7 +111,9 @@ class MemorySharing:
         """As `poison_from` for a program that was stopped before `first`; the failures that the client is told."""
         if first >= len(self._steps):
             return []
-        failure = Failure(self._work.sequence, first, self._steps[first].op, "ProgramStopped", STOPPED)
+        lost = self._work.stop_reason
+        kind, reason = ("AcceleratorError", lost) if lost else ("ProgramStopped", STOPPED)
+        failure = Failure(self._work.sequence, first, self._steps[first].op, kind, reason)
         self.poison_from(first, failure)
         return [failure]
 

@@ -15,12 +15,13 @@ from djinn_core.torch_private import inference_mode
 from djinn_core.wire import limits
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Claim, LayoutMismatch
+from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.poisoning import NO_HANDLE, MemorySharing
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
 from djinn_server.running.timings import OpTimes
 from djinn_server.running.uninitialized_memory import copy_with_strides, zero_fill
-from djinn_server.running.values import Poison, ValueTable, no_such_value
+from djinn_server.running.values import Poison, ValueTable, memory_of, no_such_value
 
 # Ops after which nothing is left of what their first operand was.
 _OVERWRITES = frozenset({
@@ -105,6 +106,7 @@ class TemplateRun:
         "_advance",
         "_count",
         "_guard",
+        "_relieved",
         "_shortcut",
         "_values",
         "claims",
@@ -132,6 +134,7 @@ class TemplateRun:
             values.free([work.inputs[place - first_input] for place in template.consumed])
         self.claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
         self.step = 0
+        self._relieved = -1  # the step that was tried again after it ran out of memory
         self._count = template.count if work.stop_at is None else min(work.stop_at, template.count)
         if template.moves and values.indexed:
             run.sharing = MemorySharing(template, work, env, values)
@@ -175,12 +178,23 @@ class TemplateRun:
         failed = template.steps[step]
         if self._guard is not None:  # it moves what does not fit elsewhere
             values.forget_addresses()
+        elif self._may_relieve(step, stop.error):
+            return step
         if run.sharing is None or self._guard is not None:
             run.sharing = MemorySharing(template, self.work, env, values)
         if _made_resizable(failed, stop, env, values, run.sharing) or _restored(step, failed, env, values, run.sharing):
             return step
         _poison(template, stop, self.work, env, run.sharing, run)
         return step + 1
+
+    def _may_relieve(self, step: int, error: Exception) -> bool:
+        """Free memory, and return True if a step that ran out of it can run once more: if it has written nothing."""
+        relieve, writes = self.work.relieve, self.template.steps[step].writes
+        if relieve is None or writes or self._relieved == step or not is_out_of_memory(error):
+            return False
+        self._relieved = step
+        relieve()
+        return True
 
     def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
         """Go past the instructions before `stop`. `released`: places that are not needed after them. `made`: what they leave, by its place."""
@@ -301,7 +315,10 @@ def _advance_timed(
     for step in range(start, stop):
         begun = times.begin()
         _advance(steps, step, step + 1, env, claims, run)
-        times.end(step, begun)
+        try:
+            times.end(step, begun)
+        except RuntimeError as error:  # of the device
+            raise FailedStep(step, error) from error
     return stop
 
 
@@ -328,10 +345,10 @@ def _made_resizable(
     fixed = [p for p in step.writes if isinstance(env[p], torch.Tensor) and not env[p].untyped_storage().resizable()]
     try:
         for place in fixed:
-            address = env[place].untyped_storage().data_ptr()
-            places, handles = sharing.places(address, stop.step), sharing.handles(NO_HANDLE, address, stop.step)
+            memory = memory_of(env[place])
+            places, handles = sharing.places(memory, stop.step), sharing.handles(NO_HANDLE, memory, stop.step)
             shared = [*[env[p] for p in places], *[values[handle] for handle in handles if handle in values]]
-            _own(env[place].untyped_storage(), shared)
+            _own(env[place].untyped_storage(), memory, shared)
             sharing.moved(place)
     except RuntimeError as error:
         stop.error = error
@@ -339,10 +356,9 @@ def _made_resizable(
     return bool(fixed)
 
 
-def _own(storage: torch.UntypedStorage, values: Iterable[Any]) -> None:
-    """Give the tensors among `values` that look into `storage` a copy of it, the same for all."""
-    address = storage.data_ptr()
-    tensors = {id(v): v for v in values if isinstance(v, torch.Tensor) and v.untyped_storage().data_ptr() == address}
+def _own(storage: torch.UntypedStorage, memory: int, values: Iterable[Any]) -> None:
+    """Give the tensors among `values` that look into `storage` a copy of it, the same for all. `memory`: its `memory_of`."""
+    tensors = {id(v): v for v in values if isinstance(v, torch.Tensor) and memory_of(v) == memory}
     metas = {key: meta_of(tensor) for key, tensor in tensors.items()}
     copy = storage.clone()
     # What failed may have changed the sizes of its operand already.

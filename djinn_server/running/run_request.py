@@ -22,7 +22,9 @@ class RunRequest(msgspec.Struct):
         unreadable: what is wrong with its handles; empty if nothing is.
         op_times: times each instruction; None: that was not asked for.
         ahead: seconds for which it has run before it came.
-        stop_at: number of the op at which an earlier run was stopped; None: it was not.
+        stop_at: number of the op at which an earlier run was stopped; None: it was not. stop_reason: the device error of that op,
+            if that stopped it.
+        relieve: frees memory of an accelerator after an op ran out of it; None: the op fails at once.
     """
 
     sequence: int
@@ -35,6 +37,8 @@ class RunRequest(msgspec.Struct):
     inputs: list[int] = msgspec.field(default_factory=list)
     halt: list[bool] = msgspec.field(default_factory=list)
     stop_at: int | None = None
+    stop_reason: str = ""
+    relieve: Callable[[], None] | None = None
     rest: Callable[[RunRequest], bool] | None = None
     rested: float = 0.0
     ahead: float = 0.0

@@ -1,6 +1,6 @@
 """Runs ahead: while a session waits for its client, it runs the programs that it expects next, and keeps what they make.
 
-A program is only run ahead where that cannot be told: it writes nothing that exists, draws no random numbers, and has run before. It runs a
+A program is only run ahead as far as that cannot be told: up to the first instruction that writes what exists, or draws random numbers. It runs a
 little at a time; in between the session looks for a message. If the submission that comes is the one that was expected, over the very
 tensors that were used, it takes the results, or goes on where the run is. In every other case they are dropped and it runs as if nothing had
 been. An error is not kept: the real run raises it.
@@ -41,7 +41,7 @@ from djinn_server.usage_metrics import UsageMetrics
 
 KEPT_SECONDS: Final = 1.0  # after which results that no submission has taken are dropped
 MOST_RUNS: Final = 8  # ahead of the client
-LONGEST_SECONDS: Final = 0.25  # of a program that is run ahead
+LONGEST_SECONDS: Final = 1.0  # of a program that is run ahead
 LONGEST_AT_ONCE: Final = 0.05  # of one with compiled code, in which nothing looks for a message
 _NO_INPUTS: Final[Sequence[int]] = ()
 _LOOK_SECONDS: Final = 0.001  # between looks for a message
@@ -51,20 +51,38 @@ class RunAhead:
     """A run of a template whose submission has not come.
 
     Attributes:
-        inputs, slots: what it uses. env: its environment. step: its next instruction.
+        inputs, slots: what it uses. env: its environment. step: its next instruction. stop: the first one that may not run ahead.
         phase: of its template's compilation; None where nothing is compiled. shortcut: what takes the place of instructions in that.
         seconds: how long it has run. nbytes: bytes that it is expected to need; those of its outputs, once it is over.
     """
 
-    __slots__ = ("env", "expected", "inputs", "known", "nbytes", "phase", "seconds", "shortcut", "slots", "step")
+    __slots__ = (
+        "env",
+        "expected",
+        "inputs",
+        "known",
+        "nbytes",
+        "phase",
+        "seconds",
+        "shortcut",
+        "slots",
+        "step",
+        "stop",
+    )
 
     def __init__(
-        self, known: BoundTemplate, expected: ExpectedSubmission, slots: list[Slot], inputs: list[torch.Tensor]
+        self,
+        known: BoundTemplate,
+        expected: ExpectedSubmission,
+        slots: list[Slot],
+        inputs: list[torch.Tensor],
+        stop: int,
     ) -> None:
         template = known.template
         self.known, self.expected, self.slots, self.inputs = known, expected, slots, inputs
         self.phase = None if known.hot is None else known.hot.phase
-        self.shortcut = None if self.phase is None else self.phase.shortcut()
+        self.shortcut = shortcut = None if self.phase is None else self.phase.shortcut()
+        self.stop = stop if shortcut is None or shortcut.stop <= stop else min(stop, shortcut.start)
         self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
         self.step = self.nbytes = 0
         self.seconds = 0.0
@@ -76,11 +94,11 @@ class RunAhead:
 
     def advance(self, until: float) -> None:
         """Run instructions until a time on the clock `time.perf_counter`, at least one."""
-        steps, env, step, count = self.known.template.steps, self.env, self.step, len(self.known.template.steps)
+        steps, env, step, stop = self.known.template.steps, self.env, self.step, self.stop
         shortcut = self.shortcut
         compiled = -1 if shortcut is None else shortcut.start
         with inference_mode(True):
-            while step < count:
+            while step < stop:
                 if step == compiled and shortcut is not None and shortcut.take(env):
                     step = shortcut.stop
                 else:
@@ -115,7 +133,7 @@ class RunAhead:
         run.env, run.step = self.env, self.step
         run.advance()
         if not self.over and self.made() > limit:
-            self.known.runs_ahead = False
+            self.known.runs_ahead = 0
         if self.known.hot is not None and self.known.hot.phase is self.phase:
             self.known.hot.ran(self.phase, self.slots, self.seconds + time.perf_counter() - began)
         return run.finish()
@@ -207,7 +225,7 @@ class RunsAhead:
                 self._hold(made - run.nbytes)
                 run.nbytes = made
                 if run.nbytes > self._limit:
-                    run.known.runs_ahead = False
+                    run.known.runs_ahead = 0
         except Exception:  # the submission itself tells of it
             self.missed()
         run.seconds += time.perf_counter() - began
@@ -223,7 +241,7 @@ class RunsAhead:
             pending = self.pending
             if not pending or pending[-1].over:
                 return self._another()
-            return pending[-1]
+            return pending[-1] if pending[-1].step < pending[-1].stop else None
 
     def _another(self) -> RunAhead | None:
         """A run of what is expected after those that are pending, which are over; None where there is to be none."""
@@ -246,15 +264,15 @@ class RunsAhead:
             pending.append(run)
         return run
 
-    def _may_run(self, known: BoundTemplate) -> bool:
-        """True if running it leaves nothing but its results, as schemas of PyTorch's own ops tell, and no compiler watches its runs."""
+    def _may_run(self, known: BoundTemplate) -> int:
+        """Number of its first instructions that leave nothing but results, as schemas of PyTorch's own ops tell; 0 while a compiler watches."""
         if known.runs_ahead is None:
-            template = known.template
-            known.draws = draws_of(template)
-            alone = not known.draws.always and not template.moves and known.batched is None
-            alone = alone and all(step.op.startswith("aten::") for step in template.steps)
-            known.runs_ahead = alone and not known.input_aliases(self._device.own).written
-        return known.runs_ahead and (known.hot is None or known.hot.phase.settled)
+            steps = known.template.steps
+            known.draws = draws_of(known.template)
+            others = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
+            unwritten = known.input_aliases(self._device.own).unwritten
+            known.runs_ahead = min(next(others, len(steps)), unwritten) if known.batched is None else 0
+        return known.runs_ahead if known.hot is None or known.hot.phase.settled else 0
 
     def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:
         pending, get = self.pending, self._values.table.get
@@ -270,9 +288,12 @@ class RunsAhead:
                 inputs[position] = get(self._predictor.output((back - len(pending), number)))
         slots = expected.slots(slots)
         assert known.draws is not None
-        if known.draws.some(slots) or not all(type(value) is torch.Tensor for value in inputs):
+        assert known.runs_ahead is not None
+        draws = known.draws.first(slots)
+        stop = known.runs_ahead if draws is None else min(draws, known.runs_ahead)
+        if not stop or not all(type(value) is torch.Tensor for value in inputs):
             return None
-        run = RunAhead(known, expected, slots, inputs)
+        run = RunAhead(known, expected, slots, inputs, stop)
         if self._memory is not None:
             needed = self._memory.needed_ahead(known.digest, inputs, slots)
             if needed is None:

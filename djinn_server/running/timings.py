@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
+from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.wire.timing_messages import TRANSFERS_TOLD, ExecutionTimes, TransferTimes
 
 _PAIR = struct.Struct("<ff")
@@ -18,20 +17,16 @@ _UNKNOWN = (-1.0, -1.0)
 class OpTimes:
     """Times of the instructions of one run.
 
-    On a device that works beside the processor (a GPU), events on its stream are the times, and `packed` waits for the device.
+    On a device that works beside the processor (a GPU), events on its stream are the times, and `packed` waits for the last one.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = None if device.type == "cpu" else device
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = None if runtime.device.type == "cpu" else runtime
         self._began = self._mark()
         self._found: dict[int, tuple[Any, Any]] = {}
 
     def _mark(self) -> Any:
-        if self._device is None:
-            return time.perf_counter()
-        event = torch.Event(self._device, enable_timing=True)
-        event.record()
-        return event
+        return time.perf_counter() if self._runtime is None else self._runtime.mark(timing=True)
 
     def begin(self) -> Any:
         """The moment before an instruction."""
@@ -44,13 +39,13 @@ class OpTimes:
     def packed(self, instructions: int) -> bytes:
         """As `ExecutionTimes.ops`."""
         found = self._found
-        if self._device is not None:
-            torch.accelerator.synchronize(self._device)
+        if self._runtime is not None and found:
+            found[max(found)][1].synchronize()
         pairs = [self._seconds(*found[i]) if i in found else _UNKNOWN for i in range(instructions)]
         return b"".join([_PAIR.pack(*pair) for pair in pairs])
 
     def _seconds(self, begun: Any, ended: Any) -> tuple[float, float]:
-        if self._device is None:
+        if self._runtime is None:
             return begun - self._began, ended - begun
         return self._began.elapsed_time(begun) / 1e3, begun.elapsed_time(ended) / 1e3  # events count in milliseconds
 

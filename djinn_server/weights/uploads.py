@@ -157,11 +157,17 @@ class UploadAssembly:
     def _continue(self, partial: _Partial, upload: UploadPart, part: Buffer, size: int) -> None:
         partial.received += size
         if partial.data is not None and size:
-            partial.data[upload.start : upload.start + size] = torch.frombuffer(part, dtype=torch.uint8)
+            try:
+                self._runtime.write(partial.data, upload.start, torch.frombuffer(part, dtype=torch.uint8))
+            except RuntimeError as error:  # of the device: the bytes that still come are dropped
+                partial.data = None
+                self.refuse_bytes(partial.header, error)
         if partial.received == upload.size:
             del self._partial[upload.handle]
             if partial.data is not None:
                 self.finish(partial.header, partial.data)
+            else:
+                self.wanted.pop(upload.handle, None)  # submissions wait for what is offered
 
     def _begin(self, upload: UploadPart, part: Buffer, size: int) -> None:
         self.check_new(upload)
@@ -191,19 +197,19 @@ class UploadAssembly:
     def _room_for(self, upload: UploadPart) -> torch.Tensor | None:
         try:
             self.check_room(upload.size)
-            return torch.empty(upload.size, dtype=torch.uint8)
+            return self._runtime.allocate(upload.size)
         except (RuntimeError, MemoryError) as error:
             self.refuse_bytes(upload, error)
             return None
 
     def finish(self, upload: UploadPart, data: torch.Tensor) -> None:
-        """Make a value of all bytes of an upload."""
+        """Make a value of all bytes of an upload, in host memory or where `allocate` has made room."""
         digest = self.wanted.pop(upload.handle, None)
         if digest is not None and self._store is not None:
             self._keep(self._store, upload.handle, digest, data)
         try:
             with torch.inference_mode():
-                placed = self._runtime.receive(data)
+                placed = self._runtime.commit(data)
                 typed = placed.view(dtype_from_name(upload.dtype))
                 self._values[upload.handle] = typed.as_strided(upload.shape, upload.stride)
         except (RuntimeError, MemoryError) as error:
@@ -213,7 +219,7 @@ class UploadAssembly:
         contents = self.journal.contents if self.journal is not None and self.journal.open else None
         file = contents.whole(handle) if contents is not None else None
         if contents is None or file is None or not store.adopt(digest, file, contents.prove):
-            store.keep(digest, data)
+            store.keep(digest, self._runtime.deliver(data))
         elif self.journal is not None:
             self.journal.shared(data.nbytes)
 

@@ -449,8 +449,8 @@ class WeightReader:
         scheme = _SCHEME.match(address)
         source = self._sources.get(scheme[1]) if scheme else None
         if source is None:
-            known = ", ".join(f"{name}:" for name in self.schemes) or "none"
-            raise WeightsUnavailable(f"the server reads no weights from {address!r} (it knows {known})")
+            known = ", ".join(f"{name}:" for name in self.schemes) or "nothing"
+            raise WeightsUnavailable(f"the server reads no weights from {address!r}: it reads {known}")
         if _HOSTILE.search(address):
             raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
         return source

@@ -58,7 +58,7 @@ def a_token(name: str, effort: Effort) -> Outcome:
             model.generate(prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0).cpu()
 
         few, many = (4, 12) if effort.small else (16, 48)
-        for tokens in (many, many, few):  # plans, templates, pieces
+        for tokens in (many, many, few):  # plans, templates
             generate(tokens)
         short, long = counted(lambda: generate(few)), counted(lambda: generate(many))
     found = {key: (long[key] - short[key]) / (many - few) for key in long}

@@ -227,7 +227,7 @@ _FREED_BYTES = 64  # of a freed value in the queue in C++
 def bytes_in_cpp() -> tuple[int, int]:
     """Bytes of this thread's program in C++, which `tracemalloc` does not see: without freed values, and with them."""
     recorder: Any = current()
-    recorded = sum(column.nbytes for column in ops.look(recorder.program, 0))
+    recorded = len(ops.look(recorder.program, 0))
     return recorded, recorded + _FREED_BYTES * len(ops.look_freed())
 
 

@@ -132,7 +132,7 @@ def differentiated(tensors: list[torch.Tensor]) -> None:
 
 
 def looked_at(tensors: list[torch.Tensor]) -> None:
-    """As many elements of one tensor that are asked for one by one, from memory of many pages (`element_copies.py`)."""
+    """As many elements of one tensor that are asked for one by one, from memory of many pages (`partial_fetch.py`)."""
     values = torch.arange(len(tensors) * 40, device=REMOTE)
     assert sum(int(value) for value in values[::40]) == 40 * len(tensors) * (len(tensors) - 1) // 2
 

@@ -161,7 +161,7 @@ def bert() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 
 TOY = {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
-WARM_CALLS = 14  # plans, templates, and pieces, which come after eight equal runs
+WARM_CALLS = 14  # plans, templates, and what runs ahead
 
 
 def measured(start: Start, times: int, effort: Effort) -> Outcome:

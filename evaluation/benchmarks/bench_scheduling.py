@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 import djinn
-from djinn_client.runtime import client
+from djinn.testing import executor_figures
 from evaluation.benchmarks.bench_placing import CASES as PLACING
 from evaluation.benchmarks.links import CLIENT, Conditions, hidden_from, namespace, permitted
 from evaluation.benchmarks.links import SERVER as FAR
@@ -75,7 +75,7 @@ def executors_over(conditions: Conditions, policy: str, threads: int = 1) -> Ite
 
 def between() -> int:
     """Bytes that executors have sent to each other."""
-    return int(client.context.session.figures().get("peer_bytes", 0))
+    return int(executor_figures().get("peer_bytes", 0))
 
 
 def timed(run: Run, warm: int, times: int) -> float:

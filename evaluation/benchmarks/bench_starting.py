@@ -27,21 +27,6 @@ TORCH = "import torch"
 IMPORTED = "import torch, djinn"
 FIRST = "import torch, djinn; torch.ones(3, device='remote_accelerator:0').sum().item()"
 EARLY = "import djinn, torch; torch.ones(3, device='remote_accelerator:0').sum().item()"
-SCRIPT = """
-import time, torch, djinn
-model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 4, enable_nested_tensor=False)
-model = model.to("remote_accelerator:0")
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-torch.ones(1, device="remote_accelerator:0").item()
-began = time.process_time()
-for length in (8, 9, 11) * 4:
-    loss = model(torch.ones(2, length, 64, device="remote_accelerator:0")).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    loss.item()
-print(time.process_time() - began, djinn.stats()["plans_made"])
-"""
 PROCESSES = 8  # in each round, of either kind
 COMPILED = "PYTHONDONTWRITEBYTECODE"  # without it what is imported is compiled once, as where programs are installed
 
@@ -141,24 +126,6 @@ def new_program(effort: Effort) -> Outcome:
         return Outcome(first / known, {"first ms": first, "second ms": second, "known ms": known})
 
 
-def second_process(effort: Effort) -> Outcome:
-    """Seconds of a script that plans, in its second process over its first; the plans that the second makes."""
-    taken: dict[str, list[float]] = {"first": [], "second": []}
-    made: dict[str, list[int]] = {"first": [], "second": []}
-    for _ in range(effort.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            for which in ("first", "second"):
-                variables = os.environ | {"OMP_NUM_THREADS": str(effort.threads), "XDG_CACHE_HOME": folder}
-                command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
-                said = subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
-                seconds, plans = said.split()
-                taken[which].append(float(seconds))
-                made[which].append(int(plans))
-    first, second = statistics.median(taken["first"]), statistics.median(taken["second"])
-    plans = {f"{which} plans": max(made[which]) for which in made}
-    return Outcome(second / first, {"first s": first, "second s": second, **plans})
-
-
 CASES = [
     Case("import", 0.15, import_, unit="s"),
     Case("served", 0.15, served, unit="s"),
@@ -167,7 +134,6 @@ CASES = [
     Case("embedded_again", 0.5, embedded_again, unit="s"),
     Case("embedded_prepared", 0.5, embedded_prepared, unit="s"),
     Case("new_program", None, new_program),
-    Case("second_process", None, second_process),
 ]
 
 if __name__ == "__main__":

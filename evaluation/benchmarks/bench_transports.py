@@ -2,8 +2,8 @@
 
     python -m evaluation.benchmarks.bench_transports [--json] [--quick] [--case tcp_64_mib]
 
-The other end of each is a process of its own. Both receive into fresh memory, as a tensor needs it. `submission` is an
-element that is read (`x.item()`), from PyTorch on one end to PyTorch on the other and back.
+The other end of each is a process of its own. Both receive into fresh memory, as a tensor needs it. `submission` is an op
+that is waited for, `submission_with_an_op` one whose result is read, from PyTorch on one end to PyTorch on the other and back.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+import djinn
 from djinn.hooks import Frame, Limits, TlsOptions
 from djinn.testing import self_signed_tls
 from djinn_core.protocol.local import LocalTransport
@@ -98,18 +99,14 @@ def against(reference, ours, size: int, times: int, effort: Effort) -> Outcome:
     return compared.outcome(**{name: 2 * len(data) / seconds / 1e9 for name, seconds in speeds.items()})
 
 
-def submission(effort: Effort) -> Outcome:
-    """A submission of an op, with its result, over a server's loopback TCP, against a ping-pong of 64 bytes.
+def submission(step: Callable[[torch.Tensor], object], effort: Effort) -> Outcome:
+    """A submission of an op over a server's loopback TCP, against a ping-pong of 64 bytes.
 
     Of a value that is not new nothing is submitted: the client remembers what it has fetched.
     """
     with beside(RawSocket(socket.AF_INET), effort) as theirs, connected(threads=effort.threads):
         plain = partial(theirs, memoryview(bytearray(SMALL_BYTES)))
-        x = torch.ones((), device="remote_accelerator:0")
-
-        def run() -> None:
-            (x + 1.0).item()
-
+        run = partial(step, torch.ones((), device="remote_accelerator:0"))
         for call in (plain, run):
             median_of(call, effort.times(PINGS // 4))
         alone = median_of(plain, effort.times(PINGS))
@@ -149,7 +146,8 @@ CASES = (
     Case("http_64_mib", 1.15, partial(against, PlainAiohttp, http, LARGE_BYTES, 8)),
     Case("https_64_mib", 1.15, partial(against, certified(PlainAiohttp), certified(https), LARGE_BYTES, 8)),
     Case("local_64_mib", None, partial(against, raw_unix, local, LARGE_BYTES, 8)),
-    Case("submission_with_an_op", 4, submission),
+    Case("submission", 6, partial(submission, lambda x: (x.add_(1), djinn.synchronize()))),
+    Case("submission_with_an_op", 4, partial(submission, lambda x: (x + 1.0).item())),
     Case("tcp_64_bytes", None, partial(against, raw_tcp, tcp, SMALL_BYTES, PINGS)),
     Case("http_64_bytes", None, partial(against, PlainAiohttp, http, SMALL_BYTES, PINGS // 4)),
 )

@@ -111,7 +111,7 @@ def take_turns(
 def command_of(checkout: Path) -> tuple[str, dict[str, str]]:
     """Return the interpreter and environment variables that run a checkout's own code."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DJINN_THREADS": "1", "DJINN_CALIBRATE": "0"}
-    environment |= {"DJINN_KEEP_PLANS": "0", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
     own = checkout / ".venv" / "bin" / "python"
     if own.exists():
         environment.pop("PYTHONPATH", None)

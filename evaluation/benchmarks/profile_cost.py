@@ -14,20 +14,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 import djinn
-from djinn_client.interception.dispatch import timed_dispatch
-from djinn_client.interception.recording.recorder import recorders
-from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.tap import Tap, taps
 from djinn_client.runtime import client
-from djinn_client.runtime.session import Session
-from djinn_client.runtime.timeline.recording import Recording
 from djinn_core.wire.timing_messages import TimingsReply, TimingsRequest
+from djinn_profiler.timeline.recording import Recording
 from evaluation.benchmarks.paired import ratio_of, take_turns
 
 REMOTE = "remote_accelerator:0"
@@ -77,52 +76,48 @@ def training(steps: int) -> Callable[[], object]:
     return run
 
 
+class ModuleTimes(Tap):
+    """Modules are noted when they are entered and left."""
+
+    def __init__(self) -> None:
+        self.kept: list[object] = []
+
+    def module(self, entered: object) -> None:
+        """As `Tap.module`."""
+        self.kept.extend((time.perf_counter(), entered))
+
+
 @contextmanager
 def timed_ops() -> Iterator[None]:
     """Each op is timed, and nothing else is done."""
-    before, kept = port.around, list[object]()
-    port.around = timed_dispatch(lambda: kept.extend)
+    ops.time_ops(True)
     try:
         yield
     finally:
-        port.around = before
+        ops.time_ops(False)
 
 
-@contextmanager
-def noted_modules() -> Iterator[None]:
-    """Recorders note when modules are entered and left."""
-    found = recorders.all()
-    for recorder in found:
-        recorder.module_moments = [0.0, None]
-    try:
-        yield
-    finally:
-        for recorder in found:
-            recorder.module_moments = None
+def noted_modules() -> AbstractContextManager[None]:
+    """Modules are noted when they are entered and left."""
+    return taps.subscribed(ModuleTimes())
 
 
 @contextmanager
 def told_times() -> Iterator[None]:
     """The executor tells times with its answers."""
     session = client.context.session
-    assert isinstance(session, Session)
-    session.replies.ask(TimingsRequest(), TimingsReply)
+    assert session is not None
+    (executor,) = session.executors.here
+    executor.replies.ask(TimingsRequest(), TimingsReply)
     try:
         yield
     finally:
-        session.replies.ask(TimingsRequest(on=False), TimingsReply)
+        executor.replies.ask(TimingsRequest(on=False), TimingsReply)
 
 
-@contextmanager
-def kept_submissions() -> Iterator[None]:
+def kept_submissions() -> AbstractContextManager[None]:
     """Submissions and waits are kept."""
-    recording = Recording(ops=False)
-    with client.observed_by(recording):
-        port.timeline = client.context.observers.timeline = recording
-        try:
-            yield
-        finally:
-            port.timeline = client.context.observers.timeline = None
+    return taps.subscribed(Recording(ops=False))
 
 
 PARTS = (timed_ops, noted_modules, told_times, kept_submissions, djinn.profile)
@@ -163,9 +158,9 @@ def main() -> None:
         figures[f"{name}_ms"] = pairs.milliseconds(count)
         for key, ratio in zip(("", "processor_", "ops_"), ratios, strict=True):
             figures[f"{name}_{key}ratio"] = ratio.middle, ratio.low, ratio.high
-    # Where nothing is recorded, a submission looks at an attribute in four places: two of `port`, two of the observers.
-    looked = "from djinn_client.interception.runtime_interface import port"
-    figures["off_ns"] = 4 * timeit.timeit("port.timeline", looked, number=10**6) * 1e3
+    # Where nothing is recorded, a submission looks for taps in four places.
+    looked = "from djinn_client.interception.tap import taps"
+    figures["off_ns"] = 4 * timeit.timeit("taps.sent", looked, number=10**6) * 1e3
     print(json.dumps(figures))
 
 

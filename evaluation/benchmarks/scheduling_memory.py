@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import djinn
+from djinn.testing import executor_figures
 from djinn_client.runtime import client
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome
 
@@ -129,7 +130,7 @@ def run(make: Callable[[Effort, str], Step], effort: Effort, limit: int, steps: 
             began = time.perf_counter()
             result = step()
             seconds.append(time.perf_counter() - began)
-        figures = client.context.session.figures()
+        figures = executor_figures()
         peak = max(memory_of(process, "VmHWM") - before, figures.get("process_peak", 0))
         used = (processor_time(process) - used) / steps
         return Ran(peak, figures.get("memory_run_peak", 0), statistics.median(seconds[2:]), used, result, figures)

@@ -5,7 +5,7 @@ policies, run until their plan is known, and timed from the moment when their fi
 answered, less what a program without ops takes. What was predicted is `simulate` of that very plan, with measured links.
 
 Each executor gets a core of its own, as on a machine of its own: two that begin at once are often put on one core by Linux, and stay there
-for milliseconds. Programs go whole: a plan for a piece says nothing of the rest.
+for milliseconds.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def compared(way: Way, effort: Effort) -> list[Compared]:
     djinn.init()
     own_cores()
     watch = Watch()
-    with client.whole_programs(), client.observed_by(watch):
+    with client.observed_by(watch):
         running = [begun(program, watch) for program in way.programs]
         idle = statistics.median(watch.seconds_of(lambda: None) for _ in range(effort.times(20)))
         for _ in range(effort.rounds):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 import djinn
-from djinn_client.runtime import client
+from djinn.testing import executor_figures
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, median_of
 
 REMOTE = "remote_accelerator:0"
@@ -55,7 +55,7 @@ def placed(way: str, model: torch.nn.Module, threads: int) -> Iterator[torch.nn.
 
 def between() -> int:
     """Bytes that executors have sent to each other."""
-    return int(client.context.session.figures().get("peer_bytes", 0))
+    return int(executor_figures().get("peer_bytes", 0))
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from evaluation.benchmarks.serving import server, url_of
 REMOTE = "remote_accelerator:0"
 SLOW, FAST = 1e8, 1e10
 LINKS = {"100 Mbit/s": SLOW, "10 Gbit/s": FAST}
-PLUGINS = ("tcp", "pinned", "cleanup")
+PLUGINS = ("tcp", "pool", "pinned", "cleanup")
 PINS = {"made*": "0", "left*": "0", "own*": "1", "right*": "1"}
 ROUNDS, FOLLOWING = 3, 40
 WARM = 3

@@ -24,7 +24,7 @@ from servers import start_server
 
 import djinn
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_server.builtins.weights import UNFINISHED
 
 REMOTE = "remote_accelerator:0"

@@ -15,7 +15,7 @@ from pathlib import Path
 import djinn
 from djinn.testing import open_connections
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.protocol.connection_file import read_connection_file
 
 START_SECONDS = 120

@@ -32,7 +32,7 @@ import torch
 
 import djinn
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.protocol.connection_file import read_connection_file
 from evaluation.chaos import failover, files, pools
 from evaluation.chaos.bad_network import HALF, LOSE, PASS, BadNetwork

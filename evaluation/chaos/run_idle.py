@@ -26,7 +26,7 @@ import psutil
 from prepared_python import PreparedPython
 from servers import Server, start_server, wait_for
 
-from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.wire.messages import ExecutorStatus, Status
 
 MIB = 1 << 20

@@ -45,7 +45,6 @@ def differences(
     """Yield where the remote device differs from the CPU, the earliest first. Known differences are left out."""
     before: dict[tuple[str, str], tuple[Any, Any]] = {}  # what differed last, and goes on being so
     offsets: set[int] = set()  # versions that are known to differ by so much; views have those of their base
-    hidden: set[str] = set()  # properties
     for number, (want, got) in enumerate(zip(here, there, strict=True)):
         source = statements[number] if number < len(statements) else ""
         differing: dict[tuple[str, str], tuple[Any, Any]] = {}
@@ -54,10 +53,8 @@ def differences(
             continue
         for key in [*want, *(k for k in got if k not in want)]:
             one, other = want.get(key, ABSENT), got.get(key, ABSENT)
-            if (
-                one == other
-                or key[1] in hidden
-                or (close and isinstance(one, Value) and isinstance(other, Value) and close(one.tensor, other.tensor))
+            if one == other or (
+                close and isinstance(one, Value) and isinstance(other, Value) and close(one.tensor, other.tensor)
             ):
                 continue
             differing[key] = (one, other)
@@ -76,7 +73,6 @@ def differences(
                 continue
             if entry.ends:
                 return
-            hidden |= entry.hides
             if is_version:
                 offsets.add(one - other)
         before = differing

@@ -25,6 +25,7 @@ import torch
 from configured import configure_anew
 
 import djinn
+from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.runtime_interface import port
 from evaluation.differential import known_differences
 from evaluation.differential.differences import first_difference, smallest
@@ -93,6 +94,7 @@ def _settle(settings: str) -> None:
         djinn.init()
         pieces = _current.setdefault("pieces", port.checkpoint_instructions)
         port.checkpoint_instructions = 16 if settings == "pieces" else pieces
+        recorders.limit_programs()
 
 
 def _try(work: Work) -> tuple[list[Finding], Counter[str]]:

@@ -28,7 +28,8 @@ import attrs
 import msgspec
 import torch
 
-from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
+from djinn_client.runtime.connecting.handshake import Server as Reachable
+from djinn_client.runtime.connecting.handshake import reach_executor
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Connection, Frame, Transport
@@ -137,11 +138,8 @@ class Talk:
     @classmethod
     def begin(cls, server: Server, transports: tuple[Transport, ...]) -> Talk:
         """Through the gateway to the executor."""
-        gateway = reach_gateway((server.url,), server.token, "", transports, SECONDS)
-        dialled = reach_executor(gateway, transports, SECONDS)
-        if not dialled.relayed:
-            gateway.connection.close()
-        return cls(dialled.connection, dialled.attached.process, dialled.attached.lease > 0)
+        reached = reach_executor(Reachable((server.url,), server.token, transports, SECONDS), "")
+        return cls(reached.connection, reached.attached.process, reached.attached.lease > 0)
 
     def send(self, frame: Frame) -> None:
         """The next frame."""

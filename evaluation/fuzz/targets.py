@@ -205,7 +205,7 @@ def _bindings_seeds(draw: random.Random) -> list[bytes]:
         [
             handles,
             binding_delta.pack_handles(handles),
-            binding_delta.diff_inputs(handles, handles[::-1]),
+            binding_delta.pack_inputs((0, 2), (handles[2], handles[0])),
             [1, 2.0, 3],
             ((5, (0, 2)),),
         ]

@@ -423,7 +423,7 @@ def kill_clients(process: subprocess.Popen[str], count: int) -> int:
 
 def executor_of(url: str, token: str) -> tuple[int, int]:
     """The executor's process, and how many sessions it has."""
-    from djinn_client.runtime.connecting.status import ask_servers
+    from djinn_client.runtime.connecting.servers import ask_servers
     from djinn_core.settings import Settings
 
     (status,) = ask_servers(Settings(servers=(url,), token=token)).values()

@@ -50,16 +50,12 @@ def at_work(url: str, token: str, count: Any, over: Any) -> None:
 
 def refusal(transports: Sequence[Any], url: str, token: str) -> tuple[float, str]:
     """Time until a refusal, and its kind: `busy` is for now, `refused` for good, `closed` without an answer."""
-    from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
+    from djinn_client.runtime.connecting.handshake import Server, reach_executor
     from djinn_core.errors import AccessRefused, ServerBusy, TransportError
 
     began, how = time.perf_counter(), "let in"
     try:
-        gateway = reach_gateway((url,), token, "", transports, 30.0)
-        try:
-            reach_executor(gateway, transports, 30.0).connection.close()
-        finally:
-            gateway.connection.close()
+        reach_executor(Server((url,), token, tuple(transports), 30.0), "").connection.close()
     except ServerBusy:
         how = "busy"
     except AccessRefused:

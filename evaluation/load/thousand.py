@@ -116,7 +116,7 @@ def _of_a_pool(count: int, engine: MixedEngine) -> dict[str, float]:
     plugin.djinn_api_version = "2.0"
     plugin.djinn_register_executors = hookimpl(djinn_register_executors)
     settings = {"engine": "stand-ins", "threads": 1, "placement_policy": "single", "calibrate": False}
-    djinn.configure(plugins=[plugin], executors=count, **settings)
+    djinn.configure(plugins=["pool", plugin], executors=count, **settings)
     torch.ones(1, device="remote_accelerator:0")  # what a first op costs is none of the executors'
     before = memory()
     connect = spent(djinn.init)
@@ -173,12 +173,11 @@ def _goes_on(step: Callable[[], float]) -> None:
 
 def planning(count: int) -> float:
     """Processor seconds to plan one token of a 70B model on `count` devices of 80 GiB."""
-    from djinn_client.runtime.load_plugins import load_plugins
     from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
+    from djinn_client.runtime.plugins import open_plugins
     from djinn_commands.planning.model import captured_model, step_of
     from djinn_core.planning.builtins.cluster import read_cluster
     from djinn_core.planning.pipeline import Request, plan
-    from djinn_core.settings import resolve
 
     machines = f"count = {count // 10}\ndevices = 10\nmemory_gib = 80\ntflops = 300\ngbs = 2000"
     topology = read_cluster(
@@ -188,7 +187,7 @@ def planning(count: int) -> float:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         step = step_of("decode", 1, 512)
         captured = captured_model(str(Path(folder) / "config.json"), step, "annotate")
-    registry = load_plugins(resolve().settings)
+    registry = open_plugins()
     policy, scheduler = preferred_policy(registry.placement_policies), preferred_scheduler(registry.schedulers)
     request = Request(topology, placement_policy=policy, scheduler=scheduler)
     program: Any = captured.graph

@@ -1,4 +1,4 @@
-"""clang-tidy on the C++ of djinn_native: `python -m evaluation clang-tidy [FILE ...]`."""
+"""clang-tidy on the C++ of djinn_native and of plugins: `python -m evaluation clang-tidy [FILE ...]`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ def main() -> int:
     BUILD.mkdir(exist_ok=True)
     flags = [sys.executable, NATIVE / "building" / "compiler_flags.py"]
     (BUILD / "compile_flags.txt").write_bytes(subprocess.run(flags, stdout=subprocess.PIPE, check=True).stdout)
-    tidy = [Path(sys.executable).with_name("clang-tidy"), "--quiet", "-p", BUILD]
-    files = sys.argv[1:] or sorted(NATIVE.glob("csrc/*.cpp"))
+    tidy = [
+        Path(sys.executable).with_name("clang-tidy"),
+        "--quiet",
+        f"--config-file={NATIVE / '.clang-tidy'}",
+        "-p",
+        BUILD,
+    ]
+    files = sys.argv[1:] or sorted([*NATIVE.glob("csrc/*.cpp"), *ROOT.glob("plugins/*/*/csrc/*.cpp")])
     with ThreadPoolExecutor(2) as pool:  # a file takes minutes and a gigabyte, most of it for PyTorch's headers
         ended = list(pool.map(lambda file: subprocess.run([*tidy, file], check=False).returncode, files))
     return int(any(ended))

@@ -20,7 +20,7 @@ from torch.nn import functional
 import djinn
 from djinn_client.runtime import client
 from djinn_client.runtime.planning import plan_maker
-from djinn_client.runtime.planning.planner import Planner, Planning
+from djinn_client.runtime.planning.planner import Planner, Planning, Recent
 from djinn_client.runtime.stats import Stats
 from djinn_core.ir.program import Program
 
@@ -109,10 +109,15 @@ def hit_seconds(times: int = 24) -> float:
 
     All that a session does to find a plan: looking the calls up (their hashes included), comparing structure and numbers,
     giving the program's values in order. As in a session, each program has just been recorded, and its plan was found for
-    the one before. In a session it is sent in pieces, each found by itself; this is the sum.
+    the one before.
     """
     stats = Stats()
-    planner = Planner(stats, lambda recent: Planning(plan_maker.PlanMaker(client.context, recent).plan))
+
+    def begin(recent: Recent) -> Planning:
+        maker = plan_maker.PlanMaker(client.context, recent)
+        return Planning(maker.plan, maker.analyse)
+
+    planner = Planner(stats, begin)
     took: list[float] = []
     for program in programs(SMALL, times):
         start = time.thread_time()
@@ -123,7 +128,7 @@ def hit_seconds(times: int = 24) -> float:
 
 
 def hits_of_generation() -> float:
-    """The share of programs of a `generate()` loop whose plan was found, the first ones included."""
+    """The share of programs of a `generate()` loop whose template was known, the first ones included."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -134,8 +139,8 @@ def hits_of_generation() -> float:
     before = djinn.stats()
     model.generate(given, max_new_tokens=_TOKENS, min_new_tokens=_TOKENS, do_sample=False, pad_token_id=0)
     after = djinn.stats()
-    made, reused = (after[name] - before[name] for name in ("plans_made", "plans_reused"))
-    return reused / (made + reused)
+    sent, reused = (after[name] - before[name] for name in ("templates_sent", "templates_reused"))
+    return reused / (sent + reused)
 
 
 def predictions() -> dict[str, float | None]:

@@ -12,7 +12,7 @@ import attrs
 import msgspec
 import pytest
 
-from djinn_client.runtime.connecting.dialling import GatewayConnection, direct_ways, reach_gateway
+from djinn_client.runtime.connecting.handshake import Gateway, Server, direct_ways, reach_gateway
 from djinn_client.runtime.connecting.servers import find_servers
 from djinn_client.runtime.receiving.failures import Failures
 from djinn_client.runtime.receiving.reply_reader import ReplyReader
@@ -48,7 +48,7 @@ def ways(transports, reached, *urls, fingerprint=""):
     listening = (reached.replace("gpu-box", "0.0.0.0"),)  # what a server says that it listens at
     welcome = Welcome("ticket", urls, "1", "2", CPU, gateway=listening, fingerprint=fingerprint)
     known = with_tls(transports, TlsOptions())
-    return [url for url, _ in direct_ways(GatewayConnection(None, reached, False, welcome, ()), known)]
+    return [url for url, _ in direct_ways(Gateway(None, reached, welcome), known)]
 
 
 def test_a_server_sends_clients_nowhere_else(transports):
@@ -190,7 +190,7 @@ def test_nobody_has_a_client_set_memory_aside_before_it_was_let_in(transports):
     listener = transport_for("tcp://127.0.0.1:0", transports).listen("tcp://127.0.0.1:0", Limits(), accept)
     try:
         with pytest.raises(TransportError, match="exceeds the"):
-            reach_gateway([listener.url], "t" * 32, "", transports, 10.0)
+            reach_gateway(Server((listener.url,), "t" * 32, tuple(transports), 10.0), "")
     finally:
         listener.close()
 

@@ -68,7 +68,7 @@ def test_tensors(run):
 
 
 def test_transports(run):
-    run("bench_transports", "tcp_64_mib", "http_64_mib", "local_64_mib", "submission_with_an_op")
+    run("bench_transports", "tcp_64_mib", "http_64_mib", "local_64_mib", "submission", "submission_with_an_op")
 
 
 def test_weights_that_the_server_reads(run, module, python, tmp_path, monkeypatch):

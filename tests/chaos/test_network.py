@@ -7,7 +7,7 @@ import torch
 
 import djinn
 from djinn.testing import open_connections
-from djinn_client.runtime.connecting.resuming import ResumingConnection
+from djinn_client.runtime.connecting.reconnect import ResumingConnection
 from evaluation.chaos.bad_network import BREAK, GARBLE, HALF, LOSE, PASS, BadNetwork
 
 REMOTE = "remote_accelerator:0"

@@ -15,7 +15,7 @@ from servers import start_server
 import djinn
 from djinn.testing import executor_figures
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.protocol.connection_file import read_connection_file
 
 REMOTE = "remote_accelerator:0"

@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 from djinn_core.cli import COMMANDS, PACKAGES, main
 from djinn_core.errors import TransportError
+from djinn_core.registry.commands import find_commands
+from djinn_core.registry.selection import Selection
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def failing(monkeypatch):
     def command():
         raise TransportError("No server answers at tcp://x:1: start `djinn serve` there.")
 
-    monkeypatch.setitem(sys.modules, "djinn_client.cli.status", SimpleNamespace(command=command))
+    monkeypatch.setitem(sys.modules, "djinn_core.cli.plugins", SimpleNamespace(command=command))
 
 
 def run(*arguments, **environ):
@@ -38,13 +40,13 @@ def test_help_and_version_do_not_wait_for_torch():
     script = (
         "import sys; from djinn_core.cli import main\n"
         "for flag in ('--help', '--version'):\n    main([flag], standalone_mode=False)\n"
-        "assert 'torch' not in sys.modules"
+        "assert not {'torch', 'numpy', 'rich'} & {*sys.modules}"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "djinn, version 26." in done.stdout
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", sorted({*COMMANDS, *PACKAGES}))
 def test_each_command_is_there_and_explains_itself(name):
     done = run(name, "--help")
     assert done.exit_code == 0
@@ -62,13 +64,19 @@ def test_a_command_whose_package_is_not_in_use_is_named_with_it():
         if name in COMMANDS:
             continue  # `djinn_server` is installed here
         assert (Path(__file__).parents[2] / place / "pyproject.toml").exists()
-        done = run(name, DJINN_DISABLE="planning")
+        done = run(name, DJINN_DISABLE="connect,demo,planning,run,servers")
         assert done.exit_code == 2
         assert f"pip install ./{place}" in done.output
 
 
+def test_commands_of_the_package_of_commands_are_known_without_it():
+    owners = find_commands(Selection(), COMMANDS).owners
+    offered = {name for name, row in owners.items() if row.distribution == "djinn-commands"}
+    assert offered == {name for name, folder in PACKAGES.items() if folder == "plugins/commands"}
+
+
 def test_an_error_is_one_message_and_exit_code_1(failing):
-    done = run("status", DJINN_DEBUG="")
+    done = run("plugins", DJINN_DEBUG="")
     assert done.exit_code == 1
     assert done.output == (
         "Error: No server answers at tcp://x:1: start `djinn serve` there.\n"
@@ -77,7 +85,7 @@ def test_an_error_is_one_message_and_exit_code_1(failing):
 
 
 def test_debugging_shows_the_traceback(failing):
-    done = run("status", DJINN_DEBUG="runtime")
+    done = run("plugins", DJINN_DEBUG="runtime")
     assert isinstance(done.exception, TransportError)
 
 

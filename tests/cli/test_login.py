@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from configured import configured
 
 import djinn
-from djinn_client.runtime.connecting.logins import Login, find_login, save_login
+from djinn_client.runtime.connecting.logins import Login, find_login
+from djinn_commands.servers.logins import save_login
 from djinn_core.cli import main
 from djinn_core.errors import ConfigurationError
 from djinn_core.protocol.connection_file import ConnectionFile

@@ -111,7 +111,7 @@ def test_secrets_are_hidden(log, style):
 
 def test_debug_of_some_parts(log):
     stream = shown("warning")
-    logs.set_debug_level("runtime,pool")
+    logs.set_debug_level("runtime,djinn.pool")
     log.debug("seen")
     logs.get_logger("djinn.server").debug("not seen")
     assert "seen" in stream.getvalue()

@@ -7,6 +7,7 @@ from configured import configured
 from long_forms import long_or
 
 import djinn
+from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.runtime_interface import port
 from evaluation.differential import known_differences
 from evaluation.differential.differences import first_difference
@@ -25,6 +26,7 @@ def test_random_programs_are_as_on_the_cpu(embedded):
 
 def test_random_programs_in_pieces_are_as_on_the_cpu(embedded, monkeypatch):
     monkeypatch.setattr(port, "checkpoint_instructions", 16)
+    recorders.limit_programs()
     check(range(1000, long_or(1003, 1020)))
 
 

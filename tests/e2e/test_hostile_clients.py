@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.testing import open_session
-from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting.open import open_connections
 from djinn_core.errors import AccessRefused, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, Operand, SlotArg
@@ -35,6 +34,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.templates import digest_of
+from tests.shared.executors import only_executor
 
 REMOTE = "remote_accelerator:0"
 SECONDS = 120.0
@@ -224,7 +224,7 @@ def test_an_upload_without_end_fails_alone(session):
 
 def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
     values = torch.arange(4.0).to(REMOTE)
-    open_session().link.channel.send(Frame(b"\xc1"))
+    only_executor().link.channel.send(Frame(b"\xc1"))
     with pytest.raises(SessionLost, match=r"cannot read a message[^$]*djinn\.init\(\)"):
         (values + 1).cpu()
     with pytest.raises(SessionLost):
@@ -237,7 +237,7 @@ def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
 def test_the_reason_is_found_where_nothing_can_be_sent_any_more(over):
     values = torch.arange(4.0).to(REMOTE)
     djinn.synchronize()
-    connection = open_session().link.channel
+    connection = only_executor().link.channel
     connection.send(Frame(b"\xc1"))
     with pytest.raises(TransportError):
         for _ in range(1000):

@@ -40,6 +40,9 @@ class _Twice(torch.nn.Module):
 # name -> what is done with a 2x3 float tensor, a 2x3 int64 tensor, and a 2x3x2x2 float tensor
 SHAPES = {
     "add": lambda x, i, n: x + x.new_ones(4),
+    "complex into out": lambda x, i, n: torch.floor(
+        x.to(torch.complex64), out=torch.empty_like(x, dtype=torch.complex64)
+    ),
     "mm inner": lambda x, i, n: x @ x,
     "mm rank": lambda x, i, n: torch.mm(x, x[0]),
     "mv": lambda x, i, n: torch.mv(x, x.new_ones(2)),

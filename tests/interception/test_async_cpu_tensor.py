@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import djinn
-from djinn.testing import open_session
 from djinn_client.interception.device.device_state import device_state
-from djinn_client.interception.tensors import pending_copies
 from djinn_client.interception.tensors.async_cpu_tensor import ArrivingTensor
+from tests.shared.executors import only_executor
 
 EXPECTED = torch.arange(12.0).view(3, 4).t() * 2
 
@@ -37,12 +36,12 @@ class SlowLink:
 @pytest.fixture
 def slow(embedded, monkeypatch):
     djinn.synchronize()
-    session = open_session()
+    executor = only_executor()
     with monkeypatch.context() as patch:
-        patch.setattr(session.link, "channel", SlowLink(session.link.channel))
+        patch.setattr(executor.link, "channel", SlowLink(executor.link.channel))
         djinn.reset_stats()
         yield embedded
-        pending_copies.land_what_came()
+        device_state.land_copies()
     djinn.synchronize()
     assert not device_state.pending_copies
 

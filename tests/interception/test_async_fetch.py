@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import djinn
-from djinn.testing import open_session
 from djinn_client.interception.async_fetch import fetch_later, round_trip_seconds
+from tests.shared.executors import only_executor
 
 SECONDS = 300.0
 
@@ -67,9 +67,9 @@ def test_what_nobody_wants_any_more_is_thrown_away(embedded):
     assert x.tolist() == [5, 6, 7]
     x += 1
     assert x.tolist() == [6, 7, 8]
-    session = open_session()
-    assert not session.replies._arrived
-    assert not session.replies._dropped
+    executor = only_executor()
+    assert not executor.replies._arrived
+    assert not executor.replies._dropped
 
 
 def test_large_answers_and_large_uploads_do_not_wait_for_each_other(embedded):
@@ -86,14 +86,14 @@ def test_large_answers_and_large_uploads_do_not_wait_for_each_other(embedded):
 def test_an_interrupted_look_can_be_repeated(embedded, monkeypatch):
     x = torch.arange(3, device=embedded)
     pending = fetch_later([x])
-    session = open_session()
+    executor = only_executor()
 
     def interrupted(_number, *_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("djinn_client.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
-        patch.setattr(session.replies, "receive_until", interrupted)
+        patch.setattr(executor.replies, "receive_until", interrupted)
         pending.result()
     assert pending.result()[0].tolist() == [0, 1, 2]
 

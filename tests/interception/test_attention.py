@@ -11,27 +11,24 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.tap import Tap, taps
 
 DEVICE = "remote_accelerator:0"
 FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
 PLAIN = ((2, 4, 16, 8),) * 3
 
 
-class Ops(list):
+class Ops(list, Tap):
     """Names of the ops that this thread records inside the block."""
 
     def __enter__(self):
-        current().watcher = self
+        taps.add(self)
         return self
 
     def __exit__(self, *_):
-        current().watcher = None
+        taps.remove(self)
 
-    def before(self, call, operands):
-        pass
-
-    def after(self, call, slots, operands, results):
+    def recorded(self, call, slots, operands, results):
         self.append(call.op)
 
 

@@ -31,6 +31,12 @@ def test_a_mistake_is_refused_at_the_op(embedded, name):
     djinn.synchronize()
 
 
+def test_batch_norm_of_one_dimension_is_refused_at_the_op(embedded):
+    with pytest.raises(RuntimeError, match="must have channels"):
+        torch.nn.functional.batch_norm(torch.ones(3, device=embedded), None, None, training=True)
+    djinn.synchronize()
+
+
 def test_nothing_is_harmed_by_a_mistake(embedded):
     x = torch.arange(6.0, device=embedded).reshape(2, 3)
     for write in (

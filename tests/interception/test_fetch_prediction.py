@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from long_forms import long_or
 from simulated_marks import own_executors
 
 import djinn
+from djinn_client.interception.recording.recorder import Recorder
 
 REMOTE = "remote_accelerator:0"
 
@@ -166,6 +168,49 @@ def test_what_another_thread_writes_is_current(device):
 
     for _ in range(4):
         run()
+
+
+def test_what_another_thread_has_written_and_not_sent_is_current(device):
+    given = torch.ones(2, device=device)
+
+    def run(written):
+        values = [given * i for i in range(4)]
+        other.submit(values[written].add_, 1).result()  # sends the program before, and keeps its own
+        assert (given + 1).tolist() == [2, 2]
+        return [value.tolist() for value in values[2:]]
+
+    with ThreadPoolExecutor(1) as other:
+        for written in (1, 1, 1, 3, 1, 2):
+            assert run(written) == [[float(i + (i == written))] * 2 for i in (2, 3)]
+
+
+def test_what_one_thread_has_fetched_is_known_to_all(device):
+    total = torch.arange(4.0, device=device).sum()
+    assert total.item() == 6
+    djinn.reset_stats()
+    found = []
+    for change in (False, True):
+        if change:
+            total.add_(1)
+        other = threading.Thread(target=lambda: found.append(total.item()))
+        other.start(), other.join()
+    assert found == [6, 7]
+    assert djinn.stats()["round_trips"] == 1
+
+
+def test_a_write_during_a_fetch_is_not_missed(device, monkeypatch):
+    total, plain = torch.arange(4.0, device=device).sum(), Recorder.ask_unseen
+
+    def written_after(*args):
+        reply = plain(*args)
+        other = threading.Thread(target=total.add_, args=(1,))
+        other.start(), other.join()
+        return reply
+
+    monkeypatch.setattr(Recorder, "ask_unseen", written_after)
+    assert total.item() == 6
+    monkeypatch.undo()
+    assert total.item() == 7
 
 
 def test_fewer_are_left_than_the_last_time(device):

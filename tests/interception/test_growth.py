@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.shape_inference import foreach_infer, write_checks
 
 REMOTE = "remote_accelerator:0"
@@ -54,10 +54,10 @@ def calls_of(work):
 def recorded(work):
     """Number of instructions that `work` records."""
     djinn.synchronize()
-    before = port.ops_captured
+    before = recorders.ops_captured
     work()
     djinn.synchronize()
-    return port.ops_captured - before
+    return recorders.ops_captured - before
 
 
 def made(tensors, number):
@@ -194,9 +194,9 @@ def test_the_way_has_an_end_where_gradients_are_wanted(embedded):
 def test_views_that_are_shortened_record_nothing(embedded):
     base = torch.ones(4, device=REMOTE)
     base.view(-1)  # the call is known from now on
-    recorded = port.ops_captured
+    recorded = recorders.ops_captured
     view = base
     for _ in range(3 * LONGEST):
         view = view.view(-1)
-    assert port.ops_captured == recorded
+    assert recorders.ops_captured == recorded
     assert view.tolist() == [1.0] * 4

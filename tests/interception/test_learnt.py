@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import djinn
-from djinn_client.interception.bounded_memo import keep
 from djinn_client.interception.dispatch import learn_layout
-from djinn_client.interception.recording import encode
+from djinn_client.interception.recording import arguments as call_forms
 from djinn_client.interception.shape_inference import meta_infer
-from djinn_client.interception.shape_inference.inference_cache import inference_cache
+from djinn_client.interception.shape_inference.inference_cache import inference_cache, keep
 from djinn_core.ir import values
 from djinn_core.ir.form import Form
 from djinn_core.ir.values import tensor_meta
@@ -28,7 +27,7 @@ def test_tables_keep_their_size():
 
 def test_signatures_and_forms_are_bounded(monkeypatch):
     monkeypatch.setattr(inference_cache, "signatures", {})
-    monkeypatch.setattr(encode, "_forms", {})
+    monkeypatch.setattr(call_forms, "_forms", {})
     monkeypatch.setattr(meta_infer, "SIGNATURES_LIMIT", 8)
     meta = tensor_meta((2,), (1,), 0, torch.float32)
     made = [meta_infer.signature_of(Form(f"aten::op{n}", (), (), (), False), (meta,)) for n in range(50)]

@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from djinn_client.interception.libraries.on_import import adapt_on_import, rebind
+from djinn_client.interception.on_import import adapt_on_import, rebind
 
 
 class Memory(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -117,3 +117,12 @@ def test_a_function_is_replaced_wherever_its_library_holds_it(monkeypatch):
     new = object()
     rebind(old, new, ("a_library",))
     assert (here.function, there.renamed, elsewhere.function) == (new, new, old)
+
+
+def test_compiling_without_the_integrations_names_their_package(python, plain_environment):
+    script = (
+        "from importlib.metadata import EntryPoints\nfrom djinn_client.interception import install\n"
+        "install.entry_points = lambda group: EntryPoints()\n"
+        "import djinn\nimport torch._inductor.compile_fx"
+    )
+    assert "pip install ./plugins/integrations" in python.run("-c", script, env=plain_environment).stderr

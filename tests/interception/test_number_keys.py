@@ -92,7 +92,7 @@ def test_repeated_call_with_nan_hits_the_call_cache(embedded):
     assert djinn.stats()["ops_inferred"] == inferred
 
 
-def test_plan_is_reused_for_a_program_with_nan(embedded, plan_first_runs):
+def test_plan_is_reused_for_a_program_with_nan(embedded, plans_all):
     x = torch.tensor([-1.0, 2.0]).to(embedded)
 
     def run():
@@ -108,7 +108,7 @@ def test_plan_is_reused_for_a_program_with_nan(embedded, plan_first_runs):
     assert djinn.stats()["plans_made"] == plans
 
 
-def test_plan_is_not_reused_for_an_equal_number_of_other_type_or_sign(embedded, plan_first_runs):
+def test_plan_is_not_reused_for_an_equal_number_of_other_type_or_sign(embedded, plans_all):
     x = torch.tensor([-1.0, 0.0, 2.0])
     there = x.to(embedded)
 

@@ -60,6 +60,21 @@ def test_the_same_bits_as_here(embedded, name):
         assert_same_bits(trained(name, DEVICE, foreach=False), trained(name, "cpu", foreach=False))
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW"])
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_a_fused_step_waits_for_nothing(embedded, name, rate):
+    made = {device: torch.nn.Parameter(torch.arange(4.0).to(device)) for device in ("cpu", DEVICE)}
+    optimizers = {device: getattr(torch.optim, name)([made[device]], lr=rate, fused=True) for device in made}
+    djinn.synchronize()
+    before = djinn.stats()["round_trips"]
+    for _ in range(3):
+        for device, optimizer in optimizers.items():
+            made[device].grad = torch.full((4,), 2.0, device=device)
+            optimizer.step()
+    assert djinn.stats()["round_trips"] == before
+    assert torch.equal(made[DEVICE].detach().cpu(), made["cpu"])
+
+
 def test_a_step_is_a_few_ops_however_many_parameters_there_are(embedded):
     def ops(count: int) -> int:
         parameters = [torch.nn.Parameter(torch.ones(3, device=DEVICE)) for _ in range(count)]

@@ -10,8 +10,8 @@ import torch
 
 import djinn
 from djinn_client.interception.recording.entry import Entry
-from djinn_client.interception.recording.recorder import Recorder, SyncRequest, current
-from djinn_client.interception.runtime_interface import Port
+from djinn_client.interception.recording.recorder import Recorder, SyncRequest, current, recorders
+from djinn_client.interception.runtime_interface import Port, port
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.storage import Storage, Value
 from djinn_client.torch_dispatch import without_modes
@@ -235,3 +235,16 @@ def test_numbers_times_narrow_tensors_ask_no_executor(embedded, dtype, look):
 def test_fields_that_recording_reads_are_found_the_short_way(kind):
     """A cached property of a class with slots is a `__getattr__`, with which the interpreter finds every field the long way."""
     assert not any({"__getattr__", "__getattribute__"} & vars(base).keys() for base in kind.__mro__[:-1])
+
+
+def test_a_lower_limit_holds_for_the_program_under_way(embedded, monkeypatch):
+    x, recorder = torch.zeros(2, device=DEVICE), current()
+    recorder.flush()
+    for _ in range(30):
+        x = x + 1
+    assert recorder.unsent == 30
+    monkeypatch.setattr(port, "checkpoint_instructions", 20)
+    recorders.limit_programs()
+    x = x + 1
+    assert recorder.unsent < 20
+    assert x.tolist() == [31, 31]

@@ -12,10 +12,12 @@ import torch
 
 import djinn
 from djinn_client.interception.native.library import ops
-from djinn_client.interception.recording.recorded_call import record_call
 from djinn_client.interception.recording.recorder import current, recorders
+from djinn_client.interception.recording.replay import reissue
 from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tap import Tap, taps
 from djinn_client.interception.tensors.lazy_tensor import fresh
+from djinn_integrations.dynamo.recorded_call import record_call
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +32,7 @@ def _impatient():
 @pytest.fixture(params=[16, 4096])
 def checkpoint(request, monkeypatch):
     monkeypatch.setattr(port, "checkpoint_instructions", request.param)
+    recorders.limit_programs()
 
 
 def in_thread(function, *arguments):
@@ -124,15 +127,13 @@ def during_the_next_append(function):
     """Call `function` in another thread just before this one appends its next entry: the append itself cannot be interrupted."""
     mine = current()
 
-    class Once:
-        def before(self, *_):
-            mine.watcher = None
-            in_thread(function)
+    class Once(Tap):
+        def recording(self, *_):
+            if current() is mine:
+                taps.remove(self)
+                in_thread(function)
 
-        def after(self, *_):
-            pass
-
-    mine.watcher = Once()
+    taps.add(Once())
 
 
 def test_a_write_sends_the_readers_before_it_frees_what_they_read(embedded):
@@ -146,6 +147,57 @@ def test_a_write_sends_the_readers_before_it_frees_what_they_read(embedded):
     views.clear()
     x.add_(1)
     assert [one.tolist() for one in read] == [[1, 1, 1], [1, 1, 1]]
+
+
+def unsent_in_thread(program):
+    """Record a captured program again in a thread, unsent. Return a function that fetches its last result there."""
+    recorded, fetched = threading.Event(), threading.Event()
+    results = []
+
+    def run():
+        made = reissue(program, range(len(program)), {}, {})
+        recorded.set()
+        fetched.wait(60)
+        results.append([*made.values()][-1].tolist() if made else None)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert recorded.wait(60)
+
+    def fetch():
+        fetched.set()
+        thread.join(60)
+        return results[0]
+
+    return fetch
+
+
+def test_a_write_through_borrowed_memory_is_seen_by_other_threads(embedded):
+    x = torch.zeros(3, device=embedded)
+    with djinn.capture() as captured:
+        x.add_(1)
+    assert x.tolist() == [1, 1, 1]
+    fetch = unsent_in_thread(captured.program)
+    assert x.tolist() == [2, 2, 2]
+    fetch()
+    assert x.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_read_through_borrowed_memory_comes_before_later_writes_and_frees(embedded, kept):
+    x = torch.ones(3, device=embedded)
+    with djinn.capture() as captured:
+        made = x * 2
+    program = captured.program
+    del captured, made
+    djinn.synchronize()
+    fetch = unsent_in_thread(program)
+    if kept:
+        assert x.add_(10).tolist() == [11, 11, 11]
+    else:
+        del x
+        torch.ones(3, device=embedded).sum().item()
+    assert fetch() == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -351,6 +403,36 @@ def test_readers_of_shared_weights_do_not_pile_up(embedded):
     for _ in range(30):
         assert in_thread(lambda: (weight * 2).sum().item()) == 8
     assert len(recorders.all()) <= 3
+
+
+def test_only_writes_order_threads(embedded):
+    """Two threads that read one tensor in turn send their programs whole; a write between reads sends the other's program each time."""
+    steps, shared = 12, torch.ones(4, device=embedded)
+    assert shared.sum().item() == 4
+
+    def submissions(write):
+        turns, results = [threading.Semaphore(1), threading.Semaphore(0)], [None, None]
+
+        def work(own):
+            for step in range(steps):
+                turns[own].acquire()
+                results[own] = shared * 2 + (results[own] if step else 0)
+                if write and own:
+                    shared.mul_(1)
+                turns[1 - own].release()
+            results[own] = results[own].tolist()
+
+        threads = [threading.Thread(target=work, args=(own,)) for own in (0, 1)]
+        before = djinn.stats()["submissions"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(300)
+        assert results == [[2.0 * steps] * 4] * 2
+        return djinn.stats()["submissions"] - before
+
+    assert submissions(write=False) == 2
+    assert submissions(write=True) > steps
 
 
 def test_frees_that_wait_for_an_idle_thread_do_not_pile_up(embedded, monkeypatch):

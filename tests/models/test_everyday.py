@@ -141,7 +141,7 @@ def test_transformers_save_a_remote_model(remote, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_runs_as_it_is_and_says_so(remote, model, caplog):
-    from djinn_client.interception.libraries import install
+    from djinn_integrations import eager
 
     def work(model, data):
         if data.device.type == "cpu":
@@ -149,7 +149,7 @@ def test_a_compiled_model_runs_as_it_is_and_says_so(remote, model, caplog):
         whole = torch.compile(lambda data: data.sin().cos(), fullgraph=True)
         return torch.compile(model)(data), whole(data)
 
-    install._say_once.cache_clear()
+    eager._say_once.cache_clear()
     both(work, model.eval())
     assert caplog.text.count("torch.compile does nothing for remote tensors") == 1
 

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 import djinn
-from djinn_client.interception.recording.program_prediction import MIN_REPEATS
-from djinn_client.interception.recording.recorder import recorders
 
 REMOTE = "remote_accelerator:0"
 
@@ -93,11 +91,10 @@ class Steps:
 def steps(over, small, prompt):
     """Two runs: the second has nothing to learn. What counts the steps has them waited for (`docs/libraries.md`)."""
     model = copy.deepcopy(small).to(REMOTE)
-    recorders.predictable_programs.forget()  # steps that were not waited for begin alike and end otherwise
     runs = []
     for _ in range(2):
         steps = Steps()
-        generate(model, prompt.to(REMOTE), MIN_REPEATS + 10, logits_processor=[steps])
+        generate(model, prompt.to(REMOTE), 18, logits_processor=[steps])
         runs.append(steps)
     return runs
 
@@ -107,18 +104,13 @@ def test_a_decode_step_takes_one_round_trip(steps):
         assert set(run.per_step("round_trips")[2:]) == {1}
 
 
-def test_later_decode_steps_reuse_plan_and_template(steps):
+def test_later_decode_steps_plan_nothing_and_reuse_templates(steps):
     first, second = steps
-    # Prefill and the first two steps differ; when they have been alike for long, steps are sent in pieces.
-    whole, pieces = slice(2, MIN_REPEATS - 1), slice(MIN_REPEATS + 4, None)
     for name in ("plans_made", "templates_sent"):
-        assert set(first.per_step(name)[whole]) == {0}, name
-        assert set(first.per_step(name)[pieces]) == {0}, name
+        assert set(first.per_step(name)[2:]) == {0}, f"{name}: prefill and the first two steps differ"
         assert set(second.per_step(name)[1:]) == {0}, name
-    for name in ("plans_reused", "templates_reused"):
-        assert set(first.per_step(name)[whole]) == {1}, name
-        (count,) = set(first.per_step(name)[pieces])
-        assert count == first.per_step("submissions")[-1] > 1, name
+    for name in ("templates_reused", "submissions"):
+        assert set(first.per_step(name)[2:]) == {1}, name
 
 
 def test_a_decode_step_sends_little(steps, over):

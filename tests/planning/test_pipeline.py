@@ -49,6 +49,11 @@ def test_an_unknown_choice_names_what_there_is(field, registry):
         plan(random_graph(0), registry, attrs.evolve(Request(topology()), **{field: "nonsense"}))
 
 
+def test_a_misspelt_policy_is_guessed(registry):
+    with pytest.raises(ConfigurationError, match="did you mean 'single'"):
+        plan(random_graph(0), registry, Request(topology(), placement_policy="singel"))
+
+
 @attrs.define
 class Watches(Optimization):
     """Notes when it is asked, and hints at something once it knows where things are."""

@@ -49,6 +49,19 @@ def test_the_plugin_with_settings_has_them(python, plain_environment, written: P
     assert (done.stdout, done.returncode) == ("10 json\n", 0), done.stderr
 
 
+def test_the_wrapper_of_channels_sees_all_frames(python, plain_environment, written: Path) -> None:
+    (script := written / "frames.py").write_text(
+        "import djinn, torch\n"
+        "from djinn_client.runtime import client\n"
+        "djinn.configure(plugins=['counting_channel'])\n"
+        "assert (torch.arange(3, device='remote_accelerator:0') + 1).tolist() == [1, 2, 3]\n"
+        "(counting,) = [one for one in client.registry().channels if one.name == 'counting']\n"
+        "assert counting.channel.sent == djinn.stats()['messages_sent'] > 0\n"
+    )
+    done = python.run(script, cwd=written, env=plain_environment)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_hints_that_are_read_are_listed() -> None:
     root = Path(__file__).parents[2]
     sources = [path.read_text() for folder in ("djinn_core", "plugins") for path in (root / folder).rglob("*.py")]

@@ -133,6 +133,6 @@ def test_a_library_that_the_client_imports_itself_is_told_once_the_client_is_the
         patch.setitem(sys.modules, "djinn_client.runtime.client", types.ModuleType("half imported"))
         attaching._integrate((), sys.modules["statistics"])  # as in the middle of the client's import
     monkeypatch.setattr(attaching, "_integrate", lambda *given: told.append(given))
-    monkeypatch.setattr(attaching.port, "is_open", attaching.no_session)
+    monkeypatch.setattr(attaching.port, "sink", attaching._LateSink())
     attaching._load()
     assert told == [(("candidates",), sys.modules["statistics"])]

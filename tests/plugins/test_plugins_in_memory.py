@@ -15,7 +15,7 @@ import torch
 from configured import configured
 
 import djinn
-from djinn_client.runtime.connecting.local_plugins import check_for_servers, names_for_executors
+from djinn_client.runtime.connecting.own_executor import check_for_servers, names_for_executors
 from djinn_core.errors import PluginError
 
 Make = Callable[[str, str], ModuleType]

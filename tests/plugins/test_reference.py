@@ -130,10 +130,15 @@ def test_the_classes_of_every_kind_are_exported() -> None:
 def test_events_and_their_facts_are_those_that_are_told() -> None:
     """Those of clients: in the reference, in the suite and in the code."""
     told: dict[str, set[str]] = {}
-    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "djinn_client" / "runtime").rglob("*.py"))
-    for source in filter(re.compile(r"observers\.tell\(").search, sources):
+    paths = (path for folder in ("djinn_client/runtime", "plugins") for path in (ROOT / folder).rglob("*.py"))
+    sources = (path.read_text(encoding="utf-8") for path in paths if "tests" not in path.parts)
+    for source in filter(re.compile(r"(observers|events)\.tell\b").search, sources):
         for call in ast.walk(ast.parse(source)):
-            if isinstance(call, ast.Call) and re.search(r"observers\.tell$", ast.unparse(call.func)) and call.args:
+            if (
+                isinstance(call, ast.Call)
+                and re.search(r"(observers|_events)\.tell$", ast.unparse(call.func))
+                and call.args
+            ):
                 named = {word.arg for word in call.keywords if word.arg is not None}
                 told.setdefault(ast.literal_eval(call.args[0]), set()).update(named)
     told["connected"] |= {"server", "kinds", "fallbacks"}  # which are a dictionary of the call

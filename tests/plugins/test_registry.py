@@ -48,7 +48,7 @@ BROKEN = {
     "hookless": ("djinn_api_version = '2.0'", "it implements no hook of Djinn. There are: djinn_register_integrations"),
     "unmarked": (
         "djinn_api_version = '2.0'\ndef djinn_register_devices(): return []",
-        "Put `@djinn.hookimpl` above it",
+        "Put `@djinn.hooks.hookimpl` above it",
     ),
     "misspelt": (
         HEAD + "@hookimpl\ndef djinn_register_paterns(): return []",

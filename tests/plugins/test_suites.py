@@ -34,6 +34,7 @@ from djinn.hooks import (
     hookimpl,
 )
 from djinn.planning import CostEstimate, OptimizationResult, PatternMatch, Placement, Rewrite, Substitution
+from djinn.testing.samples import perceptron
 from djinn.testing.suite import missing
 from djinn_core.errors import InvalidStage
 from djinn_core.planning.builtins.placement import SingleDevice
@@ -83,6 +84,7 @@ class TestFairShare(testing.AssignmentPolicyConformance):
 def test_the_built_in_plugins_come_through_the_same_door() -> None:
     registry = load_registry(Selection(plugins=(), strict=True), builtins=builtin_plugins())
     assert {row.name: row.kind for row in registry.rows if row.status == "active"} == {
+        "native": "interception",
         "costs": "cost_models",
         "placement": "placement_policies",
         "scheduling": "schedulers",
@@ -144,10 +146,6 @@ def matching(nodes: Callable[[Any], tuple[int, ...]], **fields: Any) -> Any:
         (matching(lambda candidates: (candidates[0].id,), reason=""), "without a reason"),
         (matching(lambda candidates: (candidates[0].id + 1,)), "without any of ['mm']"),
         (matching(lambda candidates: (candidates[-1].id, candidates[0].id)), "not in order"),
-        (
-            matching(lambda candidates: tuple(range(candidates[0].id + 2)), hints={"fuse": ((0, 1),)}),
-            "ids of nodes in hints are `Nodes`",
-        ),
     ],
 )
 def test_matches_that_do_not_fit(pattern: Any, message: str) -> None:
@@ -323,6 +321,32 @@ def test_placements_that_do_not_hold() -> None:
 
     expect_failure(
         lambda: suite.test_its_placements_hold(made(PlacementPolicy, place=place), GRAPHS, 1), "are not placed"
+    )
+
+
+def test_policies_that_fail_or_lie_in_some_situations() -> None:
+    suite = testing.PlacementPolicyConformance()
+
+    def by_share(self: Any, context: Any) -> Placement:
+        assert all(1 / device.memory_free for device in context.topology.devices)
+        return SingleDevice().place(context)
+
+    def by_size(self: Any, context: Any) -> Placement:
+        large = sum(context.graph.meta(value).nbytes for value in context.graph.inputs) > 1 << 16
+        devices = context.topology.devices[::-1] if large else context.topology.devices
+        topology = attrs.evolve(context.topology, devices=devices)
+        return SingleDevice().place(attrs.evolve(context, topology=topology))
+
+    def unmapped(self: Any, context: Any) -> Placement:
+        return SingleDevice().place(attrs.evolve(context, plan=testing.placement_context(context.graph).plan))
+
+    for situation, error in (("unknown", TypeError), ("nothing free", ZeroDivisionError)):
+        with pytest.raises(error):
+            suite.test_it_copes_with(made(PlacementPolicy, place=by_share), GRAPHS, situation)
+    lying = made(PlacementPolicy, place=by_size, tolerates_growth=True)
+    expect_failure(lambda: suite.test_it_tolerates_growth_if_it_says_so(lying, perceptron), "tolerates_growth")
+    expect_failure(
+        lambda: suite.test_it_reads_what_stands_for_a_value(made(PlacementPolicy, place=unmapped), 2), "not in the plan"
     )
 
 

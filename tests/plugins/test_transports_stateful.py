@@ -10,8 +10,8 @@ import pytest
 
 from djinn.testing import run_transport_states, transports_stateful
 from djinn_core.errors import TransportError
+from djinn_core.hookspecs.session_channel import PlainChannel
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, Listener
-from djinn_core.protocol.delivery.session_channel import PlainChannel
 from djinn_core.protocol.local import LocalTransport
 
 

@@ -24,7 +24,7 @@ def pooled():
     def configure(policy, **settings):
         with configured(**{"executors": 2, "threads": 1, "placement_policy": policy, **settings}):
             djinn.init()
-            yield open_session()
+            yield open_session().router
 
     return configure
 
@@ -32,5 +32,5 @@ def pooled():
 @pytest.fixture(scope="module")
 def blind(pooled):
     """Two executors, and ops placed on them in turn: nearly every value travels."""
-    with pooled("round_robin", disable=["recomputation"]) as session:
-        yield session
+    with pooled("round_robin", disable=["recomputation"]) as router:
+        yield router

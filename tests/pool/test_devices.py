@@ -10,14 +10,15 @@ import threading
 import pytest
 import torch
 from configured import configured
+from figures import figures
 from servers import SECONDS, start_server
 
 import djinn
 from djinn.planning import DataResidency
 from djinn.testing import open_connections, open_session
 from djinn_client.runtime import client
-from djinn_client.runtime.pool import held_uploads
 from djinn_core.registry.selection import Selection
+from djinn_pool import held_uploads
 from djinn_server.gateway.device_discovery import offered
 
 ANY, FIRST, SECOND = (f"remote_accelerator:{index}" for index in range(3))
@@ -42,7 +43,7 @@ def over(serving_two):
         with configured(connection_file=serving_two, **settings):
             if at_once:
                 djinn.init()
-            yield open_session() if at_once else None
+            yield open_session().router if at_once else None
 
     return configure
 
@@ -50,13 +51,13 @@ def over(serving_two):
 @pytest.fixture(scope="module")
 def both(over):
     """Both devices, and programs of index 0 spread over them in turn."""
-    with over(placement_policy="round_robin") as session:
-        yield session
+    with over(placement_policy="round_robin") as router:
+        yield router
 
 
-def bytes_held(session):
+def bytes_held(router):
     djinn.synchronize()
-    return [member.figures()["memory"] for member in session.members]
+    return [figures(member)["memory"] for member in router.executors.members]
 
 
 # --- indexes --------------------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def test_what_earlier_programs_say_of_values(both):
     djinn.synchronize()
     optimizer.step()  # arithmetic, to one who does not know what its operands are
     djinn.synchronize()
-    found = set(djinn.last_profile().residency.values())
+    found = set(djinn.planning.last_profile().residency.values())
     assert {DataResidency.PERSISTENT_WEIGHT, DataResidency.GRADIENT} <= found
 
 
@@ -267,11 +268,11 @@ def test_a_model_larger_than_a_device(over):
     expected = generated(model, "cpu")
     size = sum(p.nbytes for p in model.parameters())
     limit = size * 7 // 10
-    with over(memory_limits={"0": limit, "1": limit}) as session:
+    with over(memory_limits={"0": limit, "1": limit}) as router:
         assert torch.equal(generated(model.to(ANY), ANY), expected)
-        peaks = [member.figures()["memory_peak"] for member in session.members]
+        peaks = [figures(member)["memory_peak"] for member in router.executors.members]
         assert all(size / 5 < peak <= limit for peak in peaks)
-        assert bytes_held(session) == [session._locations.held[e] for e in range(2)]
+        assert bytes_held(router) == [router._locations.held[e] for e in range(2)]
 
 
 def test_threads_that_upload_beside_programs(over, monkeypatch):
@@ -304,12 +305,12 @@ def test_threads_that_upload_beside_programs(over, monkeypatch):
 
 def test_what_is_there_counts_for_the_next_program(over):
     tables = [torch.ones(100, 1000) for _ in range(4)]
-    with over(memory_limits="1400 kB") as session:
+    with over(memory_limits="1400 kB") as router:
         kept = []
         for table in tables:  # 400 kB each, and while one is made, its source is there as well
             kept.append(table.to(ANY) + 0)
             kept[-1].sum().item()
-        assert bytes_held(session) == [2 * tables[0].nbytes] * 2
+        assert bytes_held(router) == [2 * tables[0].nbytes] * 2
 
 
 def test_a_limit_that_nothing_keeps_to_is_an_error(over):
@@ -327,13 +328,13 @@ def test_a_limit_that_nothing_keeps_to_is_an_error(over):
 def test_no_policy_puts_more_on_an_executor_than_it_may_have(over, policy):
     tables = [torch.full((100, 100), float(n)) for n in range(8)]  # 40 kB each
     with (
-        over(placement_policy=policy, memory_limits={"0": "100 kB", "1": "2 MB"}) as session,
+        over(placement_policy=policy, memory_limits={"0": "100 kB", "1": "2 MB"}) as router,
         client.record_plans() as plans,
     ):
         held = [table.to(ANY) for table in tables]
         total = sum(table * 2 for table in held)
         assert total.sum().item() == 2 * sum(table.sum().item() for table in tables)
-        assert bytes_held(session)[0] <= 100_000
+        assert bytes_held(router)[0] <= 100_000
     used = {device for plan in plans for device in plan.placement.devices}
     assert any(device.startswith("1/") for device in used)
 

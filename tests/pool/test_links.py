@@ -5,14 +5,15 @@ from __future__ import annotations
 import attrs
 import pytest
 import torch
+from figures import figures
 
 import djinn
 from djinn.testing import plans_made
-from djinn_client.runtime.pool import topology as present
-from djinn_client.runtime.pool.topology import PoolTopology
 from djinn_core.ir.costs import DeviceCapabilities, Link
 from djinn_core.wire.messages import Room
 from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
+from djinn_pool import topology as present
+from djinn_pool.topology import PoolTopology
 
 REMOTE = "remote_accelerator:0"
 MEGABYTE = 1 << 20
@@ -38,7 +39,7 @@ class Relay:
         seen, self.seen = self.seen, []
         return seen
 
-    def tell(self, message):
+    def send(self, message):
         self.told.append(message)
 
 
@@ -131,19 +132,19 @@ def test_executors_say_what_transfers_took_and_measure_when_asked(blind, monkeyp
     seen = []
     monkeypatch.setattr(present.SeenLink, "see", lambda self, one, now: seen.append(one))
     large = torch.zeros(1 << 20).to(REMOTE)
-    before = blind.figures()["peer_bytes"]
+    before = figures(blind)["peer_bytes"]
     (large * 2 + large.exp() @ large).sum().item()
     small = torch.zeros(3).to(REMOTE)
     (small + 1).sum().item()
     assert any(one.incoming and one.nbytes >= 4 * MEGABYTE and one.seconds > 0 for one in seen)
-    sent = blind.figures()["peer_bytes"]
+    sent = figures(blind)["peer_bytes"]
     assert sent > before
-    for member, peer in zip(blind.members, (2, 1), strict=True):
-        member.replies.tell(MeasureLink(peer))
+    for member, peer in zip(blind.executors.members, (2, 1), strict=True):
+        member.replies.send(MeasureLink(peer))
     while sum(one.latency is not None for one in seen) < 2:
         (small + 1).sum().item()
     assert all(one.seconds > 0 and one.latency > 0 for one in seen if one.latency is not None)
-    assert blind.figures()["peer_bytes"] - sent < MEGABYTE  # what measures is not counted
+    assert figures(blind)["peer_bytes"] - sent < MEGABYTE  # what measures is not counted
 
 
 def test_programs_are_planned_anew_when_a_link_has_changed(blind, monkeypatch):
@@ -171,7 +172,17 @@ def test_the_topology_of_a_pool_is_measured_from_the_client_and_between_its_devi
         link = found.link(source, target)
         assert 0 < link.latency < 1
         assert 1e6 < link.bandwidth < 1e12
-    assert found.link(one, other) == blind.topology.link(one, other)
+    assert found.link(one, other) == blind.topology().link(one, other)
+
+
+@pytest.mark.parametrize("limit", ["1 MiB", "64 KiB"])
+def test_links_of_small_devices_are_measured(pooled, limit):
+    with pooled("round_robin", memory_limits={"0": limit}):
+        found = djinn.topology()
+        links = [
+            found.link(*ends) for device in found.devices for ends in (("client", device.id), (device.id, "client"))
+        ]
+    assert all(1e4 < link.bandwidth < 1e12 for link in links)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from djinn_client.runtime.pool.lowering import _join_frees
-from djinn_client.runtime.pool.parts import AwaitStep, FreeStep, RunPart, TransferStep, UploadStep
 from djinn_core.ir.handles import make_handle
+from djinn_pool.lowering import _join_frees
+from djinn_pool.parts import AwaitStep, FreeStep, RunPart, TransferStep, UploadStep
 
 ONE, OTHER = make_handle(1, 0), make_handle(2, 0)
 FREE = FreeStep(0, (ONE,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from configured import configured
+from figures import figures
 
 import djinn
 from djinn import hooks
@@ -12,7 +13,7 @@ from djinn.hooks import CostModel, hookimpl
 from djinn.planning import CostEstimate, OptimizationResult
 from djinn.testing import open_session
 from djinn_client.runtime import client
-from djinn_client.runtime.planning.placement_trials import LOOKS
+from djinn_pool.placement_trials import LOOKS
 
 REMOTE = "remote_accelerator:0"
 LAYERS = 4
@@ -82,19 +83,19 @@ def judge():
 
 
 @pytest.fixture
-def session(judge, request, monkeypatch, tmp_path):
+def router(judge, request, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no device was measured
     settings = getattr(request, "param", {})
-    with configured(plugins=["local", "cost_based", Plugin(judge)], executors=2, threads=1, **settings):
+    with configured(plugins=["pool", "cost_based", Plugin(judge)], executors=2, threads=1, **settings):
         djinn.init()
         djinn.reset_stats()
-        yield open_session()
+        yield open_session().router
 
 
 @pytest.fixture
-def step(session):
+def step(router):
     """A step that is waited for, and whose results are those of local PyTorch."""
-    del session
+    del router
     torch.manual_seed(0)
     model, given = Branches().eval(), (torch.randn(4, 32), torch.randn(4, 32))
     with torch.no_grad():
@@ -110,16 +111,16 @@ def step(session):
     return run
 
 
-def worked(session, run):
+def worked(router, run):
     """By executor whether it was given something to do by `run`."""
-    before = [member.submissions.last_number for member in session.members]
+    before = [member.submissions.last_number for member in router.executors.members]
     run()
-    return [m.submissions.last_number > number for m, number in zip(session.members, before, strict=True)]
+    return [m.submissions.last_number > number for m, number in zip(router.executors.members, before, strict=True)]
 
 
-def held(session):
+def held(router):
     djinn.synchronize()
-    return [member.figures()["values"] for member in session.members]
+    return [figures(member)["values"] for member in router.executors.members]
 
 
 def counted():
@@ -127,17 +128,17 @@ def counted():
     return found["placements_tried"], found["placements_switched_off"]
 
 
-def test_what_does_not_pay_goes_back_to_one_executor_and_is_told(session, judge, step):
-    assert [worked(session, step) for _ in range(2)] == [[True, False]] * 2
+def test_what_does_not_pay_goes_back_to_one_executor_and_is_told(router, judge, step):
+    assert [worked(router, step) for _ in range(2)] == [[True, False]] * 2
     assert counted() == (0, 0)
-    assert worked(session, step) == [True, True]
+    assert worked(router, step) == [True, True]
     assert counted() == (1, 0)
     judge.verdict = False
     for _ in range(2 * LOOKS[-1]):
         step()
     assert counted() == (1, 1)
-    assert worked(session, step) == [True, False]
-    assert held(session)[1] == 0, "copies of weights are freed when it is decided"
+    assert worked(router, step) == [True, False]
+    assert held(router)[1] == 0, "copies of weights are freed when it is decided"
     assert all(trial.policy == "cost_based" and trial.alone and trial.apart for trial in judge.trials)
     assert judge.trials[-1].moving > 0
     made = djinn.stats()["plans_made"]
@@ -149,18 +150,18 @@ def test_what_does_not_pay_goes_back_to_one_executor_and_is_told(session, judge,
     del kept
 
 
-def test_what_pays_stays_on_both_and_moves_no_weights_again(session, judge, step):
+def test_what_pays_stays_on_both_and_moves_no_weights_again(router, judge, step):
     judge.verdict = True
     for _ in range(2 * LOOKS[-1]):
         step()
     assert counted() == (1, 0)
-    before = sum(member.figures()["peer_bytes"] for member in session.members)
-    assert worked(session, step) == [True, True]
-    moved = sum(member.figures()["peer_bytes"] for member in session.members) - before
+    before = sum(figures(member)["peer_bytes"] for member in router.executors.members)
+    assert worked(router, step) == [True, True]
+    moved = sum(figures(member)["peer_bytes"] for member in router.executors.members) - before
     assert moved < 2 * step.given[0].nbytes
 
 
-def test_what_no_thread_waits_for_stays_on_one_executor(session, step):
+def test_what_no_thread_waits_for_stays_on_one_executor(router, step):
     def run():
         with torch.no_grad():
             step.model(*(one.to(REMOTE) for one in step.given))
@@ -173,19 +174,19 @@ def test_what_no_thread_waits_for_stays_on_one_executor(session, step):
             kept.append(step.model(*(one.to(REMOTE) for one in step.given)).to("cpu", non_blocking=True))
     del kept
     assert counted() == (0, 0)
-    assert held(session)[1] == 0
+    assert held(router)[1] == 0
 
 
-@pytest.mark.parametrize("session", [{"placement_policy": "cost_based"}], indirect=True)
-def test_a_policy_that_was_named_is_followed(session, judge, step):
-    assert [worked(session, step) for _ in range(3)] == [[True, True]] * 3
+@pytest.mark.parametrize("router", [{"placement_policy": "cost_based"}], indirect=True)
+def test_a_policy_that_was_named_is_followed(router, judge, step):
+    assert [worked(router, step) for _ in range(3)] == [[True, True]] * 3
     assert not judge.trials
     assert counted() == (0, 0)
 
 
-def test_the_margin_is_learnt_from_what_runs_took(session, step):
+def test_the_margin_is_learnt_from_what_runs_took(router, step):
     """Predictions are wrong by far here."""
-    planner = session._planner
+    planner = router._planner
     assert planner.margin == 0.4, "no device was measured"
     planner.calibrated = True
     assert planner.margin == 0.3
@@ -200,7 +201,7 @@ def test_the_margin_is_learnt_from_what_runs_took(session, step):
     assert len(plans) == 2, "divided and in one place"
 
 
-def test_only_executors_that_heard_something_are_synchronized(session):
+def test_only_executors_that_heard_something_are_synchronized(router):
     x = torch.ones(3).to(REMOTE)
     djinn.synchronize()
 
@@ -210,15 +211,15 @@ def test_only_executors_that_heard_something_are_synchronized(session):
         del kept
 
     count()
-    assert worked(session, count) == [True, False]
+    assert worked(router, count) == [True, False]
     djinn.synchronize()  # frees what it made
     far = torch.ones(3, device="remote_accelerator:2")
-    assert worked(session, djinn.synchronize) == [False, True]
-    assert worked(session, djinn.synchronize) == [False, False]
+    assert worked(router, djinn.synchronize) == [False, True]
+    assert worked(router, djinn.synchronize) == [False, False]
     assert far.sum().item() == 3
 
 
-def test_failures_are_raised_once_by_the_executor_that_has_them(session):
+def test_failures_are_raised_once_by_the_executor_that_has_them(router):
     table = torch.ones(3, 2, device="remote_accelerator:2")
     lost = torch.nn.functional.embedding(torch.tensor([7], device="remote_accelerator:2"), table)
     with pytest.raises(djinn.errors.RemoteError):

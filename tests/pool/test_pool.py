@@ -9,29 +9,33 @@ import signal
 import pytest
 import torch
 from compared_layouts import equal, one_of_each, plain, used
+from figures import figures
 
 import djinn
 from djinn.testing import kill_executor
 from djinn_client.interception.async_fetch import fetch_later
 from djinn_client.runtime.receiving.replies import Replies
+from djinn_core.ir.handles import storage_of
 from djinn_core.wire.peer_messages import PeerTicket
 
 REMOTE = "remote_accelerator:0"
 
 
-def values_held(session):
+def values_held(router):
     """Number of values on each executor, once everything that is gone was freed."""
     gc.collect()
     djinn.synchronize()
-    return [member.figures()["values"] for member in session.members]
+    return [figures(member)["values"] for member in router.executors.members]
 
 
 def test_work_is_on_both(blind):
     given = torch.arange(12.0).reshape(3, 4)
-    before = [member.submissions.last_number for member in blind.members]
+    before = [member.submissions.last_number for member in blind.executors.members]
     ours = given.to(REMOTE)
     assert torch.equal((ours @ ours.T + 1).relu().cpu(), (given @ given.T + 1).relu())
-    assert all(member.submissions.last_number > number for member, number in zip(blind.members, before, strict=True))
+    assert all(
+        member.submissions.last_number > number for member, number in zip(blind.executors.members, before, strict=True)
+    )
 
 
 def test_writes_are_seen_by_views_and_copies(blind):
@@ -159,7 +163,7 @@ def test_a_failure_that_nobody_has_seen_is_raised_once(blind):
 def test_uploads_wait_for_their_first_use(blind):
     unused = torch.ones(1000).to(REMOTE)
     djinn.synchronize()
-    assert sum(member.figures()["memory"] for member in blind.members) < 4000
+    assert sum(figures(member)["memory"] for member in blind.executors.members) < 4000
     assert unused.sum().item() == 1000
 
 
@@ -214,10 +218,10 @@ def interrupted(*_, **__):
 def test_an_interrupted_look_at_both_can_be_repeated(blind, monkeypatch):
     given = torch.arange(3.0).to(REMOTE)
     pending = fetch_later([given + 1, given * 2, given - 1])
-    assert len(blind._asked[pending._asked[1]].questions) == 2
+    assert len(pending._asked.waiting) == 2
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("djinn_client.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
-        patch.setattr(blind.members[1].replies, "receive_until", interrupted)
+        patch.setattr(blind.executors.members[1].replies, "receive_until", interrupted)
         pending.result()
     assert [value.tolist() for value in pending.result()] == [[1, 2, 3], [0, 2, 4], [-1, 0, 1]]
 
@@ -241,7 +245,7 @@ def test_an_interrupt_waits_until_a_program_is_sent(blind, monkeypatch):
         state.sum().item()
     assert torch.equal(state.cpu(), expected)
     assert torch.equal((doubled + 1).cpu(), torch.full((4,), 3.0))
-    assert not blind._asked
+    assert not any(member.replies.pending or member.replies._arrived for member in blind.executors.members)
 
 
 def counted(killed):
@@ -260,10 +264,27 @@ def counted(killed):
 def test_executors_that_die_are_replaced_and_find_each_other(blind):
     expected = counted({})
     assert counted({3: [1], 11: [0, 1]}) == expected
-    assert blind.figures()["peer_bytes"] > 0  # of the new ones
+    assert figures(blind)["peer_bytes"] > 0  # of the new ones
 
 
 # --- pools of their own, which end the one above
+
+
+def test_value_that_moves_to_its_copy_is_not_freed(pooled):
+    def run(device, homes):
+        torch.manual_seed(0)
+        layer, given = torch.nn.Linear(4, 3).to(device), torch.randn(6, 4).to(device)
+        layer(given).square().mean().backward()  # both executors run the layer, and keep copies of its weights
+        djinn.synchronize()
+        if device == REMOTE:
+            homes += [session.home(storage_of(weight.remote.handle)) for weight in layer.parameters()]
+        with torch.no_grad():  # not split, because it reads what it writes
+            torch._foreach_add_([layer.bias, layer.weight], [layer.weight[:, 0], layer.bias[:, None]])
+        return layer.bias.detach().cpu(), layer.weight.detach().cpu(), layer(given).detach().cpu()
+
+    with pooled("round_robin") as session:
+        assert all(map(torch.allclose, run(REMOTE, homes := []), run("cpu", [])))
+        assert set(homes) == {0, 1}
 
 
 def test_one_executor_lost_is_the_session_lost(pooled):

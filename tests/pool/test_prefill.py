@@ -31,7 +31,7 @@ class Divided:
 def divided(pooled):
     plugin = Divided()
     others = ("round_robin", "cleanup", "attention", "kv_cache", "transformer")
-    with pooled("round_robin", plugins=[*others, plugin], exact=False):
+    with pooled("round_robin", plugins=["pool", *others, plugin], exact=False):
         yield plugin
 
 

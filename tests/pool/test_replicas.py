@@ -7,11 +7,12 @@ import copy
 import attrs
 import pytest
 import torch
+from figures import figures
 
 import djinn
 from djinn.hooks import hookimpl
-from djinn_client.runtime.pool.topology import SeenLink
 from djinn_optimizations.recomputation import Recomputation
+from djinn_pool.topology import SeenLink
 
 REMOTE = "remote_accelerator:0"
 
@@ -45,18 +46,18 @@ def heads(pooled):
     """Links are as they are said to be here: on a busy machine they look so slow to answer that one large value is cheaper than some small ones."""
     pins = {"table*": "0", "wide*": "0", "left*": "0", "right*": "1"}
     with (
-        pooled("pinned", pins=pins, plugins=["pinned", "cleanup", Always()]) as session,
+        pooled("pinned", pins=pins, plugins=["pool", "pinned", "cleanup", Always()]) as router,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(SeenLink, "settle", lambda *_: False)
-        for seen in session._links._links.values():
+        for seen in router._links._links.values():
             seen.link = attrs.evolve(seen.link, bandwidth=1e9, latency=1e-5)
-        session._links._count_on_these()
-        yield session
+        router._links._count_on_these()
+        yield router
 
 
-def between(session):
-    return session.figures()["peer_bytes"]
+def between(router):
+    return figures(router)["peer_bytes"]
 
 
 @torch.no_grad()

@@ -36,8 +36,8 @@ def double_here(x: torch.Tensor) -> None:
 @pytest.fixture(scope="module")
 def lenient(pooled):
     """Two executors with `client_fallback`."""
-    with pooled("round_robin", client_fallback=True) as session:
-        yield session
+    with pooled("round_robin", client_fallback=True) as router:
+        yield router
     djinn.reset_stats()
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from configured import configured
+from figures import figures
 from servers import start_server, wait_for
 
 import djinn
@@ -70,7 +71,7 @@ def another_client(python, plain_environment, limited, tmp_path):
 
 def bytes_held():
     djinn.synchronize()
-    return [member.figures()["memory"] for member in open_session().members]
+    return [figures(member)["memory"] for member in open_session().executors.members]
 
 
 def test_programs_that_come_next_go_where_there_is_room_now(limited, another_client):
@@ -82,11 +83,11 @@ def test_programs_that_come_next_go_where_there_is_room_now(limited, another_cli
     with configured(connection_file=limited.file, placement_policy="single"):
         run()
         assert bytes_held() == [0, 0]
-        assert min(device.memory_free for device in open_session().topology.devices) > 200 * MIB
+        assert min(device.memory_free for device in open_session().router.topology().devices) > 200 * MIB
         another_client(170 * MIB)
         for _ in range(100):  # the executor looks once a second, and says so with its next reply
             assert torch.zeros(4, device=REMOTE).sum().item() == 0
-            first, second = open_session().topology.devices
+            first, second = open_session().router.topology().devices
             if first.memory_free < 100 * MIB:
                 break
             time.sleep(0.1)

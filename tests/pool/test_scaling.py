@@ -10,13 +10,16 @@ import threading
 import pytest
 import torch
 from configured import configured
+from figures import figures
 from servers import start_server
 
 import djinn
 from djinn.testing import executor_processes, open_connections
 from djinn_client.interception.recording.recorder import current
-from djinn_client.interception.runtime_interface import CacheMemory
-from djinn_client.runtime import client, scaling
+from djinn_client.runtime import client
+from djinn_core.wire.cache_messages import CacheReply, CacheRequest
+from djinn_pool import scaling
+from djinn_pool.routes import Routes
 
 REMOTE = "remote_accelerator:0"
 
@@ -46,6 +49,13 @@ def scale(count):
     return lambda: djinn.scale(executors=count)
 
 
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
 def test_a_session_grows_from_one_executor_and_shrinks_to_one(pooled):
     with pooled("round_robin", executors=1):
         expected = trained()
@@ -55,9 +65,11 @@ def test_a_session_grows_from_one_executor_and_shrinks_to_one(pooled):
         assert trained({2: scale(3)}) == expected
         assert torch.remote_accelerator.device_count() == 4
         placed = torch.arange(5.0).to("remote_accelerator:3")
-        sent = djinn.testing.open_session().figures(device=1)["peer_bytes"]
+        sent = figures(djinn.testing.open_session().router, 1)["peer_bytes"]
         assert trained({3: scale(1), 7: scale(2)}) == expected
-        assert djinn.testing.open_session().figures(device=1)["peer_bytes"] >= sent > 0, "what went there stays counted"
+        assert figures(djinn.testing.open_session().router, 1)["peer_bytes"] >= sent > 0, (
+            "what went there stays counted"
+        )
         assert [device.id[0] for device in djinn.topology().devices] == ["0", "3"]
         view.add_(1)
         assert kept.tolist() == [0, 1, 3, 4, 4, 5], "views still look into the memory that moved"
@@ -71,15 +83,15 @@ def test_a_session_grows_from_one_executor_and_shrinks_to_one(pooled):
 
 def test_an_executor_that_dies_while_it_joins_or_leaves(pooled, monkeypatch):
     """Its place is taken by another one, which knows what it did; one that cannot be replaced joins no pool."""
-    with pooled("round_robin") as session:
+    with pooled("round_robin") as router:
         expected = trained()
 
         def kill_in_the_middle(*given):
             os.kill(executor_processes()[-1], signal.SIGKILL)
             return move(*given)
 
-        move, opening = session._routes.move, scaling.open_more
-        monkeypatch.setattr(session._routes, "move", kill_in_the_middle)
+        move, opening = router._routes.move, scaling.open_more
+        monkeypatch.setattr(router._routes, "move", kill_in_the_middle)
         assert trained({5: scale(1)}) == expected
 
         def open_and_kill(*given):
@@ -95,7 +107,103 @@ def test_an_executor_that_dies_while_it_joins_or_leaves(pooled, monkeypatch):
         assert trained({5: scale(2)}) == expected
 
 
-def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_path):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, djinn.errors.SessionLost])
+def test_a_pool_begins_after_a_first_join_that_failed(pooled, monkeypatch, error):
+    """The executor that did not join keeps its number, which no other one gets."""
+    with pooled("round_robin", executors=1):
+        expected = trained()
+        with monkeypatch.context() as failing:
+            failing.setattr(Routes, "connect_peers", raising(error))
+            with pytest.raises(error):
+                djinn.scale(executors=2)
+        assert len(open_connections()) == 1
+        assert trained({2: scale(3), 5: scale(2), 8: scale(1)}) == expected
+        assert len(executor_processes()) == 1
+
+
+def test_executors_that_have_joined_stay_when_the_call_is_interrupted(pooled, monkeypatch):
+    with pooled("round_robin", executors=1):
+        expected = trained()
+        kept = torch.arange(4.0).to(REMOTE)
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(scaling, "missing_operators", raising(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                djinn.scale(executors=2)
+        assert len(open_connections()) == len(executor_processes()) == client.settings().executors == 2
+        djinn.synchronize()
+        assert trained({3: scale(1), 6: scale(2)}) == expected
+        assert kept.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("failing", ["_planner.make_anew", "_calibrate"])
+def test_a_pool_forgets_executors_whose_join_has_failed(pooled, monkeypatch, failing):
+    with pooled("round_robin") as router:
+        expected, before = trained(), router.topology()
+        failed = []
+
+        def fail_once(*_):
+            if not failed:
+                failed.append(len(router.topology().devices))
+                raise RuntimeError("no more threads")
+
+        with monkeypatch.context() as once:
+            *owner, name = failing.split(".")
+            once.setattr(router._planner if owner else router, name, fail_once)
+            with pytest.raises(RuntimeError, match="threads"):
+                djinn.scale(executors=3)
+        assert failed == [3], "it failed when the pool counted on the third executor"
+        assert router.topology().devices == before.devices
+        assert {(a.source, a.target) for a in router.topology().links} == {(a.source, a.target) for a in before.links}
+        assert len(executor_processes()) == client.settings().executors == 2
+        assert trained({2: scale(3), 6: scale(1)}) == expected
+
+
+def test_each_session_has_a_router_of_its_own(pooled):
+    with pooled("round_robin") as router:
+        djinn.shut_down()
+        djinn.init()
+        assert djinn.testing.open_session().router is not router
+        assert router.executors is not djinn.testing.open_session().executors
+
+
+@pytest.mark.parametrize("executors", [1, 2])
+def test_no_executor_joins_when_the_client_of_another_cannot_be_made(pooled, monkeypatch, executors):
+    with pooled("round_robin", executors=executors):
+        expected = trained()
+        session = djinn.testing.open_session()
+        connect, made = session._connect, []
+
+        def fail_at_the_second(*given):
+            if made:
+                raise djinn.errors.SessionLost("the second one is gone")
+            made.append(connect(*given))
+            return made[0]
+
+        with monkeypatch.context() as failing:
+            failing.setattr(session, "_connect", fail_at_the_second)
+            with pytest.raises(djinn.errors.SessionLost, match="the second one"):
+                djinn.scale(executors=executors + 2)
+        assert len(session.executors.present) == len(executor_processes()) == executors
+        assert trained({2: scale(executors + 2), 6: scale(1)}) == expected
+
+
+class Refusing:
+    """A router whose first request to have executors leave is interrupted."""
+
+    def __init__(self, router):
+        self._router, self._refused = router, False
+
+    def __getattr__(self, name):
+        return getattr(self._router, name)
+
+    def leave(self, numbers):
+        if not self._refused:
+            self._refused = True
+            raise KeyboardInterrupt
+        self._router.leave(numbers)
+
+
+def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_path, monkeypatch):
     options = ["--threads", "1", "--drain-seconds", "0", "--store-gib", "0"]
     environment = plain_environment | {"DJINN_TOKEN": serving.token}
     other = start_server(start_python, tmp_path, *options, env=environment)
@@ -115,13 +223,18 @@ def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_pa
                 djinn.scale(executors=2)
             with pytest.raises(djinn.errors.TransportError):
                 djinn.scale(servers=[second, "tcp://127.0.0.1:9"])
+            with monkeypatch.context() as interrupted:
+                interrupted.setattr(session := djinn.testing.open_session(), "router", Refusing(session.router))
+                with pytest.raises(KeyboardInterrupt):
+                    djinn.scale(servers=[first])
+            assert djinn.compat.get_runtime_state().servers == client.settings().servers == (second,)
             assert trained() == expected
     finally:
         other.stop()
 
 
 def test_what_cannot_go_elsewhere_stays(pooled):
-    with pooled("round_robin") as session:
+    with pooled("round_robin") as router:
         with pytest.raises(djinn.errors.ConfigurationError, match="takes `executors`"):
             djinn.scale()
         with pytest.raises(djinn.errors.ConfigurationError, match="own"):
@@ -129,26 +242,37 @@ def test_what_cannot_go_elsewhere_stays(pooled):
         event = torch.remote_accelerator.Event(enable_timing=True)
         event.record()
         djinn.synchronize()
-        (holder,) = [n for n, member in enumerate(session.members) if member.figures()["bound_values"]]
+        (holder,) = [n for n, member in enumerate(router.executors.members) if figures(member)["bound_values"]]
         with pytest.raises(djinn.errors.UnsupportedOperation, match="events"):
-            current().asked(lambda _: session.leave([holder]))
-        session.executors.planner.memory = [0, 0]
+            current().asked(lambda: router.leave([holder]))
+        router._planner.memory = [0, 0]
         kept = torch.ones(3).to(f"remote_accelerator:{2 - holder}")
         with pytest.raises(djinn.errors.DoesNotFit, match="no memory"):
-            current().asked(lambda _: session.leave([1 - holder]))
-        assert len(session.membership.present) == 2
+            current().asked(lambda: router.leave([1 - holder]))
+        assert len(router.executors.present) == 2
         assert kept.tolist() == [1, 1, 1]
 
 
+def refusing_to_pin(ask):
+    def refuse(message, kind):
+        if isinstance(message, CacheRequest) and message.action == "pin":
+            return CacheReply(0, 0, 0, limited=True, refused="it is full")
+        return ask(message, kind)
+
+    return refuse
+
+
 def test_pinned_caches_stay_pinned_where_they_go(pooled, monkeypatch):
-    with pooled("round_robin", memory_gib=1 / 16) as session:
+    with pooled("round_robin", memory_gib=1 / 16) as router:
         with scaling.numbers_for(2) as numbers, scaling.numbers_for(1) as others:
             assert (numbers, others) == ((2, 2), (4, 1))
         kept = torch.arange(1 << 16, device="remote_accelerator:2")
         cache = djinn.kv_session([kept[5:], kept])
         assert cache.pin().pinned == 1 << 19
         with monkeypatch.context() as full:
-            full.setattr(session.members[0], "caches", lambda *_: CacheMemory(refused="it is full"))
+            full.setattr(
+                router.executors.members[0].replies, "ask", refusing_to_pin(router.executors.members[0].replies.ask)
+            )
             with pytest.raises(djinn.errors.DoesNotFit, match=r"no room to pin.*it is full"):
                 djinn.scale(executors=1)
         assert [len(executor_processes()), cache.size().pinned] == [2, 0]
@@ -162,10 +286,10 @@ def test_pinned_caches_stay_pinned_where_they_go(pooled, monkeypatch):
 
 def test_the_log_of_a_standby_brings_an_executor_of_a_pool_back(pooled):
     """Without journals, from what this program has sent; values between executors pass through it."""
-    with pooled("round_robin", recover=False, standby=["engine"]) as session:
+    with pooled("round_robin", recover=False, standby=["engine"]) as router:
         expected = trained()
         assert trained({5: lambda: os.kill(executor_processes()[1], signal.SIGKILL)}) == expected
-        assert session.figures()["peer_bytes"] == 0
+        assert figures(router)["peer_bytes"] == 0
         assert (
             trained({3: scale(3), 6: lambda: os.kill(executor_processes()[2], signal.SIGKILL), 8: scale(1)}) == expected
         )

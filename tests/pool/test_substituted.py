@@ -29,8 +29,8 @@ class Gated(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def inexact(pooled):
-    with pooled("round_robin", exact=False, disable=("adaptive",)) as session:
-        yield session
+    with pooled("round_robin", exact=False, disable=("adaptive",)) as router:
+        yield router
 
 
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from djinn_client.runtime.pool.value_locations import ValueLocations
 from djinn_core.ir.handles import make_handle, storage_of
+from djinn_pool.value_locations import ValueLocations
 
 
 def test_memory_is_there_as_long_as_a_value_that_is_known_looks_into_it():

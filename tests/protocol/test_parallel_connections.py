@@ -17,7 +17,7 @@ import pytest
 from servers import wait_for
 
 from djinn.testing import self_signed_tls
-from djinn_client.runtime.connecting.resuming import ResumingConnection
+from djinn_client.runtime.connecting.reconnect import ResumingConnection
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.protocol.net.sockets import AcceptedConnection, SocketConnection

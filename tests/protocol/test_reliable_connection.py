@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from djinn_client.runtime.connecting.resuming import ResumingConnection
+from djinn_client.runtime.connecting.reconnect import ResumingConnection
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.wire.frame_order import KEPT_LIMIT, AckFlags, FrameOrder, Inbox, Outbox, Prefix, split
@@ -95,7 +95,7 @@ def test_every_frame_arrives_once_and_in_order(loses: float, breaks: float) -> N
     for i in range(count):
         memory = bytearray([i]) * (20_000 if i % 9 == 0 else 10)
         network.client.send(Frame(b"%d" % i, [memory]))
-        network.client.own()
+        network.client.copy_borrowed()
         memory[:] = bytes(len(memory))  # the caller's again
         if i % 5 == 4:
             came += [(f.head, bytes(f.body[0])) for f in (network.client.receive(120.0) for _ in range(5))]
@@ -104,6 +104,29 @@ def test_every_frame_arrives_once_and_in_order(loses: float, breaks: float) -> N
     network.server.close()
     echoing.join(60.0)
     assert (network.client.resumed > 0) == (breaks > 0)
+
+
+def test_an_observer_of_a_reconnection_may_use_the_session_and_reconnect() -> None:
+    network, told = Network(0), list[float]()
+    client = network.client
+    threading.Thread(target=_echo, args=(network.server,), daemon=True).start()
+
+    def resumed(seconds: float) -> None:
+        told.append(seconds)
+        if len(told) == 1:
+            client._inner.close()
+            client.send(Frame(b"of the observer"))
+
+    client.call_when_resumed(resumed)
+    client._inner.close()
+    sending = threading.Thread(target=client.send, args=(Frame(b"of the program"),), daemon=True)
+    sending.start()
+    sending.join(30.0)
+    assert not sending.is_alive()
+    assert [client.receive(30.0).head for _ in range(2)] == [b"of the program", b"of the observer"]
+    assert client.resumed == len(told) == 2
+    client.close()
+    network.server.close()
 
 
 class Garbled(Lossy):

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from djinn_client.runtime.connecting.client_channel import PlainClientChannel
-from djinn_client.runtime.connecting.resuming import ResumingConnection
+from djinn_client.runtime.connecting.reconnect import ResumingConnection
+from djinn_core.hookspecs.session_channel import PlainChannel, PlainClientChannel
 from djinn_core.hookspecs.transports import NO_LINK, Connection, Frame, Limits, LinkFacts
-from djinn_core.protocol.delivery.session_channel import PlainChannel
 from djinn_core.protocol.net.sockets import SocketConnection
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.recovery.leased_connection import LeasedConnection

@@ -28,12 +28,12 @@ WORDS = re.compile(
 )
 FORKING = ("os.fork", "os.pidfd_open", "os.setpgid", "select.POLLIN", "select.poll", "socket.AF_UNIX", "sys.platform")
 UCX = "plugins/ucx/djinn_ucx/endpoints.py"
+FAKEGPU = "plugins/fakegpu/djinn_fakegpu/"
 CONNECT = "plugins/commands/djinn_commands/connect/"
 KNOWN = {
     ("djinn_native/__init__.py", "ctypes.CDLL"): "its own library, by its path",
     ("djinn_native/setup.py", "sys.platform"): "flags of compilers, before Djinn is installed",
     ("djinn_native/building/compiler_here.py", "sys.platform"): "the same",
-    ("djinn_client/interception/tensors/printed_lists.py", "ctypes.PyDLL"): "the interpreter, which is there",
     ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
     ("djinn_server/launch/fork_server_client.py", "socket.AF_UNIX"): "not on Windows, where nothing is forked",
     ("djinn_server/launch/fork_server_client.py", "sys.platform"): "the same, for mypy",
@@ -41,6 +41,14 @@ KNOWN = {
     **{
         (UCX, name): "in a process of its own, where there is UCX: not on Windows"
         for name in ("os.fork", "resource", "sys.platform")
+    },
+    **{
+        (FAKEGPU + name, what): "a device of Linux alone"
+        for name, what in (
+            ("device.py", "sys.platform"),
+            ("process.py", "os.fork"),
+            ("process.py", "sys.platform"),
+        )
     },
     # The package cannot be imported without PyTorch, for which these commands do not wait; Windows is refused.
     (CONNECT + "keeper.py", "os.fork"): "goes on in the background",

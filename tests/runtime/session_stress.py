@@ -77,7 +77,7 @@ MORE = (profile, capture, copy_later, share, configure, djinn.synchronize)
 
 def main(seconds: float, folder: str, *, more: bool) -> int:
     """Return the exit status."""
-    djinn.configure(plan_first_runs=True)
+    djinn.configure(memory_limits={"": 1 << 40})
     calls: dict[str, Callable[[], object]] = {
         "init": djinn.init,
         "shut_down": djinn.shut_down,

@@ -10,7 +10,7 @@ import djinn_optimizations.adaptive
 from djinn import hooks
 from djinn.hooks import Optimization, hookimpl
 from djinn.planning import OptimizationResult, Rewrite, Substitution, arguments
-from djinn_client.runtime.planning import ab_tests, planner
+from djinn_client.runtime.planning import ab_tests
 
 REMOTE = "remote_accelerator:0"
 
@@ -80,7 +80,6 @@ class Offered:
 def session(monkeypatch):
     """A session in this process with so many plugins, in which nothing has to run for long before it is tried."""
     monkeypatch.setattr(ab_tests, "PLANNING_PAYBACK", 0)
-    monkeypatch.setattr(planner, "UNPLANNED_RUNS", 1)
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
         monkeypatch.delenv(name, raising=False)
 

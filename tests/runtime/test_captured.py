@@ -171,7 +171,7 @@ class Listening:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    @djinn.hookimpl
+    @djinn.hooks.hookimpl
     def djinn_register_observers(self) -> list[object]:
         listener = self
 
@@ -193,7 +193,7 @@ class Listening:
 def test_observers_are_told_and_one_that_raises_keeps_nothing_from_the_others() -> None:
     plugin = Listening()
     djinn.shut_down()
-    djinn.configure(plugins=[plugin], threads=1, plan_first_runs=True)
+    djinn.configure(plugins=[plugin], threads=1, memory_limits={"": 1 << 40})
     try:
         assert torch.ones(3, device=DEVICE).sum().item() == 3
         assert plugin.seen == ["connected", "planned", "submitted", "completed", "waited"]

@@ -71,6 +71,12 @@ def test_an_op_of_the_users_own_is_computed_here(lenient):
     assert fallbacks() == 2
 
 
+def test_without_its_package_the_error_names_it():
+    with pytest.raises(djinn.errors.ConfigurationError, match=r"pip install \./plugins/integrations"):
+        djinn.configure(client_fallback=True, disable=["client_fallback"])
+    assert port.fallback is None
+
+
 class Kept(logging.Handler):
     """Keeps what is logged."""
 

@@ -8,7 +8,7 @@ import sys
 SERVERS_ONLY = ("aiohttp", "cryptography", "prometheus_client")
 WHERE_NEEDED = ("networkx", "psutil", "rich", "statistics", "structlog")
 # Of Djinn itself: what plans, and other servers that stand by. The server has loaded the same plugins, so that their kinds are kept.
-OWN = ("djinn_core.ir.graph", "djinn_client.runtime.standby.connection")
+OWN = ("djinn_core.ir.graph", "djinn_standby.connection")
 LIBRARIES = (
     "accelerate",
     "diffusers",

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import djinn
-from djinn.testing import executor_figures, open_session
+from djinn.testing import executor_figures
+from tests.shared.executors import only_executor
 
 
 @pytest.fixture
@@ -91,16 +92,18 @@ def test_synchronize_reports_the_first_failure_that_nobody_has_seen(x):
 
 def test_many_failures_neither_hang_nor_pile_up(x, monkeypatch):
     """An executor that tells of thousands of failures while the client sends would wait for it to read."""
+    from djinn_client.interception.recording.recorder import recorders
     from djinn_client.interception.runtime_interface import port
 
     monkeypatch.setattr(port, "checkpoint_instructions", 400)
+    recorders.limit_programs()
     index = out_of_range(x.device)
     kept = [x[index] for _ in range(4000)]
     with pytest.raises(djinn.errors.RemoteIndexError, match=f"{__file__}:"):
         kept[-1].cpu()
-    session = open_session()
-    assert len(session.replies.reader.failures.unseen) <= 64
-    assert len(session.replies.reader.failures._programs) <= 64
+    executor = only_executor()
+    assert len(executor.replies.reader.failures.unseen) <= 64
+    assert len(executor.replies.reader.failures._programs) <= 64
     with pytest.raises(djinn.errors.RemoteIndexError):
         djinn.synchronize()
 
@@ -185,7 +188,7 @@ def test_what_only_checks_is_told_at_the_next_sync_point(x):
 
 
 def test_errors_of_pytorchs_own_types_are_of_these_types():
-    from djinn_client.runtime.receiving.remote_errors import remote_error
+    from djinn_client.runtime.receiving.failures import remote_error
 
     for kind, expected in {
         "OutOfMemoryError": (torch.OutOfMemoryError, MemoryError, djinn.errors.RemoteOutOfMemory),
@@ -356,7 +359,7 @@ def test_errors_inside_backward_arrive_as_themselves(x):
 
 
 def test_an_interrupt_inside_backward_is_an_interrupt(x, monkeypatch):
-    from djinn_client.interception.runtime_interface import port
+    from djinn_client.interception.native import install
 
     weight = torch.ones(2, 3, 59, device=x.device, requires_grad=True)  # sizes of no other test: C++ asks about the ops
     loss = (weight * x.unsqueeze(2)).sum()
@@ -364,7 +367,7 @@ def test_an_interrupt_inside_backward_is_an_interrupt(x, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(port, "record", interrupted)
+    monkeypatch.setattr(install, "record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loss.backward()
 
@@ -425,3 +428,22 @@ def test_a_storage_that_moves_after_a_failure_is_still_found_by_the_next_one(emb
         with pytest.raises(djinn.errors.RemoteIndexError):
             poisoned.cpu()
     assert other.sum().item() == 4
+
+
+@pytest.mark.parametrize("message", ["", "for a reason"])
+def test_a_program_that_cannot_be_planned_poisons_what_it_writes(embedded, monkeypatch, message):
+    written = torch.ones(4, device=embedded)
+    djinn.synchronize()
+    planner = only_executor().submissions.planner
+
+    def prepare(_program):
+        raise AssertionError(message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(planner, "prepare", prepare)
+        written.add_(1)
+        with pytest.raises(AssertionError):
+            djinn.synchronize()
+    with pytest.raises(djinn.errors.RemoteError):
+        written.tolist()
+    assert torch.ones(2, device=embedded).tolist() == [1, 1]

@@ -117,7 +117,6 @@ def test_program_runs_with_faulty_plugins_and_logs_each(caplog):
     settings = {
         "placement_policy": "places_none",
         "scheduler": "schedules_text",
-        "plan_first_runs": True,
         "exact": False,
     }
     with configured(plugins=[Plugin()], **settings):

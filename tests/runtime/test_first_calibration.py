@@ -16,12 +16,12 @@ from djinn.hooks import CostModel, hookimpl
 from djinn.planning import CostEstimate
 from djinn.testing import open_session
 from djinn_client.runtime import client
-from djinn_client.runtime.planning import first_calibration
 from djinn_client.runtime.planning.calibrations import keep_calibration
-from djinn_client.runtime.planning.first_calibration import command_among, environment_for, never_measured
 from djinn_core.planning.builtins.costs import Roofline
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import DeviceInfo
+from djinn_pool import first_calibration
+from djinn_pool.first_calibration import command_among, environment_for, never_measured
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -80,7 +80,7 @@ def under_way():
 
 def pool(**settings):
     return configured(
-        **{"plugins": ["local", "cost_based", Plugin()], "executors": 2, "threads": 1, "calibrate": True} | settings
+        **{"plugins": ["pool", "cost_based", Plugin()], "executors": 2, "threads": 1, "calibrate": True} | settings
     )
 
 
@@ -100,7 +100,7 @@ def test_a_pool_is_measured_once_and_plans_again(cache):
         assert before != [0.25], "the program does not wait"
         assert predicted() == []
         waiting.join()
-        assert all(device.calibration is not None for device in open_session().topology.devices)
+        assert all(device.calibration is not None for device in open_session().router.topology().devices)
         assert predicted() == [0.25]
         assert predicted() == []
     with pool():
@@ -122,7 +122,7 @@ def test_a_process_that_fails_changes_nothing(cache, monkeypatch):
         djinn.init()
         for waiting in under_way():
             waiting.join()
-        assert open_session().topology.devices[0].calibration is None
+        assert open_session().router.topology().devices[0].calibration is None
         assert predicted()
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import djinn
-from djinn.testing import open_session
 from djinn_client.runtime.planning import plan_maker
 from djinn_client.runtime.sending import cancellation, uploads
 from djinn_core.errors import ProgramStopped
 from djinn_core.system.interrupts import interrupt_mask, raise_outside_torch, warn_without_lock
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from tests.shared.executors import only_executor
 
 DEVICE = "remote_accelerator:0"
 SIDE = 500
@@ -33,9 +34,9 @@ def interruptible():
 
 
 @pytest.fixture
-def session(embedded):
+def executor(embedded):
     djinn.synchronize()
-    return open_session()
+    return only_executor()
 
 
 @pytest.fixture
@@ -43,11 +44,11 @@ def presses():
     """Presses Ctrl-C once the main thread has waited for a while, as often as called; gives when."""
     threads = []
 
-    def presses(session):
+    def presses(executor):
         pressed = []
 
         def press():
-            while not session.replies.pending:
+            while not executor.replies.pending:
                 time.sleep(0.01)
             time.sleep(0.2)
             pressed.append(time.monotonic())
@@ -69,10 +70,10 @@ def long_program(ops=LONG):
     return matrix.sum()
 
 
-def test_ctrl_c_ends_a_wait_and_stops_what_it_waited_for(session, presses):
+def test_ctrl_c_ends_a_wait_and_stops_what_it_waited_for(executor, presses):
     kept = torch.arange(4.0).to(DEVICE)
     total = long_program()
-    pressed = presses(session)
+    pressed = presses(executor)
     with pytest.raises(KeyboardInterrupt):
         total.item()
     assert pressed
@@ -83,12 +84,12 @@ def test_ctrl_c_ends_a_wait_and_stops_what_it_waited_for(session, presses):
     djinn.synchronize()
 
 
-def test_a_second_ctrl_c_ends_the_next_wait_although_the_executor_is_busy(session, presses, monkeypatch):
+def test_a_second_ctrl_c_ends_the_next_wait_although_the_executor_is_busy(executor, presses, monkeypatch):
     monkeypatch.setattr(cancellation, "GRACE_SECONDS", 1000.0)  # as for a single op that takes long
     kept = torch.arange(4.0).to(DEVICE)
     total = long_program()
     for program in (total.item, lambda: print(torch.ones(2, device=DEVICE)), kept.sum().item):
-        pressed = presses(session)
+        pressed = presses(executor)
         with pytest.raises(KeyboardInterrupt):
             program()
         assert pressed
@@ -98,15 +99,15 @@ def test_a_second_ctrl_c_ends_the_next_wait_although_the_executor_is_busy(sessio
         total.item()
 
 
-@pytest.mark.usefixtures("plan_first_runs")
-def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
+@pytest.mark.usefixtures("plans_all")
+def test_what_was_recorded_is_sent_or_goes_with_the_next(executor, monkeypatch):
     monkeypatch.setattr(cancellation, "GRACE_SECONDS", 1000.0)
     x = torch.ones(3, device=DEVICE)
     djinn.synchronize()
     for where, place in (
-        ("make_ready", session.submissions),
+        ("make_ready", executor.submissions),
         ("plan_program", plan_maker),
-        ("channel", session.link),
+        ("channel", executor.link),
     ):
         reached = getattr(place, where)
 
@@ -117,7 +118,7 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
 
         class Interrupting:
             def __getattr__(self, name, reached=reached):
-                monkeypatch.setattr(session.link, "channel", reached)
+                monkeypatch.setattr(executor.link, "channel", reached)
                 signal.raise_signal(signal.SIGINT)
                 return getattr(reached, name)
 
@@ -134,8 +135,8 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
     assert x.tolist() == [4, 4, 4]
 
 
-@pytest.mark.usefixtures("plan_first_runs")
-def test_planning_is_interrupted_where_it_is(session, monkeypatch):
+@pytest.mark.usefixtures("plans_all")
+def test_planning_is_interrupted_where_it_is(executor, monkeypatch):
     plan, reached = plan_maker.plan_program, []
 
     def slow(*arguments, **named):
@@ -155,7 +156,7 @@ def test_planning_is_interrupted_where_it_is(session, monkeypatch):
     assert y.tolist() == pytest.approx(torch.arange(5.0).atan().sinh().cosh().mul(7.25).tolist())
 
 
-def test_an_interrupted_upload_is_withdrawn(session, monkeypatch):
+def test_an_interrupted_upload_is_withdrawn(executor, monkeypatch):
     monkeypatch.setattr(uploads, "CHUNK", 1 << 16)
     sent, send_part = [], uploads.Uploader._send_part
 
@@ -178,25 +179,53 @@ def test_an_interrupted_upload_is_withdrawn(session, monkeypatch):
     assert kept.sum().item() == 6
 
 
-def test_a_question_that_was_interrupted_is_not_answered_to_the_next(session, monkeypatch):
-    receive = session.link.channel.receive
+def test_ctrl_c_ends_the_wait_for_another_thread_that_sends(executor, monkeypatch):
+    send, main = executor.link.channel.send, threading.get_ident()
+    sending, reads_again = threading.Event(), threading.Event()
+
+    def send_slowly(frame):
+        if threading.get_ident() != main:
+            sending.set()
+            reads_again.wait(30)
+        send(frame)
+
+    x = torch.arange(4.0).to(DEVICE)
+    djinn.synchronize()
+    monkeypatch.setattr(executor.link.channel, "send", send_slowly)
+    other = threading.Thread(target=executor.link.send_message, args=(CancelSubmissions((1,)),), daemon=True)
+    other.start()
+    assert sending.wait(30)
+    pressing = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+    pressing.start()
+    total = x.sum()
+    with pytest.raises(KeyboardInterrupt):
+        total.item()
+    assert other.is_alive(), "the executor did not read yet"
+    reads_again.set()
+    other.join(30)
+    pressing.join()
+    assert total.item() == 6
+
+
+def test_a_question_that_was_interrupted_is_not_answered_to_the_next(executor, monkeypatch):
+    receive = executor.link.channel.receive
 
     def interrupted_once(timeout=None):
         monkeypatch.undo()
         signal.raise_signal(signal.SIGINT)
         raise TimeoutError
 
-    monkeypatch.setattr(session.link.channel, "receive", interrupted_once)
+    monkeypatch.setattr(executor.link.channel, "receive", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
         torch.remote_accelerator.memory_allocated()
-    assert session.link.channel.receive == receive
+    assert executor.link.channel.receive == receive
     before = torch.remote_accelerator.memory_allocated()
     kept = torch.ones(1 << 18, device=DEVICE)
     djinn.synchronize()
     assert torch.remote_accelerator.memory_allocated() - before >= kept.nbytes, "and not the figures from before"
 
 
-def test_cancel_ends_the_waits_of_all_threads_or_of_one(session):
+def test_cancel_ends_the_waits_of_all_threads_or_of_one(executor):
     found = {}
 
     def wait(name):
@@ -212,7 +241,7 @@ def test_cancel_ends_the_waits_of_all_threads_or_of_one(session):
     for thread in threads.values():
         thread.start()
         begun.acquire()
-    while len({pending.thread for pending in list(session.replies.pending.values())}) < 2:
+    while len({pending.thread for pending in list(executor.replies.pending.values())}) < 2:
         time.sleep(0.01)
     djinn.cancel(threads["one"])
     threads["one"].join()
@@ -224,7 +253,7 @@ def test_cancel_ends_the_waits_of_all_threads_or_of_one(session):
     assert torch.ones(3, device=DEVICE).sum().item() == 3.0
 
 
-def test_cancelling_nothing_does_nothing(session):
+def test_cancelling_nothing_does_nothing(executor):
     x = torch.ones(3, device=DEVICE)
     djinn.cancel()
     djinn.cancel(threading.current_thread())
@@ -261,7 +290,7 @@ def test_interrupts_are_raised_at_checks_and_at_the_end():
     assert not interrupt_mask.pending
 
 
-def test_a_handler_of_the_programs_own_is_called(session):
+def test_a_handler_of_the_programs_own_is_called(executor):
     calls = []
     previous = signal.signal(signal.SIGINT, lambda *_: calls.append("called"))
     try:
@@ -273,15 +302,15 @@ def test_a_handler_of_the_programs_own_is_called(session):
         signal.signal(signal.SIGINT, previous)
 
 
-def test_no_finalizer_swallows_an_interrupt(session):
+def test_no_finalizer_swallows_an_interrupt(executor):
     """Python drops an exception raised in a finalizer, so no finalizer of a tensor may take a step that checks signals."""
-    handle = session.submissions.last_number
+    handle = executor.submissions.last_number
     x = torch.ones(3, device=DEVICE)
     for kind in (type(x), type(x.remote)):
         assert not hasattr(getattr(kind, "__del__", None), "__code__")
     del x
     djinn.synchronize()
-    assert session.submissions.last_number > handle
+    assert executor.submissions.last_number > handle
 
 
 class _PressesWhenFreed:

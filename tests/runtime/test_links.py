@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import djinn
 from djinn_client.runtime import client
+from djinn_pool import link_measurement
 
 
 def test_links_are_measured_once_and_say_how_long_transfers_take(embedded):
@@ -38,4 +39,4 @@ def test_another_session_is_measured_anew(embedded):
 def test_waiting_for_a_turn_is_an_average_over_submissions(embedded, monkeypatch):
     monkeypatch.setattr(client.context.stats, "server_queue_us", 4_000_000)
     monkeypatch.setattr(client.context.stats, "submissions", 8)
-    assert client.queue_seconds() == 0.5
+    assert link_measurement.queue_seconds() == 0.5

@@ -38,7 +38,7 @@ def counted(run: Callable[[], None]) -> Counter[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("plan_first_runs")
+@pytest.mark.usefixtures("plans_all")
 def test_a_step_after_many_others(embedded):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)).to(DEVICE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from djinn_client.runtime.connecting import operators_digest_cache
-from djinn_client.runtime.connecting.operators_digest_cache import cached_operators_digest
+from djinn_client.runtime.connecting import handshake
+from djinn_client.runtime.connecting.handshake import cached_operators_digest
 from djinn_core.ir import operators
 from djinn_core.ir.operators import operators_digest
 from djinn_core.system.directories import cache_directory
@@ -27,14 +27,12 @@ def test_it_is_made_once_and_found_again(monkeypatch):
 def test_other_files_or_ops_are_another_list(monkeypatch):
     cached_operators_digest()
     monkeypatch.setattr(operators, "operators_digest", lambda: "made anew")
-    known = operators_digest_cache.torch_private.dispatched_operators()
-    monkeypatch.setattr(operators_digest_cache.torch_private, "dispatched_operators", lambda: [*known, "aten::new_one"])
+    known = handshake.torch_private.dispatched_operators()
+    monkeypatch.setattr(handshake.torch_private, "dispatched_operators", lambda: [*known, "aten::new_one"])
     assert cached_operators_digest() == "made anew"
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1]", b'{"a": 1}', b"\xff", b" " * (operators_digest_cache.BYTES_LIMIT + 1)]
-)
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"a": 1}', b"\xff", b" " * (handshake.BYTES_LIMIT + 1)])
 def test_a_file_that_cannot_be_used_is_replaced(content):
     path = cache_directory() / "operators.json"
     path.parent.mkdir(parents=True, exist_ok=True)

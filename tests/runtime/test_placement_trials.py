@@ -8,18 +8,22 @@ import attrs
 import pytest
 
 from djinn_client.runtime.planning.ab_tests import Verdicts
-from djinn_client.runtime.planning.placement_trials import (
-    LOOKS,
-    UNMEASURED,
-    PlacementTrials,
-    TriedPlacement,
-)
 from djinn_client.runtime.planning.plan_maker import judge_among
-from djinn_client.runtime.planning.prediction_errors import ENOUGH, MOST, PRIOR, PredictionErrors, margin_of
 from djinn_client.runtime.stats import Stats
 from djinn_core.ir.program import Program
 from djinn_optimizations.adaptive import Adaptive
 from djinn_optimizations.cleanup import DeadCode
+from djinn_pool.placement_trials import (
+    ENOUGH,
+    LOOKS,
+    MOST,
+    PRIOR,
+    UNMEASURED,
+    PlacementTrials,
+    PredictionErrors,
+    TriedPlacement,
+    margin_of,
+)
 
 EMPTY = Program((), (), ())
 

@@ -1,13 +1,19 @@
-"""Plans are found again for programs of the same structure, and only for those."""
+"""Programs run as recorded unless a plan can act. Plans are found again for programs of the same structure, and only for those."""
 
 from __future__ import annotations
+
+import threading
+from typing import cast
 
 import pytest
 import torch
 
 import djinn
-from djinn_client.runtime.planning import planner
-from djinn_client.runtime.planning.planner import TINY_INSTRUCTIONS, UNPLANNED_RUNS
+from djinn.hooks import Optimization, hookimpl
+from djinn.planning import OptimizationResult, WorkloadType
+from djinn_client.runtime import client
+from djinn_core.registry.loading import PluginLoader
+from djinn_core.registry.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("embedded")
 DEVICE = "remote_accelerator:0"
@@ -27,6 +33,7 @@ def ready(tensor: torch.Tensor) -> torch.Tensor:
     return remote
 
 
+@pytest.mark.usefixtures("plans_all")
 def test_a_plan_for_separate_inputs_is_not_used_for_inputs_that_share_memory() -> None:
     apart = ready(torch.zeros(3)), ready(torch.zeros(3))
     base = ready(torch.zeros(3))
@@ -36,6 +43,7 @@ def test_a_plan_for_separate_inputs_is_not_used_for_inputs_that_share_memory() -
     assert twice_added(*together).tolist() == [20.0] * 3
 
 
+@pytest.mark.usefixtures("plans_all")
 @pytest.mark.parametrize(("first", "second"), [(2, 2.0), (0.0, -0.0), (2.0, 3.0)])
 def test_a_plan_that_merged_equal_scalars_is_not_used_for_others(first: float, second: float) -> None:
     x = ready(torch.tensor([1, -1]))
@@ -55,63 +63,191 @@ def assert_same(local: torch.Tensor, remote: torch.Tensor, first: float, second:
     assert torch.equal(got.signbit(), want.signbit())
 
 
+def run(length: int = 3) -> float:
+    """The sum that a program of so many instructions leaves."""
+    y = ready(torch.ones(4, 4)).cosh()
+    for _ in range(length - 2):
+        y = y.relu()
+    return y.sum().item()
+
+
+@pytest.mark.parametrize("length", [3, 100])
+def test_program_runs_as_recorded_if_no_plan_can_act(length: int) -> None:
+    djinn.reset_stats()
+    assert len({run(length) for _ in range(12)}) == 1
+    assert djinn.stats()["plans_made"] == djinn.stats()["plans_reused"] == 0
+    djinn.reset_stats()
+    run(length)
+    assert djinn.stats()["templates_sent"] == 0
+
+
 @pytest.mark.parametrize(
-    ("length", "unplanned"), [(3, UNPLANNED_RUNS), (TINY_INSTRUCTIONS + 1, 1)], ids=["tiny", "short"]
+    "settings", [{"memory_limits": {"": 1 << 30}}, {"placement_policy": "single"}], ids=["limit", "policy"]
 )
-def test_a_short_program_is_planned_when_it_comes_again_and_then_no_more(length: int, unplanned: int) -> None:
-    x = ready(torch.randn(4, 4))
-
-    def run() -> float:
-        y = x @ x
-        for _ in range(length - 2):
-            y = y.relu()
-        return y.sum().item()
-
-    djinn.reset_stats()
-    want = [run() for _ in range(unplanned)]
-    assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (unplanned, 0)
-    assert djinn.stats()["templates_sent"] == 1
-    want.append(run())
-    assert len(set(want)) == 1
-    assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (unplanned, 1)
-    djinn.reset_stats()
-    run()
-    assert djinn.stats()["plans_made"] == 0
-    assert djinn.stats()["plans_reused"] == 1
-    assert djinn.stats()["templates_reused"] == 1
-
-
-def test_a_short_program_under_a_limit_of_memory_is_planned_at_once() -> None:
-    djinn.shut_down()
-    djinn.configure(memory_limits={"": 1 << 30})
+def test_program_is_planned_at_once_if_a_setting_acts_through_plans(settings: dict[str, object]) -> None:
+    djinn.configure(**settings)
     try:
-        x = ready(torch.randn(4, 4))
+        run()
         djinn.reset_stats()
-        x.sinh().cosh().sum().item()
-        assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (0, 1)
+        ready(torch.randn(4, 4)).sinh().cosh().sum().item()
+        assert djinn.stats()["plans_made"] == 1
+        ready(torch.randn(4, 4)).sinh().cosh().sum().item()
+        assert (djinn.stats()["plans_made"], djinn.stats()["plans_reused"]) == (1, 1)
     finally:
-        djinn.shut_down()
-        djinn.configure(memory_limits=())
+        djinn.configure(memory_limits=(), placement_policy="")
 
 
-def test_the_profile_of_a_program_without_a_plan_is_made_when_it_is_asked_for() -> None:
+def test_known_program_is_planned_while_plans_are_collected() -> None:
+    run()
+    run()
+    with client.record_plans() as plans:
+        run()
+        run()
+    assert [len(plan.graph.nodes) for plan in plans if plan.graph.nodes[0].op == "aten::cosh"] == [3]
+
+
+class Wanting(Optimization):
+    """Wants programs with an op, and counts what it is asked."""
+
+    name = "wanting"
+    tolerates_growth = True
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.asked: list[int] = []
+
+    def wants(self, ops: frozenset[str]) -> bool:
+        if self.op == "raises":
+            raise ValueError("oops")
+        return self.op in ops
+
+    def optimize(self, context):
+        self.asked.append(len(context.graph.nodes))
+        return OptimizationResult(self.name, applied=False, reason="it only counts")
+
+
+class Plugin:
+    """Registers an optimization."""
+
+    name = "wanting_plugin"
+    djinn_api_version = "2.0"
+
+    def __init__(self, optimization: Optimization) -> None:
+        self.optimization = optimization
+
+    @hookimpl
+    def djinn_register_optimizations(self):
+        return [self.optimization]
+
+
+def test_program_is_planned_only_if_an_optimization_wants_its_ops() -> None:
+    optimization = Wanting("aten::cosh")
+    djinn.configure(plugins=[Plugin(optimization)], disable=("local",))
+    try:
+        x = ready(torch.ones(4))
+        djinn.reset_stats()
+        x.sinh().sum().item()
+        assert optimization.asked == []
+        x.cosh().sum().item()
+        assert optimization.asked == [2]
+        assert djinn.stats()["plans_made"] == 1
+    finally:
+        djinn.configure(plugins=None, disable=())
+
+
+def test_optimization_that_fails_to_answer_wants_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    djinn.configure(plugins=[Plugin(Wanting("raises"))], disable=("local",))
+    djinn.reset_stats()
+    try:
+        assert ready(torch.zeros(4)).cosh().sum().item() == 4
+        assert djinn.stats()["plans_made"] == 0
+        assert any("'wanting'" in str(vars(record)) for record in caplog.records)
+    finally:
+        djinn.configure(plugins=None, disable=())
+
+
+def test_optimizations_are_asked_about_a_program_that_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimization = Wanting("aten::cosh")
+    djinn.shut_down()
+    djinn.init()
+    assert client.context.registry is not None
+    monkeypatch.setitem(vars(client.context.registry), "optimizations", (optimization,))
+    x = ready(torch.ones(4))
+    x.cosh().sum().item()
+    assert optimization.asked == []
+    x.cosh().sum().item()  # an optimization wants it, and the plugins that plan are loaded before the next program
+    x.cosh().sum().item()
+    assert optimization.asked == [2]
+    djinn.shut_down()
+
+
+class UsingLoader:
+    """Stands for the loader of plugins. An optimization that it loads uses the device in another thread while it is imported."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+
+    def load(self, kind: str) -> tuple[Optimization, ...]:
+        self.loaded.append(kind)
+        if kind != "optimizations":
+            return ()
+        thread = threading.Thread(target=lambda: ready(torch.ones(4)).sum().item(), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "the thread waits for the lock of the sink"
+        return (Wanting("aten::cosh"),)
+
+    def tell_failures(self) -> None:
+        pass
+
+
+def test_optimizations_are_loaded_without_the_lock_of_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    djinn.shut_down()
+    djinn.init()
+    loader = UsingLoader()
+    monkeypatch.setattr(client.context, "registry", Registry(cast("PluginLoader", loader)))
+    x = ready(torch.ones(4))
+    for _ in range(3):
+        x.sinh().sum().item()
+    assert loader.loaded == ["optimizations"]
+    for _ in range(3):
+        x.cosh().sum().item()
+    assert sorted(loader.loaded) == ["cost_models", "optimizations", "patterns", "placement_policies", "schedulers"]
+    djinn.shut_down()
+
+
+def test_profile_of_a_program_without_a_plan_is_made_when_it_is_asked_for() -> None:
     x = ready(torch.randn(4, 4))
     djinn.reset_stats()
     x.cosh().sinh().sum().item()
-    assert djinn.stats()["plans_made"] == 0
-    profile = djinn.last_profile()
+    profile = djinn.planning.last_profile()
     assert profile is not None
-    assert djinn.stats()["plans_made"] == 1
-    assert djinn.last_profile() is profile
+    assert len(profile.phases) == 3
+    assert djinn.stats()["plans_made"] == 0
+    assert djinn.planning.last_profile() is profile
 
 
-def test_programs_that_look_at_other_places_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "UNPLANNED_RUNS", 1)
+def test_profile_of_an_update_knows_the_gradients_of_the_program_before() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).to(DEVICE)
+    for _ in range(3):
+        loss = model(torch.randn(5, 8).to(DEVICE)).square().mean()
+        loss.backward()
+        loss.item()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+        djinn.synchronize()
+    profile = djinn.planning.last_profile()
+    assert profile is not None
+    assert profile.workload is WorkloadType.TRAINING
+
+
+@pytest.mark.usefixtures("plans_all")
+def test_programs_that_look_at_other_places_share_a_plan() -> None:
     local = torch.arange(400.0)
     x = ready(local)
     djinn.reset_stats()
     for first, second in [(3, 5), (3, 5), (5, 5), (0, 399), (399, 0), (1, 1), (0, 0)]:
         doubled = (x[first] + 1) * (x[second] + 1)
         assert doubled.cpu() == (local[first] + 1) * (local[second] + 1), (first, second)
-    assert djinn.stats()["programs_unplanned"] == 1  # the first
     assert djinn.stats()["plans_made"] <= 2  # one of which takes both places as one

@@ -51,7 +51,7 @@ def test_without_the_package_a_call_says_what_to_install():
     from djinn import profile
 
     with pytest.raises(
-        PluginError, match=r"`djinn\.profile` is in the package djinn-profiler.*`pip install (\S+)`"
+        PluginError, match=r"`djinn\.profiler\.profile` is in the package djinn-profiler.*`pip install (\S+)`"
     ) as raised:
         profile(ops=True)
     assert (ROOT / "plugins/profiler/pyproject.toml").exists()
@@ -62,7 +62,7 @@ def test_without_the_package_a_call_says_what_to_install():
 def test_without_the_package_a_class_is_a_class():
     missing = djinn.profiler.Timeline
     assert not isinstance(3, missing)
-    with pytest.raises(PluginError, match=r"`djinn\.Timeline` is in the package"):
+    with pytest.raises(PluginError, match=r"`djinn\.profiler\.Timeline` is in the package"):
         missing()
 
 

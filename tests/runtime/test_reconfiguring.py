@@ -105,12 +105,12 @@ class Plugin:
     def __init__(self):
         self.optimization = Remembering()
 
-    @djinn.hookimpl
+    @djinn.hooks.hookimpl
     def djinn_register_optimizations(self):
         return [self.optimization]
 
 
-@pytest.mark.usefixtures("plan_first_runs")
+@pytest.mark.usefixtures("plans_all")
 def test_plans_are_made_anew_with_other_plugins_and_settings(alone):
     held = torch.ones(3, device=alone)
     (held * 2).tolist()
@@ -152,7 +152,7 @@ def test_observers_of_the_open_session_change(alone):
         name = "watching_plugin"
         djinn_api_version = "2.0"
 
-        @djinn.hookimpl
+        @djinn.hooks.hookimpl
         def djinn_register_observers(self):
             return [Watching()]
 

@@ -20,7 +20,7 @@ DEVICE = "remote_accelerator:0"
 
 
 def planned(monkeypatch):
-    """Results of all plans that are made from now on, pieces as well."""
+    """Results of all plans that are made from now on."""
     made, real = [], plan_maker.plan_program
 
     def plan_program(*args, **kwargs):
@@ -36,7 +36,7 @@ def kinds(result):
     return {result.profile.residency[v] for v in result.graph.inputs}
 
 
-@pytest.mark.usefixtures("plan_first_runs")
+@pytest.mark.usefixtures("plans_all")
 def test_an_update_whose_gradients_came_from_an_earlier_program(embedded, monkeypatch):
     made = planned(monkeypatch)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(DEVICE)
@@ -53,7 +53,7 @@ def test_an_update_whose_gradients_came_from_an_earlier_program(embedded, monkey
     assert kinds(made[-1]) == {DataResidency.GRADIENT, DataResidency.PERSISTENT_WEIGHT}
 
 
-@pytest.mark.usefixtures("plan_first_runs")
+@pytest.mark.usefixtures("plans_all")
 def test_pictures_meet_a_text_after_two_waits(embedded, monkeypatch):
     """As in LLaVA's `generate()`: features, embeddings, and what puts one into the other are programs of their own."""
     see, table, layer = nn.Conv2d(3, 8, 4, 4), nn.Embedding(1000, 8), nn.Linear(8, 8)
@@ -82,11 +82,11 @@ def test_how_long_memory_lives_outweighs_the_data_in_a_view_of_it():
         operands=[view, cache], dead=set(), instructions=lambda: [SimpleNamespace(outputs=[view])]
     )
     history.planned(plan, program, {cache: DataResidency.STATEFUL_KV_CACHE}, [Lineage.TEXT])
-    recent.append((plan, program.operands))
+    recent.append((plan, program))
     assert history.residency(SimpleNamespace(operands=[cache])) == {cache: DataResidency.STATEFUL_KV_CACHE}
 
 
-@pytest.mark.usefixtures("plan_first_runs")
+@pytest.mark.usefixtures("plans_all")
 def test_a_cache_that_is_put_in_another_order_is_still_one(embedded, monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
 

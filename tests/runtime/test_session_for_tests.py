@@ -19,7 +19,7 @@ from djinn.testing import (
 )
 
 
-@pytest.mark.usefixtures("plan_first_runs")
+@pytest.mark.usefixtures("plans_all")
 def test_what_is_recorded_held_and_planned(embedded) -> None:
     djinn.synchronize()
     djinn.reset_stats()

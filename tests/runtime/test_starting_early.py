@@ -12,7 +12,7 @@ import torch
 import djinn
 from djinn.testing import executor_processes
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting import starting
+from djinn_client.runtime.connecting import own_executor
 from djinn_client.runtime.early_start import begin
 from djinn_core.settings import resolve
 from djinn_server.launch import engines
@@ -70,13 +70,13 @@ def test_captures_and_servers_start_none(url_of):
 
 IMPORTING = """\
 import multiprocessing, djinn
-from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime import early_start
 
 def worker():
-    assert port.early is None, "a worker process starts none"
+    assert early_start.begun is None, "a worker process starts none"
 
 if __name__ == "__main__":
-    (early,) = port.early.executors
+    (early,) = early_start.begun.executors
     process = multiprocessing.get_context("spawn").Process(target=worker)
     process.start()
     process.join(300)
@@ -116,7 +116,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE", "DJINN_START_AT_IMPORT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(starting, "start_executors", lambda settings, unused_seconds: (Started(),))
+    monkeypatch.setattr(own_executor, "start_executors", lambda settings, unused_seconds: (Started(),))
     return begin
 
 
@@ -164,6 +164,6 @@ def test_they_are_forked_from_a_process_that_stays_where_a_setting_says_so(monke
     monkeypatch.setattr(engines, "ExecutorProcess", lambda _, fork_server: given.append(fork_server))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for seconds in (5, 0):
-        starting.start_executors(resolve({"prepared_seconds": seconds, "recover": False}).settings)
+        own_executor.start_executors(resolve({"prepared_seconds": seconds, "recover": False}).settings)
     forked, anew = given
     assert (forked.seconds, forked.folder.parent, anew) == (5, tmp_path, None)

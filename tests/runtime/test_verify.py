@@ -193,7 +193,7 @@ def test_what_a_block_raises_says_what_differed_before(on_wrong_executor):
 
 
 def test_an_op_that_cannot_be_recorded_leaves_the_rest_watched(embedded, monkeypatch):
-    def refused(*_):
+    def refused(*_, **__):
         raise RuntimeError("refused")
 
     x = torch.tensor([0.0, 1.0]).to("remote_accelerator:0")

@@ -45,7 +45,7 @@ def _ask():
 
 @pytest.fixture(scope="session")
 def registry() -> Registry:
-    return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
+    return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports", "channels"})
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from djinn_client.runtime.connecting.connect import open_connections
-from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.connecting.open import open_connections
+from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.protocol.addresses import transport_for

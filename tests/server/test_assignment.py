@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting.open import open_connections
 from djinn_core.errors import AccessRefused
 from djinn_core.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from djinn_core.registry.builtin_plugins import builtin_plugins
@@ -39,7 +39,7 @@ class Whims(AssignmentPolicy):
         return request.executors[-1].number
 
 
-@djinn.hookimpl
+@djinn.hooks.hookimpl
 def djinn_register_assignment_policies():
     return [Whims()]
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
-from djinn_client.runtime.connecting.embedded import open_inline
+from djinn_client.runtime.connecting.handshake import Server, reach_executor
+from djinn_client.runtime.connecting.open import open_inline
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.registry.builtin_plugins import builtin_plugins
@@ -49,9 +49,8 @@ def raw(serving, url_of):
 
     def begin(scheme):
         usable = tuple(t for t in transports if scheme in t.schemes)
-        gateway = reach_gateway((url_of(scheme),), serving.token, "", usable, 30.0)
-        reached = reach_executor(gateway, usable, 30.0)
-        opened.extend([gateway.connection, reached.connection])
+        reached = reach_executor(Server((url_of(scheme),), serving.token, usable, 30.0), "")
+        opened.append(reached.connection)
         sent = 0
 
         def send(message, body=()):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_client.interception.runtime_interface import port
-from djinn_client.runtime.deadlines import due
+from djinn_client.interception.device.device_state import device_state
+from djinn_client.runtime.sending.cancellation import due
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
@@ -29,6 +29,7 @@ from djinn_server.recovery.leased_connection import LeasedConnection
 from djinn_server.running import cancellation
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.fair_share import FairShare
+from djinn_server.running.poisoning import STOPPED
 from djinn_server.running.run_request import RunRequest
 from djinn_server.session import ExecutorSession
 from djinn_server.usage_metrics import UsageMetrics
@@ -104,7 +105,7 @@ def test_the_earliest_of_deadlines_counts():
 
 
 def test_each_wait_may_have_a_limit(monkeypatch):
-    monkeypatch.setattr(port, "wait_timeout", 0.0)
+    monkeypatch.setattr(device_state, "wait_timeout", 0.0)
     djinn.shut_down()
     djinn.configure(wait_timeout=5000)
     assert 4000.0 < due() - time.monotonic() <= 5000.0
@@ -298,13 +299,17 @@ def test_stops_do_not_pile_up():
     assert work.halt
 
 
-def test_another_process_stops_it_at_the_same_op(tmp_path):
+@pytest.mark.parametrize(
+    ("reason", "kind", "text"),
+    [("", "ProgramStopped", STOPPED), ("aten::add failed", "AcceleratorError", "aten::add failed")],
+)
+def test_another_process_stops_it_at_the_same_op(tmp_path, reason, kind, text):
     journal = Journal.begin(
         tmp_path / "name.journal", SessionIdentity("name", "client", "secret", NO_TENANT), 1 << 20, DiskQuota()
     )
     journal.frame(Frame(encode(upload(2)), [memoryview(bytearray(16))]))
     journal.frame(Frame(submission(1, EIGHT, ())))
-    journal.cut(1, 3)
+    journal.cut(1, 3, reason)
     journal.leave()
     past, line, session = (
         JournalReader(tmp_path / "name.journal"),
@@ -317,6 +322,6 @@ def test_another_process_stops_it_at_the_same_op(tmp_path):
     line.put(encode(Goodbye()))
     session.serve(connection)
     (completed,) = line.sent
-    assert [(f.kind, f.instruction) for f in completed.failures] == [("ProgramStopped", 3)]
+    assert [(f.kind, f.instruction, f.message) for f in completed.failures] == [(kind, 3, text)]
     session.close()
     connection.close()

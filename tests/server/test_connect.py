@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from djinn_client.runtime.connecting import connect
-from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting import open as connecting
+from djinn_client.runtime.connecting.open import open_connections
 from djinn_client.runtime.connecting.servers import find_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
@@ -122,12 +122,13 @@ def test_through_a_proxy_the_gateway_passes_frames_on_and_all_bytes_are_counted(
 
 
 def test_a_relayed_session_ends_with_its_client(own_server, registry, wait_for):
-    from djinn_client.runtime.connecting.dialling import ask_status
+    from djinn_client.runtime.connecting.handshake import Server
+    from djinn_client.runtime.connecting.servers import ask_status
 
     server = own_server("--lease-seconds", "0.5")
 
     def sessions():
-        status = ask_status(server.url("tcp"), server.token, registry.transports, SECONDS)
+        status = ask_status(Server((server.url("tcp"),), server.token, registry.transports, SECONDS))
         return {s.session for executor in status.executors for s in executor.sessions}
 
     def is_over():
@@ -159,10 +160,10 @@ def test_a_server_that_is_gone_is_fallen_back_from_aloud(server, begin, caplog):
 
 
 def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, registry, monkeypatch, caplog):
-    from djinn_client.runtime.connecting import dialling
+    from djinn_client.runtime.connecting import handshake
 
     # Another process listens where the executor should: it answers, but it does not know the ticket.
-    monkeypatch.setattr(dialling, "at_host", lambda url, host: server.url("tcp"))
+    monkeypatch.setattr(handshake, "at_host", lambda url, host: server.url("tcp"))
     opened = begin(server.settings(), without(registry, "local"))
     assert opened.url == server.url("tcp")
     assert len(opened.fallbacks) >= 1
@@ -205,8 +206,10 @@ def test_a_wrong_token(server, registry):
     assert "not-the-token" not in str(caught.value)
 
 
-def test_a_scheme_without_a_transport_names_the_folder_of_transports(registry):
-    with pytest.raises(PluginError, match=r"no transport for quic://.*plugins/tcp"):
+def test_a_scheme_without_a_transport_names_the_known_schemes(registry):
+    with pytest.raises(
+        PluginError, match=r"no transport for quic:// is in use here \(known: .*tcp.*on the client and on the server"
+    ):
         open_connections(Settings(servers=("quic://host:1",), token="t"), registry)
 
 
@@ -258,9 +261,9 @@ def test_inline_is_a_thread_that_ends_with_the_connection(registry, ask):
 
 def test_different_torch_is_said_with_both_versions(begin, caplog):
     opened = begin(Settings(executor="inline"))
-    connect._compare_torch(opened)
+    connecting._compare_torch(opened)
     assert caplog.text == ""
-    connect._compare_torch(
+    connecting._compare_torch(
         msgspec.structs.replace(opened, attached=msgspec.structs.replace(opened.attached, torch="1.0.0"))
     )
     assert "1.0.0" in caplog.text

@@ -16,7 +16,7 @@ from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.disk_quota import STEP, DiskQuota
 from djinn_server.launch.tickets import NO_TENANT, Badge
 from djinn_server.memory import spill
-from djinn_server.memory.spill import FileSpill, PinnedSpill
+from djinn_server.memory.spill import FileSpill, HostSpill
 from djinn_server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
 from djinn_server.running.values import ValueTable
@@ -151,10 +151,10 @@ def test_spilled_values_count_as_well(tmp_path, held):
     space.close()
 
 
-def test_pinned_spill_raises_if_host_memory_is_too_small(monkeypatch):
+def test_host_spill_raises_if_host_memory_is_too_small(monkeypatch):
     monkeypatch.setattr(spill, "free_bytes", lambda: 2 * 4095)
-    space = PinnedSpill(torch.device("cpu"))
-    with pytest.raises(OSError, match="cannot spill 4,096 bytes to pinned memory"):
+    space = HostSpill(CpuRuntime())
+    with pytest.raises(OSError, match="cannot spill 4,096 bytes to host memory"):
         space.write(torch.ones(1024).untyped_storage())
     assert space.used == 0
 

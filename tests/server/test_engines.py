@@ -7,13 +7,17 @@ import signal
 
 import pytest
 import torch
-from held_engine import HeldEngine, HeldPlugin
+from held_engine import HeldEngine, HeldHandle, HeldPlugin
+from servers import wait_for
 
 import djinn
-from djinn.errors import StartupError
-from djinn.hooks import ExecutorHolder
+from djinn.errors import PluginError, StartupError
+from djinn.hooks import ExecutorHolder, LaunchRequest
 from djinn.testing import ExecutorConformance, open_connections, run_executor_states
-from djinn_server.launch.engines import LocalEngine
+from djinn_pool import drained_nodes
+from djinn_server.gateway.pool import Pool
+from djinn_server.launch.engines import LocalEngine, start_executor
+from djinn_server.launch.executor_config import ExecutorConfig
 
 
 class TestLocalEngine(ExecutorConformance):
@@ -32,7 +36,7 @@ def held():
     """Settings for executors that an engine holds, and the requests that it has heard."""
     djinn.shut_down()
     engine = HeldEngine()
-    djinn.configure(plugins=["tcp", "round_robin", HeldPlugin(engine)], engine="held", threads=1)
+    djinn.configure(plugins=["tcp", "pool", "round_robin", HeldPlugin(engine)], engine="held", threads=1)
     yield engine
     djinn.shut_down()
     djinn.configure()
@@ -52,6 +56,11 @@ def losses(device, between=lambda: None):
         if step == 1:
             between()
     return found
+
+
+def test_one_executor_that_an_engine_holds_needs_no_router(held):
+    djinn.configure(plugins=["tcp", HeldPlugin(held)], engine="held", threads=1)
+    assert losses("remote_accelerator:0") == losses("cpu")
 
 
 def test_a_pool_that_an_engine_holds_trains_and_outlives_its_executors(held):
@@ -106,3 +115,101 @@ def test_an_engine_that_there_is_not(held):
     djinn.configure(engine="kubernetes")
     with pytest.raises(djinn.errors.PluginError, match=r"no engine 'kubernetes'.*installed: held, local"):
         djinn.init()
+
+
+def test_a_notice_that_raises_is_warned_of_once_and_the_session_goes_on(held, monkeypatch, caplog):
+    asked = {0: 0, 1: 0}
+
+    def notice(handle):
+        number = int(handle.arguments[1].rpartition("-")[2])
+        asked[number] += 1
+        if number == 0:
+            raise KeyError("a node that the engine does not know")
+        return ""
+
+    monkeypatch.setattr(HeldHandle, "notice", notice)
+    monkeypatch.setattr(drained_nodes, "LOOK_SECONDS", 0.05)
+    djinn.configure(executors=2, placement_policy="round_robin")
+    kept = torch.ones(3, device="remote_accelerator:0") + 1
+    assert kept.sum().item() == 6
+    wait_for(lambda: asked[1] > 5, "some looks at the executor whose handle answers")
+    assert asked[0] == 1
+    (warning,) = [record for record in caplog.records if "cannot say if it drains" in record.getMessage()]
+    said = warning.getMessage() + str(vars(warning))
+    assert "HeldPlugin" in said
+    assert "KeyError: 'a node that the engine does not know'" in said
+    assert "test_engines.py:" in said
+    assert (kept + 1).sum().item() == 9
+    assert len(open_connections()) == 2
+
+
+class NoHandle:
+    """What an engine must not return, beside an executor that runs."""
+
+
+WRONG = r"plugin of held_engine started no executor: held_engine\.Held{} returned an instance of NoHandle.*djinn\.hooks\.ExecutorHandle.*`engine`"
+
+
+def test_an_engine_that_launches_no_handle_is_named(held, monkeypatch):
+    monkeypatch.setattr(HeldEngine, "launch", lambda engine, options, request: NoHandle())
+    with pytest.raises(PluginError, match=WRONG.format(r"Engine\.launch")):
+        djinn.init()
+
+
+def test_a_class_in_place_of_a_handle_is_named_as_such(monkeypatch):
+    monkeypatch.setattr(HeldEngine, "launch", lambda engine, options, request: HeldHandle)
+    with pytest.raises(PluginError, match="returned the class HeldHandle, and must return an instance"):
+        start_executor(HeldEngine(), ExecutorConfig("cpu"), LaunchRequest())
+
+
+def test_a_handle_that_restarts_as_no_handle_is_named_and_still_ends(monkeypatch):
+    executor = start_executor(HeldEngine(), ExecutorConfig("cpu", threads=1), LaunchRequest(group="wrong"))
+    handle = executor._handle
+    try:
+        executor.wait_ready(60.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(HeldHandle, "restart", lambda handle: NoHandle())
+            with pytest.raises(PluginError, match=WRONG.format(r"Handle\.restart")):
+                executor.restart()
+    finally:
+        executor.close(0.0)
+    assert handle.ended
+
+
+def test_a_pool_with_a_wrong_handle_ends_the_executors_that_had_started(monkeypatch):
+    launch, right = HeldEngine.launch, []
+
+    def launch_one(engine, options, request):
+        if right:
+            return NoHandle()
+        right.append(launch(engine, options, request))
+        return right[0]
+
+    monkeypatch.setattr(HeldEngine, "launch", launch_one)
+    configs = [ExecutorConfig("cpu", threads=1)] * 2
+    requests = [LaunchRequest(number, 2, "wrong") for number in range(2)]
+    with pytest.raises(PluginError, match=WRONG.format(r"Engine\.launch")):
+        Pool(configs, 60.0, engine=HeldEngine(), requests=requests)
+    assert right[0].ended
+
+
+def test_a_pool_outlives_a_handle_that_restarts_as_no_handle(monkeypatch):
+    restart, wrong = HeldHandle.restart, []
+
+    def restart_second_time(handle):
+        if not wrong:
+            wrong.append(NoHandle())
+            return wrong[0]
+        return restart(handle)
+
+    monkeypatch.setattr(HeldHandle, "restart", restart_second_time)
+    pool = Pool([ExecutorConfig("cpu", threads=1)], 60.0, engine=HeldEngine(), requests=[LaunchRequest(group="wrong")])
+    try:
+        (first,) = pool.wait_ready()
+        os.kill(first.process_id, signal.SIGKILL)
+        (supervised,) = pool.executors
+        wait_for(lambda: supervised.restarts == 1, "another executor")
+        assert wrong
+        assert supervised.launched.alive
+    finally:
+        pool.close(0.0)

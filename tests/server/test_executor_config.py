@@ -38,6 +38,7 @@ FULL = ExecutorConfig(
         TlsOptions(Path("/cert"), Path("/key")),
     ),
     threads=3,
+    hang_seconds=9.0,
     memory=MemoryConfig(1 << 40, "lru"),
     compilers=("inductor",),
     batch_sessions=True,
@@ -79,7 +80,7 @@ def test_without_flags_every_field_has_its_default():
 
 def test_every_flag_sets_its_field(tmp_path):
     arguments = (
-        "--device=cpu --device=cuda:0 --threads=3 --memory-gib=0.5 --memory-policy=lru --compile=a --compile=b "
+        "--device=cpu --device=cuda:0 --threads=3 --hang-seconds=9 --memory-gib=0.5 --memory-policy=lru --compile=a --compile=b "
         f"--most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --warm={tmp_path} --lease-seconds=0 "
         "--journal=/journals --journal-gib=0 --snapshot-seconds=0 --token-file=/token --authenticator=jwt --operations-port=0 "
         f"--models={tmp_path} --models=/ --allow-weights=hf://a/* --allow-weights=s3://b/* "
@@ -89,6 +90,7 @@ def test_every_flag_sets_its_field(tmp_path):
         devices=("cpu", "cuda:0"),
         executor=ExecutorConfig(
             threads=3,
+            hang_seconds=9.0,
             memory=MemoryConfig(1 << 29, "lru"),
             compilers=("a", "b"),
             admission=AdmissionLimits(7, 1.5),

@@ -16,9 +16,11 @@ from pathlib import Path
 import attrs
 import psutil
 import pytest
+import torch
 from servers import start_executor, wait_for
 
 from djinn_core.errors import ProtocolError, StartupError, TransportError
+from djinn_core.hookspecs.devices import Device
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.system.private_directories import make_run_directory, remove_abandoned
 from djinn_core.wire.messages import (
@@ -32,11 +34,13 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_server.builtins.cpu import CpuDevice
+from djinn_server.builtins.cpu import CpuDevice, MpsDevice
 from djinn_server.devices import open_device
+from djinn_server.executor import _open
 from djinn_server.launch.command import PREPARED_MODULE, executor_environment
-from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.executor_config import ExecutorConfig, MemoryConfig
 from djinn_server.launch.fork_server_client import ForkedExecutor, ForkServerClient
+from djinn_server.launch.orders import Start
 from djinn_server.launch.process import ExecutorProcess
 
 SECONDS = 300.0
@@ -176,6 +180,34 @@ def test_the_best_device_is_the_default():
 
     assert open_device([CpuDevice(), Accelerator()], "").capabilities.id == "accelerator:0"
     assert open_device([CpuDevice()], "").capabilities.id == "cpu:0"
+
+
+def test_kind_of_device_that_cannot_be_discovered_is_none_unless_it_is_named():
+    class Broken(Device):
+        name = "broken"
+
+        def discover(self):
+            raise AttributeError("no such function")
+
+    assert open_device([Broken(), CpuDevice()], "").capabilities.id == "cpu:0"
+    with pytest.raises(AttributeError):
+        open_device([Broken(), CpuDevice()], "broken")
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 20])
+def test_configured_limit_of_hangs_reaches_the_device(monkeypatch, memory):
+    monkeypatch.setattr("djinn_server.executor.confine", lambda _: None)
+    config = ExecutorConfig(hang_seconds=9.0, memory=MemoryConfig(memory))
+    executor = _open("cpu", Start("/private", b"key", config), lambda *_: None)
+    assert executor._context.device.runtime.hang_seconds == 9.0
+
+
+def test_a_mac_starts_without_a_name_and_describes_its_gpu_without_one(monkeypatch):
+    monkeypatch.setattr(MpsDevice, "count", lambda self: 1)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (3, 7))
+    assert open_device([MpsDevice(), CpuDevice()], "").capabilities.id == "cpu:0", "this kind is untried"
+    (found,) = MpsDevice().discover()
+    assert (found.id, found.name, found.memory, found.memory_free) == ("mps:0", "mps", 7, 3)
 
 
 def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 from click.testing import CliRunner
 
-from djinn_client.cli.status import command as status_command
-from djinn_client.runtime.connecting.connect import open_connections
-from djinn_client.runtime.connecting.dialling import ask_status
+from djinn_client.runtime.connecting.handshake import Server
+from djinn_client.runtime.connecting.open import open_connections
+from djinn_client.runtime.connecting.servers import ask_status
+from djinn_commands.servers.status_commands import status as status_command
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire.messages import (
@@ -60,7 +61,7 @@ def test_the_connection_file_is_its_owners_alone(server):
 
 def test_the_token_is_in_no_log_and_no_process_list(server, registry, ask, dial):
     assert isinstance(ask(dial(server.url("tcp")), hello(server.token)), Welcome)
-    status = ask_status(server.url("tcp"), server.token, registry.transports, SECONDS)
+    status = ask_status(Server((server.url("tcp"),), server.token, registry.transports, SECONDS))
     for process in (server.process.pid, *(executor.process for executor in status.executors)):
         assert server.token.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
         assert server.token.encode() not in Path(f"/proc/{process}/environ").read_bytes()
@@ -195,7 +196,7 @@ def test_sigterm_lets_sessions_end_first(own_server, registry, ask, wait_for, ex
     assert isinstance(ask(opened.connection, StatsRequest()), StatsReply)
     assert server.process.poll() is None
     with pytest.raises(TransportError):
-        ask_status(url, "token", registry.transports, 2.0)
+        ask_status(Server((url,), "token", registry.transports, 2.0))
     opened.connection.send(Frame(encode(Goodbye())))
     opened.connection.close()
     assert server.process.wait(SECONDS) == 0

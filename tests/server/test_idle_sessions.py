@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from servers import wait_for
 
 import djinn
-from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_server import idle, inline
 from djinn_server.context import ExecutorContext
 from djinn_server.idle import next_place

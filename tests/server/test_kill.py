@@ -13,12 +13,13 @@ from click.testing import CliRunner
 from servers import start_server
 
 import djinn
-from djinn.testing import open_session
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting.dialling import ask_to_kill
+from djinn_client.runtime.connecting.handshake import Server
+from djinn_commands.servers.killing import ask_to_kill
 from djinn_core.cli import main
 from djinn_core.errors import AccessRefused, SessionLost
 from djinn_core.protocol.connection_file import read_connection_file
+from tests.shared.executors import only_executor
 
 DEVICE = "remote_accelerator:0"
 
@@ -47,7 +48,7 @@ def test_a_session_that_computes_is_ended_and_its_program_hears_why(connect, url
 
         thread = threading.Thread(target=wait)
         thread.start()
-        while not open_session().replies.pending:
+        while not only_executor().replies.pending:
             time.sleep(0.01)
         ended = killing(name[:8])
         assert ended.exit_code == 0, ended.output
@@ -88,9 +89,9 @@ def test_tenants_end_their_own_sessions_and_watchers_none(start_python, plain_en
         name = client.session_name()
         for who, why in (("bob", "no session"), ("watcher", "watching the server only")):
             with pytest.raises(AccessRefused, match=why):
-                ask_to_kill(url, token[who], transports, 300.0, name)
+                ask_to_kill(Server((url,), token[who], transports, 300.0), name)
         assert x.sum().item() == 2.0
-        assert ask_to_kill(url, token["alice"], transports, 300.0, name).session == name
+        assert ask_to_kill(Server((url,), token["alice"], transports, 300.0), name).session == name
         with pytest.raises(SessionLost, match="ended by its owner alice"):
             while True:
                 with contextlib.suppress(djinn.errors.ProgramStopped):  # what ran at that moment

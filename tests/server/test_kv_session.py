@@ -9,7 +9,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import djinn
 from djinn.testing import executor_figures
-from djinn_client.interception.runtime_interface import CacheMemory
+from djinn_kv_cache.session import CacheMemory
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from servers import started
 
-from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting.open import open_connections
 from djinn_core.cli import main
 from djinn_core.errors import ConfigurationError, PluginError, TransportError
 from djinn_core.registry.builtin_plugins import builtin_plugins
@@ -27,7 +27,7 @@ from djinn_server.launch.listen_addresses import (
 )
 
 OTHER_TRANSPORT = """
-from djinn import hookimpl
+from djinn.hooks import hookimpl
 from djinn.hooks import Listener, Transport
 from djinn_tcp import TcpTransport
 
@@ -95,13 +95,14 @@ def test_the_older_options_mean_the_same():
         == choice("--transport", "tcp=5556", "--transport", "http=0").addresses
     )
     assert choice("--host", "::1").addresses == ListenAddresses("::1")
+    assert choice("--transport", "tcp").addresses == choice("--port", "0").addresses
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--transport", "tcp"), "must be NAME=PORT"),
-        (("--transport", "tcp=99999"), "must be NAME=PORT"),
+        (("--transport", "tcp="), "must be NAME, NAME=PORT"),
+        (("--transport", "tcp=99999"), "must be NAME, NAME=PORT"),
         (("--advertise", "tcp://x:1"), "without scheme and port"),
         (("--advertise", "x:1"), "without scheme and port"),
     ],

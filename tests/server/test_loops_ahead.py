@@ -96,9 +96,9 @@ def test_random_numbers_are_those_of_local_pytorch(embedded):
             time.sleep(WAIT_SECONDS if number == AT else 0.0)
         return found
 
-    expected, before = drawn("cpu"), counted()
+    expected, before = drawn("cpu"), counted()[0]
     assert drawn(embedded) == expected
-    assert counted() == before
+    assert counted()[0] > before, "what comes before the numbers runs ahead"
 
 
 def test_an_op_that_fails_ahead_fails_where_it_is_asked_for(embedded):

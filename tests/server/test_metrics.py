@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config
 
 import djinn
 from djinn.testing import break_connection, open_connections, session_name
-from djinn_client.runtime.connecting import connect
-from djinn_client.runtime.connecting.status import ask_servers, kill_session
+from djinn_client.runtime.connecting import open as connecting
+from djinn_client.runtime.connecting.servers import ask_servers
+from djinn_commands.servers.killing import kill_session
 from djinn_core.errors import AccessRefused, DeadlineExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
@@ -122,12 +123,12 @@ class Whims(AssignmentPolicy):
         return request.executors[0].number
 
 
-@djinn.hookimpl
+@djinn.hooks.hookimpl
 def djinn_register_compilers():
     return [Chains()]
 
 
-@djinn.hookimpl
+@djinn.hooks.hookimpl
 def djinn_register_assignment_policies():
     return [Whims()]
 """
@@ -204,7 +205,7 @@ def session(watched: Watched, token: str = "", scheme: str = "tcp", **settings: 
 @contextlib.contextmanager
 def raw(watched: Watched, registry: object, **settings: object) -> Iterator[object]:
     """The connection of a session, without a client."""
-    (opened,) = connect.open_connections(watched.settings(**settings), registry)
+    (opened,) = connecting.open_connections(watched.settings(**settings), registry)
     yield opened.connection
     opened.connection.send(Frame(encode(Goodbye())))
     opened.connection.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from djinn.testing import self_signed_tls
-from djinn_client.runtime.connecting.dialling import _believed
+from djinn_client.runtime.connecting.handshake import _believed
 from djinn_core.protocol.addresses import parse_url
 from djinn_core.protocol.tls_transports import with_tls
 from djinn_server.launch.listen_addresses import ListenAddress, ListenAddresses, listening_transports

@@ -20,8 +20,8 @@ from servers import start_server, wait_for
 import djinn
 from djinn.hooks import Observer
 from djinn.testing import executor_processes, kill_executor
-from djinn_client.runtime.connecting.status import ask_servers
-from djinn_client.runtime.receiving import read_progress
+from djinn_client.runtime import executor_client
+from djinn_client.runtime.connecting.servers import ask_servers
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -317,7 +317,7 @@ class Following:
     def __init__(self):
         self.seen = []
 
-    @djinn.hookimpl
+    @djinn.hooks.hookimpl
     def djinn_register_observers(self):
         follower = self
 
@@ -333,9 +333,9 @@ class Following:
 
 def test_over_two_executors(folder, monkeypatch, tmp_path):
     folder = shutil.copytree(folder, tmp_path / "models")
-    monkeypatch.setattr(read_progress, "SHOWN_BYTES", 1)
+    monkeypatch.setattr(executor_client, "SHOWN_BYTES", 1)
     reading = Following()
-    with configured(executors=2, threads=1, placement_policy="round_robin", plugins=["round_robin", reading]):
+    with configured(executors=2, threads=1, placement_policy="round_robin", plugins=["pool", "round_robin", reading]):
         djinn.init()
         djinn.reset_stats()
         weights = djinn.open_weights(f"file:{folder}")

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from djinn_client.runtime.connecting import connect
-from djinn_client.runtime.connecting.dialling import ask
+from djinn_client.runtime.connecting import open as connecting
+from djinn_client.runtime.connecting.handshake import ask
 from djinn_core.errors import ServerBusy, TransportError
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
@@ -201,9 +201,9 @@ def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
 def test_who_is_refused_for_now_asks_again_and_not_for_ever(monkeypatch):
     slept, busy = [], ServerBusy("no room", 0.5)
     passed = [0.0]
-    monkeypatch.setattr(connect.time, "monotonic", lambda: passed[0])
+    monkeypatch.setattr(connecting.time, "monotonic", lambda: passed[0])
     monkeypatch.setattr(
-        connect.time, "sleep", lambda seconds: (slept.append(seconds), passed.__setitem__(0, sum(slept)))
+        connecting.time, "sleep", lambda seconds: (slept.append(seconds), passed.__setitem__(0, sum(slept)))
     )
     left = [busy, busy, None]
 
@@ -213,21 +213,21 @@ def test_who_is_refused_for_now_asks_again_and_not_for_ever(monkeypatch):
             raise failure
         return "in"
 
-    assert connect.with_patience(attempt, 30.0) == "in"
+    assert connecting.with_patience(attempt, 30.0) == "in"
     assert len(slept) == 2
     assert min(slept) >= 0.5, "not before the server said"
     left[:] = [busy] * 1000
     slept.clear()
     passed[0] = 0.0
     with pytest.raises(ServerBusy):
-        connect.with_patience(attempt, 30.0)
+        connecting.with_patience(attempt, 30.0)
     assert 25.0 < sum(slept) <= 30.0
     assert len({round(seconds, 3) for seconds in slept}) > 3, (
         "those that were refused together do not come back together"
     )
     left[:] = [TransportError("a connection broke")]
     with pytest.raises(TransportError):
-        connect.with_patience(attempt, 30.0)
+        connecting.with_patience(attempt, 30.0)
 
 
 def test_buckets_fill_slowly(clock):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from djinn_client.runtime.connecting.connect import open_connections
-from djinn_client.runtime.connecting.status import read_status
+from djinn_client.runtime.connecting.open import open_connections
+from djinn_client.runtime.connecting.servers import read_status
 from djinn_core.cli import main
 from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.handles import make_handle
@@ -26,7 +26,8 @@ from djinn_server.running.values import ValueTable
 from djinn_server.session_overview import HINTS_LIMIT, LETTERS_LIMIT, SessionNotes
 
 
-def test_a_training_loop_is_seen_as_one(over_tcp, serving, url_of, monkeypatch):
+def test_a_training_loop_is_seen_as_one(plans_all, over_tcp, serving, url_of, monkeypatch):
+    """Phases, kinds and decisions come with plans; a client makes them at least for a server with a memory limit."""
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2)).to(
         "remote_accelerator:0"
     )
@@ -93,6 +94,12 @@ def test_bytes_are_counted_by_what_the_client_says_they_are(values):
     assert (seen.phase, seen.seconds, seen.decisions) == ("llm_decode", 0.5, ("a reason",))
     values.free([handle(2), handle(3)])
     assert notes.overview().kinds == {"weights": 10}
+
+
+def test_kinds_are_empty_if_the_client_told_none(values):
+    notes = SessionNotes(values)
+    notes.ran(b"t", (handle(1), handle(2)), (handle(3),), 0.5)
+    assert notes.overview().kinds == {}
 
 
 def test_a_phase_that_is_none_is_not_shown(values):

@@ -8,8 +8,9 @@ import stat
 import pytest
 import torch
 
-from djinn_client.runtime.connecting.logins import Login, save_login
+from djinn_client.runtime.connecting.logins import Login
 from djinn_commands.connect.records import Record, save_record
+from djinn_commands.servers.logins import save_login
 from djinn_core.hookspecs.observers import Event
 from djinn_core.protocol.connection_file import ConnectionFile, write_connection_file
 from djinn_core.system.shared_files import locked

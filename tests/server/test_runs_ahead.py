@@ -9,13 +9,14 @@ import threading
 import attrs
 import pytest
 import torch
+from bound_changes import changes
 from servers import wait_for
 
 from djinn_core.hookspecs.compilers import Compiler
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand, SlotArg
 from djinn_core.protocol.net.sockets import SocketConnection
-from djinn_core.wire.binding_delta import diff_inputs, diff_slots, pack_handles
+from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import (
     Claim,
@@ -100,8 +101,8 @@ class Dialogue:
         before = self.bound.get(digest)
         given = {"template": template, "first": InitialBindings(tuple(slots), pack_handles(inputs))}
         if before is not None:
-            changes = diff_inputs(before[0], inputs)
-            given = {"slot_changes": diff_slots(before[1], slots), "input_changes": changes}
+            of_inputs, of_slots = changes(before, (inputs, slots))
+            given = {"slot_changes": of_slots, "input_changes": of_inputs}
         self.bound[digest] = list(inputs), list(slots)
         self.submissions += 1
         self.send(Submit(self.submissions, digest=digest, outputs=pack_handles(outputs), **given, **others))
@@ -291,15 +292,74 @@ def test_while_another_session_has_its_turn_nothing_runs_ahead(dialogue):
     other.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("template", "may"),
-    [(STEP, True), (RANDOM, False), (WRITING, False)],
+# x @ w, then a write into x, or random numbers; and its sum with the product.
+PRODUCT, SUM = form("mm", Operand(), Operand()), form("add.Tensor", Operand(), Operand())
+WRITING_LATER = Template(
+    (PRODUCT, form("mul_.Scalar", Operand(), SlotArg(), made="none"), SUM),
+    (0, 1, 2),
+    (0, 1, 2, 0, 2, 0, 3),
+    (0, 1),
+    (3,),
 )
-def test_what_leaves_more_than_results_never_runs_ahead(dialogue, template, may):
+RANDOM_LATER = Template(
+    (PRODUCT, form("rand_like", Operand()), SUM), (0, 1, 2), (0, 1, 2, 2, 3, 2, 3, 4), (0, 1), (3, 4)
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "count"), [(STEP, 2), (RANDOM, 0), (WRITING, 0), (WRITING_LATER, 1), (RANDOM_LATER, 1)]
+)
+def test_what_leaves_more_than_results_waits_for_its_submission(dialogue, template, count):
     found = dialogue()
     device = found.context.device
     known = found.session._bound(compile_template(template, torch.device("cpu"), device.own), b"")
-    assert found.session._ahead._may_run(known) is may
+    unwritten = found.session._ahead._may_run(known)
+    draws = known.draws.first([1.0])
+    assert (unwritten if draws is None else min(unwritten, draws)) == count
+
+
+def until_begun(found):
+    wait_for(lambda: found.pending and found.pending[0].step == 1, "the run ahead")
+    assert not found.pending[0].over
+
+
+def test_what_comes_before_a_write_runs_ahead(dialogue):
+    found = dialogue()
+    expected = found.values[FIRST]
+    for number in range(12):
+        found.made += 1 << 32
+        if number > 6:
+            until_begun(found)
+        fetched = found.submit(
+            WRITING_LATER, [FIRST, MATRIX], [3.0], [found.made], fetch=pack_handles([FIRST, found.made])
+        )
+        product = expected @ found.values[MATRIX]
+        expected = expected * 3.0
+        assert torch.equal(fetched[0], expected)
+        assert torch.equal(fetched[1], expected + product)
+    assert found.counts[0] >= 5
+    assert found.counts[1] == 0
+
+
+def drawn_in_steps(found, *, ahead):
+    torch.manual_seed(7)
+    drawn = []
+    for number in range(12):
+        found.made += 2 << 32
+        made = [found.made, found.made + 1]
+        if ahead and number > 6:
+            until_begun(found)
+        drawn += found.submit(RANDOM_LATER, [FIRST, MATRIX], [], made, fetch=pack_handles(made))
+    return drawn
+
+
+def test_what_comes_before_random_numbers_runs_ahead(dialogue):
+    found = dialogue()
+    expected = drawn_in_steps(dialogue(0), ahead=False)
+    assert all(map(torch.equal, drawn_in_steps(found, ahead=True), expected))
+    assert found.counts[0] >= 5
+    assert found.counts[1] == 0
+    assert len({float(one.sum()) for one in expected}) == 24
 
 
 def test_random_numbers_are_drawn_in_the_order_of_submissions(dialogue):
@@ -371,7 +431,7 @@ def test_what_is_compiled_runs_ahead(compiled):
 def test_a_run_ahead_that_has_begun_goes_on_with_what_is_compiled(compiled):
     found, compiler = compiled
     pending, runs = found.pending[0], compiler.runs
-    again = runs_ahead.RunAhead(pending.known, pending.expected, pending.slots, pending.inputs)
+    again = runs_ahead.RunAhead(pending.known, pending.expected, pending.slots, pending.inputs, pending.stop)
     assert again.step == 0
     work = RunRequest(0, outputs=[5 << 32 | 1], fetch=[], describe=[], free=[], claims=(), synchronize=False)
     work.inputs = list(pending.known.inputs)

@@ -15,10 +15,10 @@ from servers import start_server
 
 import djinn
 from djinn.testing import kill_executor
-from djinn_client.runtime import session
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.messages import decode
 from djinn_core.wire.weight_messages import RemoveWeights, RemoveWeightsReply, SaveWeights, SaveWeightsReply
+from djinn_integrations.weights import open_weights
 from djinn_server.builtins import weights
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.builtins.weights import FileSource
@@ -152,7 +152,7 @@ def test_tensors_that_are_refused(remote):
 
 def test_names_and_values_that_do_not_match(remote, monkeypatch):
     weight = torch.ones(1, device=remote)
-    monkeypatch.setattr(session, "pack_handles", lambda handles: pack_handles([*handles, *handles]))
+    monkeypatch.setattr(open_weights, "pack_handles", lambda handles: pack_handles([*handles, *handles]))
     with pytest.raises(djinn.errors.WeightsUnavailable, match="1 names come with 2 values"):
         djinn.save_weights({"x": weight}, "file:x.safetensors")
     assert weight.item() == 1

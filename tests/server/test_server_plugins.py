@@ -18,8 +18,8 @@ from djinn.testing import (
     ObserverConformance,
     self_signed_tls,
 )
-from djinn_client.runtime.connecting.dialling import reach_executor, reach_gateway
-from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.connecting.handshake import Server, reach_executor
+from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, SessionLost
 from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
 from djinn_core.hookspecs.observers import Event, Observer
@@ -178,14 +178,9 @@ def calm(request):
 
 def enter(guarded, token="badge:alice"):
     """A session that ends at once; without the patience that programs have."""
-    transports = registry().transports
-    gateway = reach_gateway(guarded.server.urls, token, "", transports, SECONDS)
-    try:
-        dialled = reach_executor(gateway, transports, SECONDS)
-        dialled.connection.send(Frame(encode(Goodbye())))
-        dialled.connection.close()
-    finally:
-        gateway.connection.close()
+    reached = reach_executor(Server(guarded.server.urls, token, registry().transports, SECONDS), "")
+    reached.connection.send(Frame(encode(Goodbye())))
+    reached.connection.close()
 
 
 def registry():

@@ -24,7 +24,7 @@ def test_poison_that_is_overwritten_has_memory_of_its_own():
     values.poison_storage(HANDLE, 0, Failure(1, 0, "aten::add_", "RuntimeError", "refused"))
     poison = values[HANDLE]
     assert isinstance(poison, Poison)
-    shares.before_run(InputAliases((0,), ()), [HANDLE], ())
+    shares.before_run(InputAliases((0,), (), 0), [HANDLE], ())
     assert poison.memory is not None
     with torch.inference_mode():
         poison.memory.zero_()

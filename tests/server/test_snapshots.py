@@ -12,11 +12,11 @@ from configured import configured
 from servers import wait_for
 
 import djinn
-from djinn.testing import open_session
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting.status import ask_servers
+from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_client.runtime.sending import uploads
 from djinn_server.recovery.journal import JournalReader
+from tests.shared.executors import only_executor
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -117,7 +117,7 @@ def large_weights(monkeypatch):
 
 
 def uploaded(weights):
-    open_session().expect_uploads(weights)
+    only_executor().expect_uploads(weights)
     remote = [weight.to("remote_accelerator:0") for weight in weights]
     djinn.synchronize()
     return remote
@@ -160,7 +160,7 @@ def test_journal_is_compacted_after_an_interrupted_blob_query(journals, large_we
     total = torch.zeros(10, device="remote_accelerator:0")
     uploaded(large_weights)
     wait_for(lambda: len(stored(folder)) == 2, "the store to have the weights")
-    open_session().expect_uploads(large_weights)
+    only_executor().expect_uploads(large_weights)
     assert is_compacted(folder, total)
     for path in stored(folder):  # as if the store had made room for others
         path.unlink()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import djinn
-from djinn_client.runtime.connecting import connect
-from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting import open as connecting
+from djinn_client.runtime.connecting.open import open_connections
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import CLIENT_KINDS
 from djinn_core.registry.registry import load_registry
@@ -56,9 +56,9 @@ def test_without_spreading_the_first_server_comes_first(two):
 
 
 def test_equal_servers_are_chosen_by_chance(two, monkeypatch):
-    monkeypatch.setattr(connect, "ask_loads", lambda servers, *_: dict.fromkeys(servers, (0.0, 0)))
+    monkeypatch.setattr(connecting, "ask_loads", lambda servers: [(0.0, 0)] * len(servers))
     drawn = iter([0.1, 0.9, 0.9, 0.1])
-    monkeypatch.setattr(connect.random, "random", lambda: next(drawn))
+    monkeypatch.setattr(connecting.random, "random", lambda: next(drawn))
     assert sessions(settings(two), 2) == [server.url("tcp") for server in two]
 
 

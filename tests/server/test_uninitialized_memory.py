@@ -100,6 +100,30 @@ def test_unwritten_bytes_of_results_are_zero(name, filled):
     assert all(map(torch.equal, zeros, others))
 
 
+ROWS, IMAGES, WEIGHT = torch.rand(7, 33), torch.rand(3, 6, 5, 9), torch.rand(6)
+LAYOUTS = (
+    lambda x: x,
+    lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    lambda x: x[..., ::2],
+    lambda x: x[:0],
+)
+COMPOSITES = {
+    "aten::layer_norm": lambda layout: [(x, [x.shape[-1]], torch.rand(x.shape[-1]), None) for x in (layout(ROWS), layout(IMAGES))],
+    "aten::rms_norm": lambda layout: [(x, [x.shape[-1]]) for x in (layout(ROWS), layout(IMAGES))],
+    "aten::group_norm": lambda layout: [(layout(IMAGES), 3, WEIGHT, WEIGHT)],
+    "aten::batch_norm": lambda layout: [(layout(IMAGES), WEIGHT, None, WEIGHT, WEIGHT, training, 0.1, 1e-5, False) for training in (False, True)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["contiguous", "permuted", "strided", "empty"])
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_norms_write_every_byte_without_zero_fill(name, layout, filled):
+    assert not needs_zero_fill(name)
+    for args in COMPOSITES[name](layout):
+        zeros, others = (filled(byte, partial(bytes_after, name, args, {})) for byte in (0, 165))
+        assert all(map(torch.equal, zeros, others))
+
+
 @pytest.mark.parametrize(
     ("name", "args", "memory_format"),
     [
@@ -152,7 +176,7 @@ def test_compiled_region_with_uninitialized_ops_is_zero_filled(op, filled):
     template = SimpleNamespace(steps=[SimpleNamespace(op=op)], constants=(), slots=0)
     region = SimpleNamespace(start=0, stop=1, inputs=(0,), views=(), fresh=(0,), written=())
     sizes = SimpleNamespace(floats=(), guard=lambda: None)
-    compiled = CompiledRegion("fake", lambda _: [torch.empty(900)], template, region, sizes, torch.device("cpu"))
+    compiled = CompiledRegion("fake", lambda _: [torch.empty(900)], template, region, sizes, lambda data: data)
     env = [torch.ones(1)]
     filled(165, lambda: compiled.run(env))
     assert not octets(env[0]).any()

@@ -12,17 +12,17 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import djinn
-from djinn.testing import open_session
-from djinn_client.interception.runtime_interface import Submission
 from djinn_client.runtime import client
 from djinn_client.runtime.sending import uploads
-from djinn_client.runtime.sending.progress import ServerProgress, TerminalBar, UploadProgress, progress_observers
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.program import Program
+from djinn_core.sink import Submission
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import BlobQuery, UploadPart, encode
+from djinn_observability.progress import ServerProgress, TerminalBar, UploadProgress, djinn_register_observers
+from tests.shared.executors import only_executor
 
 SIZE = 3 << 20
 ZEROS = compressed(bytes(4096), 4)
@@ -45,8 +45,25 @@ class Interrupted:
         return self._connection.receive(timeout)
 
 
+class Late:
+    """A connection on which nothing is there before the client waits for it."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    def receive(self, timeout=None):
+        if timeout == 0:
+            raise TimeoutError
+        return self._connection.receive(timeout)
+
+
 def test_a_wait_for_an_upload_is_one_of_its_line(keeping, monkeypatch):
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 20)
+    link = only_executor().link
+    monkeypatch.setattr(link, "channel", Late(link.channel))
     model = torch.nn.Sequential(*[torch.nn.Linear(600, 600) for _ in range(2)])
     with djinn.explain_waits() as report:
         model.to("remote_accelerator:0")
@@ -58,19 +75,19 @@ def test_a_wait_for_an_upload_is_one_of_its_line(keeping, monkeypatch):
 def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(uploads, "CHUNK", 1 << 20)
-    session = open_session()
+    executor = only_executor()
     source = torch.randint(0, 256, (SIZE,), dtype=torch.uint8)
     expected = source.clone()
     target = torch.empty(SIZE, dtype=torch.uint8, device="remote_accelerator:0")
-    connection = session.link.channel
-    monkeypatch.setattr(session.link, "channel", Interrupted(connection, at))
+    connection = executor.link.channel
+    monkeypatch.setattr(executor.link, "channel", Interrupted(connection, at))
     with pytest.raises(KeyboardInterrupt):
         target.copy_(source)
-    monkeypatch.setattr(session.link, "channel", connection)
+    monkeypatch.setattr(executor.link, "channel", connection)
     source.zero_()
     assert torch.equal(target.cpu(), expected)
-    assert not session.uploads.open
-    assert not session.uploads.asked
+    assert not executor.uploads.open
+    assert not executor.uploads.asked
 
 
 def test_a_bar_shows_how_far_an_upload_is(keeping):
@@ -108,10 +125,17 @@ def test_a_bar_shows_how_far_the_server_is():
 
 
 def test_no_bar_where_nobody_sees_it(monkeypatch):
-    assert progress_observers(wanted=True) == []
+    assert djinn_register_observers() == []
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert [observer.name for observer in progress_observers(wanted=True)] == ["progress", "server_progress"]
-    assert progress_observers(wanted=False) == []
+    bars = djinn_register_observers()
+    assert [bar.name for bar in bars] == ["upload_progress", "server_progress"]
+    with client.observed_by(bars[0]), client.observed_by(bars[1]):
+        assert [client.context.observers.wants(name) for name in ("uploading", "reading")] == [True, True]
+        try:
+            djinn.configure(progress=False)
+            assert [client.context.observers.wants(name) for name in ("uploading", "reading")] == [False, False]
+        finally:
+            djinn.configure(progress=True)
 
 
 def test_what_the_server_has_on_disk_is_not_sent_by_the_first_client_either(keeping):
@@ -144,7 +168,7 @@ def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
     assert djinn.stats()["round_trips"] <= 3, "for all; for that which the server lacks; for that which comes twice"
     for parameter, right in zip(model, expected, strict=True):
         assert torch.equal(parameter.cpu(), right)
-    uploading = open_session().uploads
+    uploading = only_executor().uploads
     assert not uploading.open
     assert not uploading.asked
 
@@ -152,13 +176,13 @@ def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
 def test_memory_of_what_is_expected_is_not_used_for_anything_else(keeping, monkeypatch):
     """Tensors are known again by where they lie; something else there would be taken for what it was."""
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
-    session = open_session()
+    executor = only_executor()
     arrays = [np.ones(1 << 20, np.uint8) for _ in range(2)]
     alive = [weakref.ref(array) for array in arrays]
-    session.expect_uploads([torch.from_numpy(array) for array in arrays])
+    executor.expect_uploads([torch.from_numpy(array) for array in arrays])
     arrays.clear()
     assert all(reference() is not None for reference in alive)
-    session.expect_uploads([])
+    executor.expect_uploads([])
     assert all(reference() is None for reference in alive)
 
 
@@ -169,12 +193,12 @@ def test_nothing_is_expected_after_a_module_has_moved(keeping, monkeypatch):
     right = [parameter.detach().clone() for parameter in model]
     model.to("remote_accelerator:0")
     assert all(torch.equal(parameter.cpu(), expected) for parameter, expected in zip(model, right, strict=True))
-    assert not open_session().uploads._expected
+    assert not only_executor().uploads._expected
 
 
 def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
     weights = torch.randn(2 << 20).to(torch.bfloat16)
-    deciding = open_session().uploads._compressor
+    deciding = only_executor().uploads._compressor
     monkeypatch.setattr(deciding, "_sent", 32 << 20)
     monkeypatch.setattr(deciding, "_seconds", 10.0)
     djinn.reset_stats()
@@ -196,10 +220,10 @@ def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
     ids=["truncated", "longer than it is", "beyond the tensor", "unknown coding"],
 )
 def test_bytes_that_do_not_fit_cost_their_own_value(keeping, message, body, reason):
-    session = open_session()
-    session.link.send(Frame(encode(message), [body]))
+    executor = only_executor()
+    executor.link.send(Frame(encode(message), [body]))
     with pytest.raises(RemoteError, match=reason):
-        session.wait(session.submit(Submission(Program((), (), ()), fetch=(message.handle,))))
+        executor.submit(Submission(Program((), (), ()), fetch=(message.handle,))).wait()
     djinn.synchronize()
 
 
@@ -212,7 +236,7 @@ def test_bytes_that_do_not_fit_cost_their_own_value(keeping, message, body, reas
     ids=["sizes", "too many"],
 )
 def test_what_does_not_fit_ends_the_session(keeping, message, body, reason):
-    open_session().link.send(Frame(encode(message), body))
+    only_executor().link.send(Frame(encode(message), body))
     with pytest.raises(SessionLost, match=reason):
         djinn.synchronize()
     djinn.init()

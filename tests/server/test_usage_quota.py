@@ -6,7 +6,7 @@ import signal
 import pytest
 from servers import start_server
 
-from djinn_client.runtime.connecting.connect import open_connections
+from djinn_client.runtime.connecting.open import open_connections
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.wire.messages import Completed, Submit

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_client.runtime.connecting import dialling
+from djinn_client.runtime.connecting import handshake
 from djinn_core.registry.version import djinn_version
 from djinn_core.wire.messages import PROTOCOL_VERSION, Hello
 
@@ -23,7 +23,7 @@ def client_of(connect, url_of, monkeypatch):
         def hello(_protocol, token, _version, _torch, *rest):
             return kind(protocol, token, version, torch_version, *rest)
 
-        monkeypatch.setattr(dialling, "Hello", hello)
+        monkeypatch.setattr(handshake, "Hello", hello)
         return connect(url_of("tcp"))
 
     return client_of

@@ -227,7 +227,7 @@ def test_hidden_folders_are_not_readable(models):
 def test_without_permissions_there_is_nothing(models):
     with pytest.raises(WeightsUnavailable):
         WeightReader([FileSource()]).open(f"file:{models}")
-    with pytest.raises(WeightsUnavailable, match="knows none"):
+    with pytest.raises(WeightsUnavailable, match="it reads nothing"):
         WeightReader().open(f"file:{models}")
 
 

@@ -13,12 +13,13 @@ from configured import configured
 from servers import start_server
 
 import djinn
-from djinn.testing import open_connections, open_session
+from djinn.testing import open_connections
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting import status
-from djinn_client.runtime.connecting.status import AVAILABLE_SECONDS, ask_servers
+from djinn_client.runtime.connecting import servers
+from djinn_client.runtime.connecting.servers import AVAILABLE_SECONDS, ask_servers
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import Status
+from tests.shared.executors import only_executor
 
 DEVICE = "remote_accelerator:0"
 TOKEN = "a token of more than sixteen characters"
@@ -137,9 +138,9 @@ def test_servers_in_containers_are_several(monkeypatch):
         url: Status("26.11.0", 1, 1.0, (), instance=instance)
         for url, instance in [("tcp://a", "x"), ("tcp://b", "y"), ("http://a", "x")]
     }
-    monkeypatch.setattr(status, "ask_status", lambda url, *_: said[url])
+    monkeypatch.setattr(servers, "ask_status", lambda server: said[server.urls[0]])
     assert list(ask_servers(Settings(servers=tuple(said), token="t" * 16))) == ["tcp://a", "tcp://b"]
-    monkeypatch.setattr(status, "ask_status", lambda *_: Status("26.10.0", 1, 1.0, ()))
+    monkeypatch.setattr(servers, "ask_status", lambda *_: Status("26.10.0", 1, 1.0, ()))
     assert list(ask_servers(Settings(servers=tuple(said), token="t" * 16))) == ["tcp://a"]
 
 
@@ -165,7 +166,7 @@ def test_errors_name_the_address_that_was_configured(plain):
 def test_an_executor_of_ones_own_has_no_address():
     with configured(threads=1):
         djinn.init()
-        assert open_session().link.called == "this program's own executor"
+        assert only_executor().link.called == "this program's own executor"
 
 
 def test_a_port_that_is_taken_is_told_before_executors_start(python, plain_environment, tmp_path):

@@ -79,6 +79,7 @@ def _made_by(make):
 def install():
     """Wrap existing locks of modules and their objects, and wrap new locks on creation."""
     from djinn_client.interception.recording import recorder
+    from djinn_client.interception.runtime_interface import port
     from djinn_client.runtime import client, executor_link
     from djinn_core.system import interrupts
 
@@ -86,12 +87,16 @@ def install():
     for module in (interrupts, recorder, executor_link):
         module.InterruptibleLock = made
     threading.Lock, threading.RLock = _made_by(threading.Lock), _made_by(threading.RLock)
-    recorder.recorders._make_locks()
-    for owner in [client.context, *[m for name, m in sys.modules.items() if name.startswith("djinn")]]:
+    for owner in [
+        client.context,
+        port,
+        recorder.recorders,
+        *[m for name, m in sys.modules.items() if name.startswith("djinn")],
+    ]:
         for name in (*getattr(owner, "__dict__", ()), *getattr(owner, "__struct_fields__", ())):
             lock = getattr(owner, name)
             if isinstance(lock, KINDS):
-                setattr(owner, name, RecordedLock(lock, f"{getattr(owner, '__name__', 'client.context')}.{name}"))
+                setattr(owner, name, RecordedLock(lock, f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"))
 
 
 def edges():

@@ -256,7 +256,7 @@ def import_djinn():
     importlib.import_module("djinn")
     for package in ("djinn_core", "djinn_client", "djinn_server"):
         for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-            if not found.name.endswith(("__main__", "notebook.magics")):  # the latter needs IPython
+            if not found.name.endswith("__main__"):
                 importlib.import_module(found.name)
     # What forks find in the memo tables of pure functions: the ops that travel, what is installed, what hooks must be like.
     from djinn_core.ir.operators import operators_digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from djinn_server.launch.listen_addresses import ListenAddresses
 from djinn_server.launch.process import ExecutorProcess
 
 SECONDS = 300.0
+DEVICE = os.environ.get("SERVED_DEVICE", "cpu")  # on which the tests' servers and executors compute, such as `fakegpu`
 
 
 @attrs.frozen
@@ -68,9 +70,9 @@ def fresh_python(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
 
 
 def start_server(start: Callable[..., Any], folder: Path, *options: str, env: dict[str, str]) -> Server:
-    """`djinn serve --device cpu`, once it listens; `start` is `fresh_python`, `python.start` of the fixture, or the fixture `start_python`."""
+    """`djinn serve`, once it listens; `start` is `fresh_python`, `python.start` of the fixture, or the fixture `start_python`."""
     file = folder / "connection.json"
-    command = ["-m", "djinn_core.cli", "serve", "--connection-file", file, "--device", "cpu", *options]
+    command = ["-m", "djinn_core.cli", "serve", "--connection-file", file, "--device", DEVICE, *options]
     return started(start, command, folder, env)
 
 
@@ -87,9 +89,9 @@ def started(start: Callable[..., Any], command: list[object], folder: Path, env:
     return Server(process, file, log)
 
 
-def start_executor(host: str = "", threads: int | None = None) -> ExecutorProcess:
-    """An executor process on the CPU that is ready. `host`: where it listens for other machines; empty: nowhere."""
+def start_executor(host: str = "", threads: int | None = None, device: str = DEVICE) -> ExecutorProcess:
+    """An executor process that is ready. `host`: where it listens for other machines; empty: nowhere."""
     network = NetworkConfig(ListenAddresses(host)) if host else None
-    executor = ExecutorProcess(ExecutorConfig("cpu", network, threads))
+    executor = ExecutorProcess(ExecutorConfig(device, network, threads))
     executor.wait_ready(SECONDS)
     return executor

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from djinn_client.runtime.timeline.clocks import ClientClock
-from djinn_client.runtime.timeline.module_changes import ModulePaths, module_changes
-from djinn_client.runtime.timeline.recorded import Span, ThreadRecord
 from djinn_core.ir import module_path
 from djinn_core.ir.module_path import BACKWARD, ForwardCalls
+from djinn_profiler.timeline.clocks import ClientClock
 from djinn_profiler.timeline.events import (
     CAPTURE,
     CLIENT_BOUND,
@@ -25,6 +23,8 @@ from djinn_profiler.timeline.events import (
     TRANSFER,
     WAIT,
 )
+from djinn_profiler.timeline.module_changes import ModulePaths, module_changes, with_nodes
+from djinn_profiler.timeline.recorded import Span, ThreadRecord
 from djinn_profiler.timeline.report import LineTime, TimeTotals, advice, label
 from djinn_profiler.timeline.submissions import Phases, parts_of_wait
 from djinn_profiler.timeline.threads import divided, module_spans
@@ -116,6 +116,14 @@ def test_modules_follow_from_what_was_entered_and_left():
         (7.0, back),
         (8.0, ()),
     ]
+
+
+def test_nodes_count_in_a_backward_pass_and_outside_of_the_modules_in_it():
+    module = weakref.ref(torch.nn.ReLU())
+    moments = [0.0, None, 1.0, module, 2.0, None, 3.0, BACKWARD, 4.0, module, 5.0, None, 6.0, None]
+    nodes = [(1.5, 7), (3.5, 7), (3.6, 7), (4.5, 8), (5.5, 7), (6.5, 9)]
+    added = [3.5, 7, 4.0, module, 5.0, None, 5.5, 7, 6.0, None]
+    assert with_nodes(moments, nodes) == moments[:8] + added
 
 
 def test_what_modules_follow_from_is_bounded(monkeypatch):

@@ -16,12 +16,14 @@ from configured import configured
 from trace_processor import TraceProcessor, files
 
 import djinn
-from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.tap import taps
 from djinn_client.runtime import client
-from djinn_client.runtime.timeline import record_timeline as profiling
 from djinn_core.ir.module_path import BACKWARD
 from djinn_core.wire.timing_messages import TimingsRequest
 from djinn_profiler.timeline import events as kinds
+from djinn_profiler.timeline import record_timeline as profiling
+from tests.shared.executors import only_executor
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -104,7 +106,26 @@ def test_a_timeline_of_training(embedded, tmp_path):
     assert json.loads(gzip.decompress((tmp_path / "made" / "trace.json.gz").read_bytes())) == trace
 
 
-def test_ops_and_ranges_reach_the_executor(embedded, plan_first_runs):
+def test_known_ops_are_timed_and_not_handed_to_python(embedded):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).to(DEVICE)
+    x = torch.ones(4, 8, device=DEVICE)
+
+    def step():
+        model(x).square().mean().backward()
+
+    for _ in range(3):
+        step()
+    known, asked = ops.count()[0], ops.count()[2]
+    prof, _ = profiled(step)
+    assert ops.count()[0] - known > 10
+    assert ops.count()[2] - asked <= 1
+    calls = Counter(event.name for event in of_kind(prof, kinds.CAPTURE))
+    assert (calls["aten.addmm"], calls["aten.relu"], calls["aten.threshold_backward"]) == (2, 1, 1)
+    of_module = {event.args["path"]: event.args["ops"] for event in of_kind(prof, kinds.MODULE)}
+    assert of_module["Sequential / 1"] == of_module[f"{BACKWARD} / Sequential / 1"] == 1
+
+
+def test_ops_and_ranges_reach_the_executor(embedded, plans_all):
     trained()
     prof, _ = profiled(trained, ops=True)
     ops = of_kind(prof, kinds.OP)
@@ -161,15 +182,15 @@ def test_threads_have_lanes_of_their_own(embedded):
 
 def test_a_reply_that_another_thread_has_taken_in_is_a_wait_as_it_is_a_round_trip(embedded, monkeypatch):
     def wait(number):
-        other = threading.Thread(target=session.replies.receive_until, args=(number,))
+        other = threading.Thread(target=replies.receive_until, args=(number,))
         other.start()
         other.join()
         return waiting(number)
 
     trained()
-    session = client.context.session
-    waiting = session.wait
-    monkeypatch.setattr(session, "wait", wait)
+    replies = only_executor().replies
+    waiting = replies.wait
+    monkeypatch.setattr(replies, "wait", wait)
     prof, waits = profiled(trained)
     check(prof, waits)
     assert waits == 4
@@ -230,7 +251,7 @@ def test_an_executor_that_is_killed_in_the_block(embedded):
 
 
 def test_nothing_is_left_behind(embedded):
-    before = port.around, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__
+    before = taps.all, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__
     with pytest.raises(ZeroDivisionError), djinn.profile() as prof:
         with pytest.raises(djinn.DjinnError, match="in force already") as refused, djinn.profile():
             pass
@@ -238,9 +259,7 @@ def test_nothing_is_left_behind(embedded):
         with pytest.raises(djinn.DjinnError, match="has not ended"):
             prof.table()
         1 / 0  # noqa: B018
-    assert (port.around, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__) == before
-    assert port.timeline is None
-    assert client.context.observers.timeline is None
+    assert (taps.all, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__) == before
     with djinn.profile() as later:
         torch.ones(2, device=DEVICE).sum().item()
     trained(1)
@@ -253,9 +272,10 @@ def test_an_interrupt_at_the_end_of_the_block_ends_the_recording(embedded, monke
             raise KeyboardInterrupt
 
     monkeypatch.setattr(profiling, "_ask_executors", ask)
+    before = taps.all
     with pytest.raises(KeyboardInterrupt), djinn.profile() as prof:
         trained(1)
-    assert client.context.observers.timeline is None
+    assert taps.all == before
     assert prof.totals.seconds > 0
 
 

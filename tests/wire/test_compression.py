@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djinn_client.runtime.sending.compressing import SAMPLE, SEEN, SMALLEST, UploadCompressor
+from djinn_client.runtime.sending.uploads import SAMPLE, SEEN, SMALLEST, UploadCompressor
 from djinn_core.errors import ProtocolError
 from djinn_core.wire.compression import LARGEST, PLANES_ZSTD, compressed, expanded
 

@@ -12,14 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 import djinn
-from djinn.testing import open_session
 from djinn_client.interception.native.library import ops
-from djinn_client.interception.recording import program_prediction
 from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.shape_inference.inference_cache import inference_cache
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting.status import ask_servers
-from djinn_client.runtime.planning import planner
+from djinn_client.runtime.connecting.servers import ask_servers
+from tests.shared.executors import only_executor
 
 REMOTE = "remote_accelerator:0"
 WARM_UP, SETTLED, TRACED, STEPS = (
@@ -69,21 +67,18 @@ def on_the_server():
 
 def tables():
     """Sizes of what this process remembers."""
-    session = open_session()
+    executor = only_executor()
     return {
         "calls": len(inference_cache.calls),
         "signatures": len(inference_cache.signatures),
         "freed": len(ops.look_freed()),
         "unsent": sum(len(r.entries) for r in recorders.all()),
-        "pending": len(session.replies.pending),
+        "pending": len(executor.replies.pending),
     }
 
 
 @pytest.fixture
-def training(over_tcp, monkeypatch):
-    # So that pieces and plans are settled when measuring begins.
-    monkeypatch.setattr(program_prediction, "MIN_REPEATS", 2)
-    monkeypatch.setattr(planner, "UNPLANNED_RUNS", 1)
+def training(over_tcp):
     training = Training()
     training.run(WARM_UP)
     return training

@@ -10,10 +10,11 @@ from typing import Any, Final
 import torch
 
 from djinn_client.interception import sync
-from djinn_client.interception.device import memory, properties
-from djinn_client.interception.device.current_device import current_device, index_of, set_current_device
+from djinn_client.interception.device import memory, random_state
 from djinn_client.interception.device.device_state import DEVICE_NAME, device_state
-from djinn_client.interception.native import generators, streams
+from djinn_client.interception.device.indexes import current_device, index_of, set_current_device
+from djinn_client.interception.native import streams
+from djinn_client.interception.native.generators import default_generator
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.tracebacks import for_users
@@ -39,25 +40,6 @@ class device_of(device):  # noqa: N801 - PyTorch calls it so
 
     def __init__(self, obj: Any) -> None:
         super().__init__(obj.device if isinstance(obj, LazyTensor) else None)
-
-
-def default_generator(device: Any = None) -> torch.Generator:
-    """The generator that stands for the random state that ops use when they are given none."""
-    index = index_of(device)
-    defaults = device_state.default_generators
-    if index not in defaults:
-        made = generators.default(index)
-        if index and device_state.seed is not None:
-            made.manual_seed(device_state.seed)
-        defaults[index] = made
-    return defaults[index]
-
-
-def bound_state(index: int) -> LazyTensor:
-    """The value that holds the random state of an index that is bound to one device."""
-    state = generators.operand(default_generator(index))
-    assert isinstance(state, LazyTensor)
-    return state
 
 
 def default_generators() -> tuple[torch.Generator, ...]:
@@ -104,7 +86,7 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
         return default_generator(device).get_state()
     if port.forked:  # the device's state is the parent's
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return generators.keep_state(default_generator(device))
+    return random_state.keep_state_of(default_generator(device))
 
 
 def _gives_back() -> bool:
@@ -126,7 +108,7 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
         return
     generator = default_generator(device)
     if isinstance(new_state, LazyTensor):
-        generators.go_on_from(generator, new_state)
+        random_state.go_on_from(generator, new_state)
     else:
         generator.set_state(new_state)
 
@@ -156,7 +138,7 @@ def device_count() -> int:
 
 def init() -> None:
     """Begin the session now; otherwise the first use does."""
-    port.runtime()
+    port.sink.open()
 
 
 def is_in_bad_fork() -> bool:
@@ -234,9 +216,9 @@ _MEMBERS: tuple[Any, ...] = (
     memory.memory_stats,
     memory.memory_summary,
     memory.empty_cache,
-    properties.get_device_properties,
-    properties.get_device_name,
-    properties.get_device_capability,
+    memory.get_device_properties,
+    memory.get_device_name,
+    memory.get_device_capability,
     streams.current_stream,
     streams.default_stream,
     streams.set_stream,

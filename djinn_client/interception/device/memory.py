@@ -1,18 +1,19 @@
-"""Memory figures of the remote device, as the executor counts them: one round trip each.
-
-`allocated` is what this session's tensors hold. Its peak is the most that was seen at the end of a submission, or what the
-device's own allocator says where it keeps count (CUDA), which includes what ops needed in between. Nothing is cached for
-this session beyond its tensors, so `reserved` is the same unless the device's allocator has more.
-"""
+"""Memory and properties of the device behind `remote_accelerator`, as `torch.cuda.memory` has them; one round trip each. C++ asks for some."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from djinn_client.interception.device.current_device import index_of
+from djinn_client.interception.device.device_state import DeviceProperties, device_state
+from djinn_client.interception.device.indexes import existing_index, index_of
+from djinn_client.interception.native.library import implement
 from djinn_client.interception.recording.recorder import current, recorders
 from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tap import Cause, waiting_for
+from djinn_client.interception.tensors.lazy_tensor import logical_device
+from djinn_client.tracebacks import for_users
+from djinn_core.wire.messages import StatsReply, StatsRequest
 
 _NOTHING: Mapping[str, int] = {}
 
@@ -22,13 +23,14 @@ def figures(*, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
 
     The executor starts to count the peak again where `reset_peak` says so.
     """
-    return current().figures(reset_peak=reset_peak, device=device)
+    with waiting_for(Cause.FIGURES):
+        return current().query(StatsRequest(reset_peak), StatsReply, device).values
 
 
 def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
     """`figures` of a device; nothing where nothing has used it, so that asking starts no server."""
     index = index_of(device)
-    used = port.is_open() or any(recorder.entries for recorder in recorders.all())
+    used = port.is_open() or any(recorder.unsent for recorder in recorders.all())
     return figures(reset_peak=reset_peak, device=index) if used else _NOTHING
 
 
@@ -96,3 +98,67 @@ def empty_cache() -> None:
     """Free unreferenced tensors on the executor now; it has no cache of its own."""
     if port.is_open():
         current().flush()
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """The properties of the physical device; starts the session, and asks once for each."""
+    index = index_of(device)
+    port.sink.open()
+    session, info = port.describe(index)
+    known = device_state.properties
+    if (session, index) not in known:
+        found = figures(device=index)
+        for key in [key for key in known if key[0] != session]:
+            del known[key]
+        known[session, index] = DeviceProperties(
+            name=info.name or info.id,
+            kind=info.kind,
+            total_memory=info.memory or found.get("device_total", 0),
+            multi_processor_count=found.get("multi_processor_count", 0),
+            major=found.get("major", 0),
+            minor=found.get("minor", 0),
+        )
+    return known[session, index]
+
+
+def get_device_name(device: Any = None) -> str:
+    """The name of the physical device."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """Compute capability, major and minor; (0, 0) where the device is no GPU."""
+    found = get_device_properties(device)
+    return found.major, found.minor
+
+
+def _device_count() -> int:
+    return port.device_count()
+
+
+@for_users
+def _check_index(index: int) -> None:
+    existing_index(logical_device(index))
+
+
+def _memory(what: str, index: int) -> list[int]:
+    match what:
+        case "stats":
+            found = memory_stats(index)
+            return [
+                found[f"{name}_bytes.all.{when}"] for name in ("allocated", "reserved") for when in ("current", "peak")
+            ]
+        case "info":
+            return list(mem_get_info(index))
+        case "empty_cache":
+            empty_cache()
+        case "reset_peak":
+            reset_peak_memory_stats(index)
+        case "reset_accumulated":
+            reset_accumulated_memory_stats(index)
+    return []
+
+
+def register() -> None:
+    """Have C++ call these."""
+    implement(device_count=_device_count, check_index=_check_index, memory=_memory)

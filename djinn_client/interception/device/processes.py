@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from multiprocessing.queues import Queue
@@ -11,6 +12,8 @@ from typing import Any, Final, NoReturn
 import torch
 from torch.multiprocessing.reductions import reduce_storage
 
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.on_import import adapt_on_import, rebind
 from djinn_client.interception.tensors.lazy_tensor import device_type, is_remote
 from djinn_core.errors import UnsupportedOperation
 
@@ -54,3 +57,27 @@ def share_nothing() -> None:
     `torch.save`, `copy` and other users of pickle go by way of the CPU, as ever.
     """
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+
+
+class _MeshName(str):
+    """A device's name that passes for one of letters alone."""
+
+    __slots__ = ()
+
+    def isalpha(self) -> bool:
+        return True
+
+
+def go_by_name_in_meshes() -> None:
+    """Have `init_device_mesh` accept the device's name: it takes a name with anything but letters for one with an index."""
+    adapt_on_import({"torch.distributed.device_mesh": _adapt_device_mesh})
+
+
+def _adapt_device_mesh(module: Any) -> None:
+    plain = module.init_device_mesh
+
+    @functools.wraps(plain)
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return plain(_MeshName(device_type) if device_type == DEVICE_NAME else device_type, *args, **kwargs)
+
+    rebind(plain, init_device_mesh, ("torch.distributed", "torch.testing"))

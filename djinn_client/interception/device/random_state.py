@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from djinn_client.interception.ops.own_calls import own_call
-from djinn_client.interception.recording.append import append
+from djinn_client.interception.native.generators import operand
+from djinn_client.interception.native.library import implement, ops
+from djinn_client.interception.recording.append import append, own_call
 from djinn_client.interception.sync import fetch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.upload import upload_copy
+from djinn_client.torch_dispatch import CGenerator
 from djinn_core.ir.operators import (
     GENERATOR_STATE,
     GET_RANDOM_STATE,
@@ -22,6 +24,7 @@ from djinn_core.ir.operators import (
     SET_RANDOM_STATE,
 )
 
+_PHILOX_BYTES = 16  # the state of generators that count: a seed and an offset
 _SEED = own_call(MANUAL_SEED, (), 1, makes=False)
 _GET = own_call(GET_RANDOM_STATE, ())
 
@@ -78,3 +81,60 @@ def generator_state(generator: LazyTensor) -> torch.Tensor:
 
 def _unsigned(seed: int) -> int:
     return int(seed) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def keep_state_of(generator: torch.Generator) -> torch.Tensor:
+    """Record a copy of the state that stays on the executor."""
+    value = operand(generator)
+    return keep_state() if value is None else keep_generator_state(value)
+
+
+def go_on_from(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Go on from a kept state."""
+    if generator.device.index == 0 and operand(generator) is None:
+        set_state(state)
+    else:
+        ops.set_generator_value(generator, restored_generator(state, generator.device.index))
+
+
+def _ask(what: str, index: int, seed: int, given: torch.Tensor | None) -> torch.Tensor | None:
+    match what:
+        case "seed":
+            manual_seed(seed)
+        case "get_state":
+            return get_state()
+        case "set_state":
+            set_state(given)  # type: ignore[arg-type]
+        case "make":
+            if given is None:
+                return seeded_generator(seed, index)
+            return restored_generator(given, index)
+        case "copy":
+            return copied_generator(given)  # type: ignore[arg-type]
+        case "read":
+            return generator_state(given)  # type: ignore[arg-type]
+        case "check":
+            return _seed_of(given)
+    return None
+
+
+def _seed_of(state: torch.Tensor | None) -> torch.Tensor:
+    """The seed in a state.
+
+    Raises:
+        TypeError: `state` is not a CPU tensor of bytes.
+        RuntimeError: it is not the state of a generator.
+    """
+    if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.device.type != "cpu":
+        raise TypeError("expected a torch.ByteTensor on the CPU, as get_state() returns it")
+    if state.nbytes == _PHILOX_BYTES:
+        return state.view(torch.int64)[0].clone()
+    probe = CGenerator()
+    probe.set_state(state)
+    seed = probe.initial_seed()
+    return torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, device="cpu")
+
+
+def register() -> None:
+    """Have C++ call this."""
+    implement(generator=_ask)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import struct
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import torch
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
 
 from djinn_client.interception.native.library import dtype_number, ops
 from djinn_client.interception.shape_inference.write_checks import raises_versions, refuses_overlap
-from djinn_client.torch_backend import returns_list
-from djinn_core.ir.program import Call, Signature, Slot
-from djinn_core.ir.values import TensorMeta
+from djinn_client.torch_dispatch import returns_list
+from djinn_core.ir.program import Call, Signature
+from djinn_core.ir.values import TensorMeta, tensor_meta
 
 NOTHING, LIST, BUMPS, NO_OVERLAP, EMPTY = 1, 2, 4, 8, 16  # flags of `add_call`
 _NEW, _VIEW, _SAME, _NONE = range(4)  # kinds of results
 _EMPTY_OPS: Final = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
-INT, FLOAT, UNSIGNED = range(3)  # kinds of slots
 
-list_of: Final[Callable[[torch.Tensor], list[Any]]] = torch.Tensor.tolist  # PyTorch's own
-calls: Final[list[Call | None]] = []  # by number
-signature_ids: Final[list[int]] = []
+calls: list[Call | None] = []  # by number; None or too short where C++ made the call, and Python has not asked for it
+generation = 0  # how often there was a new list, because numbers are used again
 _numbers: Final[dict[int, int]] = {}  # by the id of a call, which `calls` keeps
 
 
@@ -43,7 +39,7 @@ def nothing() -> int:
     """The number of a call that returns its operand once more."""
     global _nothing
     if _nothing < 0:
-        _nothing = _add(None, [1, 0, NOTHING, 0, 0])
+        _nothing = _add(None, [1, 0, 0, 0, NOTHING, 0, 0])
     return _nothing
 
 
@@ -53,18 +49,57 @@ def _add(call: Call | None, description: Sequence[int]) -> int:
 
 
 def _add_alone(call: Call | None, description: Sequence[int]) -> int:
-    global _released
-    if len(calls) - _released > _sweep_at:
+    if ops.calls_are_full():
         _sweep()
     number = int(ops.add_call(description))
-    if number < len(calls):
-        _released -= 1
-    while number >= len(calls):  # several after a fork in the middle of this, on another thread
-        calls.append(None)
-        signature_ids.append(0)
-    calls[number] = call
-    signature_ids[number] = 0 if call is None else call.signature.id
+    _keep(calls, number, call)
     return number
+
+
+def _keep(known: list[Call | None], number: int, call: Call | None) -> None:
+    known += [None] * (number + 1 - len(known))
+    known[number] = call
+
+
+def calls_of(known: list[Call | None], numbers: Sequence[int]) -> tuple[Call, ...]:
+    """The calls with these numbers in `known`, which is `calls` or was when the numbers came from C++."""
+    try:
+        found = [known[number] for number in numbers]
+    except IndexError:
+        found = [None]
+    if None in found:
+        found = [_call_of(known, number) for number in numbers]
+    return tuple(found)  # type: ignore[arg-type]
+
+
+def _call_of(known: list[Call | None], number: int) -> Call:
+    found = known[number] if number < len(known) else None
+    if found is None:
+        found = _made_by_rule(known, number)
+        _keep(known, number, found)
+    return found
+
+
+def _made_by_rule(known: list[Call | None], number: int) -> Call:
+    """The call that C++ made by a rule, from one that Python inferred."""
+    like_number, *dims = ops.describe_call(number)
+    like, rest = known[like_number], iter(dims)
+    assert like is not None
+
+    def meta_like(meta: TensorMeta) -> TensorMeta:
+        offset, rank = next(rest), len(meta.shape)
+        shape, stride = tuple(islice(rest, rank)), tuple(islice(rest, rank))
+        return tensor_meta(shape, stride, offset, meta.dtype, meta.device, meta.conj, meta.neg)
+
+    operands = tuple([meta_like(meta) for meta in like.operands])
+    results = tuple([
+        operands[same] if same >= 0 else meta and meta_like(meta)
+        for meta, same in zip(like.results, like.inplace, strict=True)
+    ])  # fmt: skip
+    own = zip(results, like.aliases, like.inplace, strict=True)
+    nbytes = tuple([0 if meta is None or alias >= 0 or same >= 0 else meta.nbytes for meta, alias, same in own])
+    made: Call = like.of_other_sizes(operands, results, nbytes, None)
+    return made
 
 
 def begin_in_child() -> None:
@@ -75,17 +110,9 @@ def begin_in_child() -> None:
 
 def forget(signature: Signature | None = None) -> None:
     """Have C++ ask Python about the next call of each key, or of each call of `signature`."""
-    if signature is None:
-        ops.forget_calls([])
-        return
-    numbers = [n for n, known in enumerate(signature_ids) if known == signature.id and calls[n] is not None]
-    if numbers:
-        ops.forget_calls(numbers)
+    ops.forget_calls(-1 if signature is None else signature.id)
 
 
-_FEWEST: Final = 16384  # calls before the first sweep
-_sweep_at = _FEWEST
-_released = 0  # numbers that C++ uses again
 _doomed: set[int] = set()  # not used at the last sweep
 
 
@@ -95,20 +122,21 @@ def _sweep() -> None:
     A thread may be about to append a call that is found unused. So its number goes to another call only if a second sweep finds it
     unused as well; Python appends it under a new number meanwhile.
     """
-    global _sweep_at, _released
+    global calls, generation
     unused = set(ops.unused_calls()) - {_nothing}
     gone = [number for number in _doomed if number in unused]
+    if gone:
+        calls_of(calls, gone)  # entries may have the present list, and ask for them later
+        calls, generation = [*calls], generation + 1
     for number in gone:
         calls[number] = None
     ops.release_calls(gone)
-    _released += len(gone)
     _doomed.clear()
     _doomed.update(unused.difference(gone))
     for number in _doomed:
-        call = calls[number]
+        call = calls[number] if number < len(calls) else None
         if call is not None and _numbers.get(id(call)) == number:
             del _numbers[id(call)]
-    _sweep_at = max(_FEWEST, 2 * (len(calls) - _released))
 
 
 def _description(call: Call) -> list[int]:
@@ -123,9 +151,20 @@ def _description(call: Call) -> list[int]:
             flags |= NO_OVERLAP
     if call.op in _EMPTY_OPS:
         flags |= EMPTY
-    made = [call.operand_count, call.slot_count, flags, len(call.writes), *call.writes, len(new)]
+    made = [
+        call.operand_count,
+        call.slot_count,
+        call.signature.id,
+        call.kind,
+        flags,
+        len(call.writes),
+        *call.writes,
+        len(new),
+    ]
     for meta, alias, same, nbytes in call.outcome:
         made += _result(meta, alias, same, nbytes)
+    for meta in call.operands:
+        made += (meta.offset, *meta.shape, *meta.stride)
     return made
 
 
@@ -137,34 +176,3 @@ def _result(meta: TensorMeta | None, alias: int, same: int, nbytes: int) -> list
     made = [_NEW, 0] if alias < 0 else [_VIEW, alias]
     made += [dtype_number(meta.dtype), meta.device, meta.conj + 2 * meta.neg, meta.offset, nbytes]
     return [*made, len(meta.shape), *meta.shape, *meta.stride]
-
-
-def encoded_slots(slots: Sequence[Slot]) -> tuple[list[int], list[int]]:
-    """Scalars as C++ keeps them: 64 bits each, and what these are."""
-    bits: list[int] = []
-    kinds: list[int] = []
-    for slot in slots:
-        if isinstance(slot, float):
-            bits.append(struct.unpack("q", struct.pack("d", slot))[0])
-            kinds.append(FLOAT)
-        elif slot >= 1 << 63:
-            bits.append(slot - (1 << 64))
-            kinds.append(UNSIGNED)
-        else:
-            bits.append(int(slot))
-            kinds.append(INT)
-    return bits, kinds
-
-
-def decoded_slots(bits: torch.Tensor, kinds: torch.Tensor) -> tuple[Slot, ...]:
-    """The scalars again."""
-    numbers: list[Any] = list_of(bits)
-    if not numbers:
-        return ()
-    which: bytes = kinds.numpy().tobytes()
-    if 1 in which:
-        floats = list_of(bits.view(torch.float64))
-        numbers = [floats[i] if kind == FLOAT else numbers[i] for i, kind in enumerate(which)]
-    if UNSIGNED in which:
-        numbers = [n + (1 << 64) if kind == UNSIGNED and n < 0 else n for n, kind in zip(numbers, which, strict=True)]
-    return tuple(numbers)

@@ -1,23 +1,25 @@
-"""Entries of a program: columns in C++, read as a sequence of `Entry`."""
+"""A program that C++ recorded: an array, read as a `Program` and as a sequence of `Entry`."""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, overload
 
-import torch
+import numpy as np
 
-from djinn_client.interception.native.calls import calls, decoded_slots, list_of, signature_ids
+from djinn_client.interception.native import calls as native_calls
 from djinn_client.interception.native.library import ops
 from djinn_client.interception.recording.entry import Entry
-from djinn_core.ir.module_path import ModuleCall
+from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Call, Program, Site, Slot
+from djinn_core.ir.slot_arrays import Kinds, Words, decoded_slots
 
-ENTRIES, EPOCH, LIMIT, DIFFERENTIATING, WATCHED, NODE = range(6)  # counters of a program
-UNTOLD, FORGOTTEN = -4, -3  # values of `NODE` that are no autograd node
+ENTRIES, EPOCH, LIMIT, DIFFERENTIATING = range(4)  # counters of a program
 
 _sites: Final[dict[int, Site]] = {}
 _next_site = 0
@@ -56,45 +58,126 @@ def _learn_sites() -> None:
         _next_site += 1
 
 
-class Entries(Sequence[Entry]):
-    """Entries that were taken or looked at. An `Entry` is made when it is asked for.
+# Bytes of all; number of entries, handles, scalars and freed handles that wait; a hash of 16 bytes; where each part begins. See taken.cpp.
+_HEADER: Final = struct.Struct("<5q16x9q")
+_HASH: Final = slice(40, 56)
+Moments = Mapping[int, ModuleCall | None]
+
+
+class RecordedProgram(Program, Sequence[Entry]):
+    """A recorded program that was taken or looked at. Its parts are made when they are asked for.
 
     Attributes:
-        calls: one per entry. numbers: of these, in C++. handles: of all entries in one tuple. slots: likewise.
-        modules: one per entry.
+        waiting: number of freed handles that wait for the unsent programs of other threads.
     """
 
-    def __init__(self, columns: Sequence[torch.Tensor], modules: Sequence[ModuleCall | None]) -> None:
-        """`columns`: what `take` and `look` of C++ return."""
-        self._columns = columns
-        self.numbers: list[int] = list_of(columns[0])
-        # At once, because C++ may use a number again. The rest is read at the first access.
-        self.calls: tuple[Call, ...] = tuple([calls[n] for n in self.numbers])  # type: ignore[misc]
-        self.modules = tuple(modules)
-        self._rest: tuple[tuple[int, ...], tuple[Slot, ...]] | None = None
-        self._starts: list[tuple[int, int, int]] | None = (
-            None  # first handle and first slot of each entry, and its site
-        )
+    __setattr__ = object.__setattr__  # programs are frozen
 
-    def _read(self) -> tuple[tuple[int, ...], tuple[Slot, ...]]:
-        found = self._rest
-        if found is None:
-            _, handles, bits, kinds, _, _ = self._columns
-            found = self._rest = tuple(list_of(handles)), decoded_slots(bits, kinds)
-        return found
+    def __init__(self, packed: bytes, moments: Moments, forward_calls: ForwardCalls) -> None:
+        """`packed`: what `take` and `look` of C++ return.
+
+        `moments`: the modules that the thread entered, in order, by the number of entries before. forward_calls: as of the recorder.
+        """
+        self._packed = packed
+        numbers: tuple[int, ...] = _HEADER.unpack_from(packed)
+        _, self._length, handles, slots, self.waiting, *self._starts = numbers
+        self._size = handles + slots
+        self._moments, self._forward_calls = moments, forward_calls
+        # Where C++ uses a number again, there is another list.
+        self._known, self._generation = native_calls.calls, native_calls.generation
+
+    def _part(self, number: int) -> Words:
+        start = self._starts[number]
+        return np.frombuffer(self._packed, np.int64, (self._starts[number + 1] - start) // 8, start)
+
+    def _numbers(self, number: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        return np.frombuffer(self._packed, np.int32, self._length, self._starts[number])
 
     @property
-    def handles(self) -> tuple[int, ...]:
+    def size(self) -> int:
+        """Number of its handles and scalars."""
+        return self._size
+
+    @property
+    def structure(self) -> bytes:
+        """A hash of what `Program.structure` is: calls, data flow, dying values, and values from outside that share a storage."""
+        return self._packed[_HASH]
+
+    @property
+    def scalars(self) -> tuple[Words, Kinds]:
+        """Scalars of all entries, as arrays."""
+        slots = self._part(7)
+        return slots, np.frombuffer(self._packed, np.uint8, len(slots), self._starts[8])
+
+    @property
+    def call_numbers(self) -> tuple[int, Words]:
+        """How often numbers were used again by then, and the numbers of the calls."""
+        return self._generation, self._numbers(6)  # type: ignore[return-value]
+
+    @property
+    def exact(self) -> tuple[int, bytes]:
+        """Equal for entries of equal calls and scalars."""
+        return self._generation, self._packed[self._starts[6] :]
+
+    @property
+    def values(self) -> Words:
+        """The handles by first appearance."""
+        return self._part(2)
+
+    @property
+    def free(self) -> list[int]:
+        """Handles that are of no use any more, and that no entry mentions."""
+        return self._part(4).tolist() if self._starts[4] != self._starts[5] else []
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        """One per entry."""
+        return native_calls.calls_of(self._known, self._numbers(6).tolist())
+
+    @cached_property
+    def operands(self) -> tuple[int, ...]:
         """Handles of all entries."""
-        return self._read()[0]
+        return tuple(self._part(0).tolist())
 
-    @property
+    @cached_property
     def slots(self) -> tuple[Slot, ...]:
         """Scalars of all entries."""
-        return self._read()[1]
+        return decoded_slots(*self.scalars)
+
+    @cached_property
+    def dead(self) -> frozenset[int]:
+        """Handles that die with the entries."""
+        dying = self._part(3)
+        return frozenset(self.values[dying].tolist()) if len(dying) else frozenset()
+
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """Places in the user's code, one per entry."""
+        return tuple([_sites.get(n) or site_of(n) for n in self._numbers(5).tolist()])
+
+    @cached_property
+    def modules(self) -> tuple[ModuleCall | None, ...]:
+        """The call of a module, or the autograd node, in which each entry was issued."""
+        count, moments = self._length, [*self._moments.items()]
+        made: list[ModuleCall | None] = []
+        ends = [at for at, _ in moments[1:]] + [count]
+        for (at, module), end in zip(moments, ends, strict=False):  # there may be none
+            made += [None] * (min(at, count) - len(made))  # before the first
+            made += [module] * (min(end, count) - len(made))
+        made += [None] * (count - len(made))
+        if self._starts[1] == self._starts[2]:  # all are outside of backward passes
+            return tuple(made)
+        nodes, calls = self._part(1).tolist(), self._forward_calls
+        return tuple(
+            [(node, None, calls) if m is None and node != -1 else m for node, m in zip(nodes, made, strict=True)]
+        )
+
+    def call(self, index: int) -> Call:
+        """The call of one entry; of the last one for -1."""
+        return native_calls.calls_of(self._known, [int(self.call_numbers[1][index])])[0]
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return self._length
 
     @overload
     def __getitem__(self, index: int) -> Entry: ...
@@ -108,67 +191,18 @@ class Entries(Sequence[Entry]):
             raise IndexError(index)
         return self._entry(at)
 
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        handles = accumulate([c.operand_count + c.new_count for c in self.calls], initial=0)
+        slots = accumulate([c.slot_count for c in self.calls], initial=0)
+        return list(zip(handles, slots, strict=True))
+
     def _entry(self, index: int) -> Entry:
-        starts = self._starts
-        if starts is None:
-            handles = accumulate([c.operand_count + c.new_count for c in self.calls], initial=0)
-            slots = accumulate([c.slot_count for c in self.calls], initial=0)
-            sites = [*list_of(self._columns[4]), -1]
-            starts = self._starts = list(zip(handles, slots, sites, strict=True))
-        (handle, slot, site), (handle_end, slot_end, _) = starts[index], starts[index + 1]
+        (handle, slot), (handle_end, slot_end) = self._places[index], self._places[index + 1]
         return Entry(
             self.calls[index],
-            self.handles[handle:handle_end],
+            self.operands[handle:handle_end],
             self.slots[slot:slot_end],
-            site_of(site),
+            self.sites[index],
             self.modules[index],
         )
-
-    @property
-    def signatures(self) -> tuple[int, ...]:
-        """Identities of the signatures, one per entry."""
-        return tuple([signature_ids[n] for n in self.numbers])
-
-    def program(self, dead: Sequence[int]) -> Program:
-        """A frozen program of these entries; handles in `dead` that it mentions die with it."""
-        handles, slots = self._read()
-        inside = frozenset(dead).intersection(handles) if dead else frozenset()
-        sites = [_sites.get(n) or site_of(n) for n in list_of(self._columns[4])]
-        return Program(self.calls, handles, slots, inside, tuple(sites), self.modules)
-
-
-class UnsentEntries(Sequence[Entry]):
-    """The unsent entries of a program, which stay in C++."""
-
-    def __init__(self, recorder: Any) -> None:
-        self._recorder = recorder
-
-    def __len__(self) -> int:
-        return int(self._recorder.counters[ENTRIES])
-
-    def look(self, first: int = 0) -> Entries:
-        """The entries from `first` on."""
-        return self._recorder.look(first)  # type: ignore[no-any-return]
-
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Entry]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            first, last, step = index.indices(len(self))
-            found = self.look(first)
-            return found if step == 1 and last - first >= len(found) else found[: max(0, last - first) : step]
-        at = index + len(self) if index < 0 else index
-        return self.look(at)[0]
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self.look())
-
-    @property
-    def signatures(self) -> tuple[int, ...]:
-        """Identities of the signatures, one per entry."""
-        return tuple([signature_ids[n] for n in ops.look_calls(self._recorder.program)])
-
-    def __add__(self, others: Sequence[Entry]) -> list[Entry]:
-        return [*self, *others]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, Final
@@ -10,8 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn_client.interception.device.device_state import DEVICE_NAME
-from djinn_client.torch_backend import boxed_function, rename_backend, without_torch_dispatch
-from djinn_client.torch_dispatch import never_compiled
+from djinn_client.torch_dispatch import boxed_function, never_compiled, rename_backend, without_torch_dispatch
 from djinn_client.tracebacks import shorten
 from djinn_core.errors import StartupError
 
@@ -31,18 +31,31 @@ def load() -> None:
         ) from error
     rename_backend(DEVICE_NAME)
     try:
-        djinn_native.load()
+        ops.begin(djinn_native.load())
     except djinn_native.NativeLibraryError as error:
         raise StartupError(str(error)) from error
 
 
 class _Functions:
-    """`torch.ops.djinn` by name, without the frames that PyTorch puts around an op."""
+    """`torch.ops.djinn` by name, without the frames that PyTorch puts around an op; and the library's plain functions."""
+
+    def begin(self, library: Any) -> None:
+        """Use the plain functions of the library: `take(program, count)` and `look(program, first)` return what `Entries` reads."""
+        for name in ("take", "look"):
+            function = library[f"djinn_{name}"]
+            function.argtypes, function.restype = (ctypes.c_int64, ctypes.c_int64), ctypes.c_void_p
+            setattr(self, name, functools.partial(_entries, function))
 
     def __getattr__(self, name: str) -> Any:
         found = boxed_function("djinn", name)
         setattr(self, name, found)
         return found
+
+
+def _entries(function: Callable[[int, int], int | None], program: int, number: int) -> bytes:
+    if (address := function(program, number)) is None:
+        raise RuntimeError(f"there is no program {program}")
+    return ctypes.string_at(address, int.from_bytes(ctypes.string_at(address, 8), "little"))
 
 
 ops: Final[Any] = _Functions()

@@ -17,8 +17,9 @@ def _base(storage: torch.UntypedStorage) -> torch.Tensor:
     found: torch.Tensor | None = ops.any_view(storage)
     if found is not None:
         return found
-    from djinn_client.interception.native.calls import encoded_slots, number_of
+    from djinn_client.interception.native.calls import number_of
     from djinn_client.interception.shape_inference.meta_infer import infer
+    from djinn_core.ir.slot_arrays import encoded_slots
 
     size = [storage.nbytes()]
     kwargs = {"dtype": torch.uint8, "device": storage.device}

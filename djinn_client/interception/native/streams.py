@@ -13,14 +13,13 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from djinn_client.interception.device.current_device import index_of
 from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.device.indexes import index_of
 from djinn_client.interception.native.library import implement, ops
-from djinn_client.interception.ops.own_calls import own_call
-from djinn_client.interception.recording.append import append
+from djinn_client.interception.recording.append import append, own_call
 from djinn_client.interception.sync import fetch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, device_type, logical_device
-from djinn_client.torch_backend import own_device_kind
+from djinn_client.torch_dispatch import own_device_kind
 from djinn_client.tracebacks import for_users
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.operators import ELAPSED_TIME, HAS_PASSED, MARK

@@ -18,11 +18,12 @@ import torch
 from torch.backends.cuda import flash_sdp_enabled, math_sdp_enabled
 
 from djinn_client import torch_dispatch
-from djinn_client.interception.bounded_memo import keep
-from djinn_client.interception.dispatch import handles, record
+from djinn_client.interception.dispatch import record
+from djinn_client.interception.native.library import CalledFromCpp
 from djinn_client.interception.ops.composite import is_differentiated, take_apart
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.shape_inference.inference_cache import keep
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.torch_dispatch import never_compiled
 from djinn_client.tracebacks import for_users
@@ -37,7 +38,6 @@ _WHOLE = aten.scaled_dot_product_attention.default
 _FUSED_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
-_DEFAULTS = (None, 0.0, False)  # mask, dropout, causal
 CHOICES_LIMIT = 4096  # remembered choices
 _choices: dict[tuple[Any, ...], Any] = {}
 
@@ -55,28 +55,19 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`aten::scaled_dot_product_attention` under autograd."""
+    """`aten::scaled_dot_product_attention` where C++ does not record it whole.
+
+    With dropout, gradients, or inside of a dispatch mode, the client chooses the kernel: the program must show where random numbers are
+    drawn, and the mode is to see the kernel. Otherwise the executor chooses, unless the program restricts the choice (`sdpa_kernel`).
+    """
     options = {"scale": scale, "enable_gqa": enable_gqa}
     everything = (query, key, value, mask, dropout, causal)
     if torch_dispatch.in_forward_mode() or not isinstance(query, LazyTensor):
         return take_apart(_WHOLE, everything, options)  # type: ignore[no-any-return]
-    if not is_differentiated((query, key, value, mask)):
-        return whole(_WHOLE, everything, options)  # type: ignore[no-any-return]
+    free = flash_sdp_enabled() and math_sdp_enabled() and not dropout and not torch_dispatch.dispatch_modes()
+    if free and not is_differentiated((query, key, value, mask)):
+        return record(_WHOLE, everything, options)  # type: ignore[no-any-return]
     return _as_chosen(everything, options)
-
-
-@handles(_WHOLE)
-def whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Attention without gradients: the executor chooses, unless the program restricts the choice (`sdpa_kernel`).
-
-    With dropout, or inside of a dispatch mode, the client chooses the kernel: the program must show where random numbers are drawn,
-    and the mode is to see the kernel.
-    """
-    drops = len(args) > 4 and args[4]
-    if flash_sdp_enabled() and math_sdp_enabled() and not drops and not torch_dispatch.dispatch_modes():
-        return record(func, args, kwargs)
-    missing: tuple[Any, ...] = _DEFAULTS[len(args) - 3 :]
-    return _as_chosen((*args, *missing), kwargs)
 
 
 def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
@@ -103,7 +94,7 @@ def _device_kind() -> str:
     if not port.is_open():
         if current().captures:
             return ""
-        port.runtime()
+        port.sink.open()
     return port.describe(0)[1].kind
 
 
@@ -136,15 +127,17 @@ class _Chosen(Exception):  # noqa: N818 - a signal between two functions, never 
         self.func = func
 
 
-class _StandIn(torch.Tensor):
-    """A CPU tensor without memory that reports which ops are called with it."""
+class _Probe(torch.Tensor):
+    """A CPU tensor without memory, used under `_FirstOp`."""
 
     __torch_function__ = torch_dispatch.disabled_torch_function  # type: ignore[assignment]
+    __torch_dispatch__ = torch_dispatch.disabled_torch_function
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+
+class _FirstOp(CalledFromCpp):
+    """A mode that reports which op is called first: for a `__torch_dispatch__` of a tensor PyTorch would import DTensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _Chosen(func)
 
 
@@ -153,22 +146,23 @@ def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     query, key, value, mask, *rest = args
     try:
         with interrupt_mask, torch.inference_mode(False), torch.enable_grad():
-            stand_ins = [_stand_in(t, query.dtype) for t in (query, key, value)]
+            probes = [_probe(t, query.dtype) for t in (query, key, value)]
             if mask is not None:
                 # Of the gradients that are wanted the choice depends on the mask's alone; others would be noted here.
                 wanted = mask.requires_grad and mask.is_floating_point()
-                mask = _stand_in(mask, query.dtype).requires_grad_(wanted)
-            _WHOLE(*stand_ins, mask, *rest, **options)
+                mask = _probe(mask, query.dtype).requires_grad_(wanted)
+            with _FirstOp():  # type: ignore[no-untyped-call]
+                _WHOLE(*probes, mask, *rest, **options)
     except _Chosen as chosen:
         return chosen.func
     raise AssertionError("attention was computed on nothing")
 
 
-def _stand_in(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
+def _probe(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
     meta = tensor.remote.meta
     # A mask of bools becomes one of numbers before anything else is done.
     held = dtype if meta.dtype is torch.bool else meta.dtype
-    return torch_dispatch.make_wrapper(_StandIn, meta.shape, meta.stride, meta.offset, held, torch.device("cpu"))  # type: ignore[no-any-return]
+    return torch_dispatch.make_wrapper(_Probe, meta.shape, meta.stride, meta.offset, held, torch.device("cpu"))  # type: ignore[no-any-return]
 
 
 @never_compiled

@@ -9,7 +9,7 @@ its own kernel. All others are taken apart in every mode, so that a model record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,36 +17,19 @@ import torch
 from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.runtime_interface import port
-from djinn_client.tracebacks import shorten
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.operators import is_allowed, needs_other_layout
 
 aten = torch.ops.aten
 
-KEPT_WHOLE = (
-    aten.linear.default,
-    aten.matmul.default,
-    aten.layer_norm.default,
-    aten.rms_norm.default,
-)
-# These too, as long as they neither train nor need a gradient; see `evaluation`.
-IN_EVALUATION = (
-    aten.batch_norm.default,
-    aten.gru.input,
-    aten.lstm.input,
-    aten.rnn_relu.input,
-    aten.rnn_tanh.input,
-)
-
-# PyTorch takes these apart for backends without a kernel of their own. The CPU and CUDA have one, and the parts round
-# differently, so these are recorded whole.
-WITH_KERNELS = (
-    aten.mish_backward.default,
-    aten.native_channel_shuffle.default,
-    aten.silu_backward.default,
-)
-_RECORDED = frozenset({*KEPT_WHOLE, *IN_EVALUATION, *WITH_KERNELS, aten.scaled_dot_product_attention.default})
+# As in kernels.cpp, which says when they are recorded whole. The parts round differently than the kernels.
+_RECORDED = frozenset({
+    *(getattr(aten, name).default for name in ("linear", "matmul", "layer_norm", "rms_norm", "batch_norm")),
+    *(getattr(aten, name).input for name in ("gru", "lstm", "rnn_relu", "rnn_tanh")),
+    *(getattr(aten, name).default for name in ("mish_backward", "native_channel_shuffle", "silu_backward")),
+    aten.scaled_dot_product_attention.default,
+})  # fmt: skip
 
 
 def is_taken_apart(func: Any) -> bool:
@@ -74,7 +57,7 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kernel is not None:
         return kernel(*args, **kwargs)
     if port.fallback is not None:
-        return port.fallback.compute(func, args, kwargs)
+        return port.fallback.run(func, args, kwargs)
     if func.name() in port.missing:
         raise UnsupportedOperation(
             f"{func.name()} cannot run on {DEVICE_NAME}: {port.missing[func.name()]} does not have it, and this client runs PyTorch "
@@ -85,18 +68,6 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that are; "
         "move its inputs to the CPU first, or let it be computed there: djinn.configure(client_fallback=True)"
     )
-
-
-def _kernel(func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., Any]:
-    @torch_dispatch.never_compiled
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return record(func, args, kwargs)
-        except BaseException as error:
-            shorten(error)
-            raise
-
-    return kernel
 
 
 def is_differentiated(args: Iterable[Any]) -> bool:

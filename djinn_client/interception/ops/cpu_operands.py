@@ -11,35 +11,12 @@ from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, device_type
 from djinn_client.interception.tensors.upload import upload_copy
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.operators import split_name
 
 aten = torch.ops.aten
 
 # PyTorch lets these take CPU tensors beside tensors of an accelerator.
 _MASKS = (torch.bool, torch.uint8)
-_TAKE_CPU_TENSORS = {
-    id(op)
-    for op in (
-        aten.index.Tensor,
-        aten.index_put.default,
-        aten.index_put_.default,
-        aten._index_put_impl_.default,
-        aten._unsafe_index.Tensor,
-        aten._pack_padded_sequence.default,
-        aten._pad_packed_sequence.default,
-        aten._ctc_loss.Tensor,
-        aten._ctc_loss_backward.Tensor,
-        aten.tensor_split.tensor_indices_or_sections,
-        aten._pack_padded_sequence_backward.default,
-        aten.index_fill.int_Scalar,
-        aten.index_fill.int_Tensor,
-        aten.index_fill_.int_Scalar,
-        aten.index_fill_.int_Tensor,
-        aten.histogramdd.default,
-        aten.bincount.default,
-    )
-}
-
-
 _INDEXING = frozenset({
     aten.index.Tensor,
     aten.index_put.default,
@@ -47,6 +24,17 @@ _INDEXING = frozenset({
     aten._index_put_impl_.default,
     aten._unsafe_index.Tensor,
 })  # fmt: skip
+_TAKE_CPU_TENSORS = _INDEXING | {
+    getattr(getattr(aten, packet), overload)
+    for packet, overload in map(
+        split_name,
+        (
+            "_pack_padded_sequence _pad_packed_sequence _ctc_loss.Tensor _ctc_loss_backward.Tensor tensor_split.tensor_indices_or_sections "
+            "_pack_padded_sequence_backward index_fill.int_Scalar index_fill.int_Tensor index_fill_.int_Scalar index_fill_.int_Tensor "
+            "histogramdd bincount"
+        ).split(),
+    )
+}
 
 _OF_NUMBERS = {
     packet.Tensor: packet.ScalarList
@@ -70,7 +58,7 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             raise UnsupportedOperation(
                 f"{func.name()} was given a tensor of layout {layout}: it is not on {DEVICE_NAME}. Do this on the CPU"
             )
-    if id(func) not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):
+    if func not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and cpu! "
             f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{device_type()}:0'))"

@@ -3,29 +3,22 @@
     losses = [(x * i).sum() for i in range(100)]
     print([loss.item() for loss in losses])  # a round trip each when it runs first, one in all when it runs again
 
-What has come is used only while its storage has not been written since. A wrong prediction costs bytes, never a result.
+What has come is kept in the known contents of its storage. A wrong prediction costs bytes, never a result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-import msgspec
-import torch
-
-from djinn_client.interception.native.entries import Entries
+from djinn_client.interception.native.entries import RecordedProgram
+from djinn_client.interception.native.library import ops
 from djinn_client.interception.recording.entry import Entry
-from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tensors.known_contents import KnownContents, known_contents
+from djinn_core.ir.handles import storages_of
 from djinn_core.system.lru import LruCache
 
-if TYPE_CHECKING:
-    from djinn_client.interception.recording.recorder import Recorder
-    from djinn_client.interception.tensors.storage import Value
-
-LARGEST: Final = 4096  # bytes of a value that is fetched ahead, or remembered
-REMEMBERED: Final = 512  # values
 MOST: Final = 256  # values that come ahead of one fetch
 PROGRAMS: Final = 128  # programs that are remembered
 PIECES: Final = 2048  # remembered entries of pieces that were sent before the fetch
@@ -48,14 +41,6 @@ class _KnownFetches(NamedTuple):
 
     followers: tuple[_Follower, ...]
     calls: tuple[Any, Any]
-
-
-class _FetchedElements(msgspec.Struct, frozen=True):
-    """Elements that were fetched when the recorder had this epoch, and the port these `memory_changes`."""
-
-    elements: torch.Tensor
-    epoch: int
-    changes: int
 
 
 class _Pieces(Sequence[Entry]):
@@ -88,7 +73,11 @@ class _Pieces(Sequence[Entry]):
 
 
 class FetchPredictor:
-    """Predicts which values a thread fetches after one of its programs, by what it fetched after that program the last time."""
+    """Predicts which values a thread fetches after one of its programs, by what it fetched after that program the last time.
+
+    Attributes:
+        ahead: handles that were predicted last, and where their elements are kept.
+    """
 
     def __init__(self) -> None:
         self._known: LruCache[_Key, _KnownFetches] = LruCache(PROGRAMS)
@@ -96,10 +85,9 @@ class FetchPredictor:
         self._entries: Sequence[Entry] = ()  # its entries
         self._pieces = _Pieces()  # entries that were sent since the last fetch
         self._predicted: tuple[_Follower, ...] = ()
-        self._handles: tuple[int, ...] = ()  # of what was predicted
+        self.ahead: dict[int, KnownContents] = {}
         self._fetched: list[int] = []  # handles that were fetched after the first
         self._first = 0  # handle of the fetch for which the program was sent
-        self._values: dict[int, _FetchedElements] = {}  # the oldest first
 
     def sent(self, entries: Sequence[Entry]) -> None:
         """Note a piece of a program that was sent without a fetch."""
@@ -107,7 +95,7 @@ class FetchPredictor:
 
     def begin(self, entries: Sequence[Entry], handle: int) -> tuple[int, ...]:
         """Begin with the value that a program is sent for; the handles that should come with it."""
-        if self._fetched or self._handles:
+        if self._fetched or self.ahead:
             self._learn()
             self._fetched = []
         self._first = handle
@@ -117,50 +105,34 @@ class FetchPredictor:
         self._pieces = _Pieces()
         known = self._known.use(_key_of(entries)) if self._known else None
         if known is None:
-            self._predicted = self._handles = ()
+            self._predicted, self.ahead = (), {}
             return ()
         self._predicted = known.followers
         if any(-f.entry > len(made) or made[f.entry].call is not f.call for f in self._predicted):
             self._predicted = ()  # another program of this length
-        self._handles = tuple([made[f.entry].handles[f.position] for f in self._predicted])
-        return self._handles
-
-    def came(self, handles: Sequence[int], tensors: Sequence[torch.Tensor], epoch: int) -> None:
-        """Remember what came ahead, at the recorder's `epoch` after the program was sent."""
-        for handle, tensor in zip(handles, tensors, strict=True):
-            self.remember(handle, tensor.clone(), epoch)  # it has the memory of a whole reply
-
-    def remember(self, handle: int, elements: torch.Tensor, epoch: int) -> None:
-        """Remember what was fetched and is small: programs look at the same number again. It must not be changed afterwards."""
-        values = self._values
-        values[handle] = _FetchedElements(elements, epoch, port.memory_changes)
-        if len(values) > REMEMBERED:
-            del values[next(iter(values))]
+        handles = [made[f.entry].handles[f.position] for f in self._predicted]
+        storages = storages_of(handles)
+        versions = zip(handles, storages, ops.sent_versions(storages), strict=True)
+        self.ahead = {
+            handle: known_contents.at(storage, version) for handle, storage, version in versions if version >= 0
+        }
+        return tuple(self.ahead)
 
     def failed(self) -> None:
         """Forget a prediction that could not be fetched."""
-        self._predicted = self._handles = ()
+        self._predicted, self.ahead = (), {}
         if self._last:
             self._known.pop(_key_of(self._last), None)
 
-    def take(self, value: Value, recorder: Recorder) -> torch.Tensor | None:
-        """The elements of a value that was fetched or came ahead, and that nothing has written since; not to be changed. None: unknown."""
-        if value.meta.nbytes > LARGEST:
-            return None
-        handle, storage = value.handle, value.storage
-        if not recorder.unsent and handle != self._first and len(self._fetched) < MOST:
+    def asked(self, handle: int, unsent: int) -> None:
+        """Note that a small value is asked for, with so many unsent entries."""
+        if not unsent and handle != self._first and len(self._fetched) < MOST:
             self._fetched.append(handle)
-        found = self._values.get(handle)
-        if found is None or found.changes != port.memory_changes:
-            return None
-        if storage.written is not recorder or storage.written_at >= found.epoch:
-            return None
-        return found.elements
 
     def _learn(self) -> None:
         """Remember the fetches that have followed the last program."""
         fetched = dict.fromkeys(self._fetched)
-        if not self._last or tuple(fetched) == self._handles:
+        if not self._last or tuple(fetched) == tuple(self.ahead):
             return
         places = {
             handle: _Follower(index, position, entry.call)
@@ -176,6 +148,6 @@ class FetchPredictor:
 
 
 def _key_of(last: Sequence[Entry]) -> _Key:
-    if isinstance(last, Entries):  # an `Entry` of these takes long to make
-        return len(last.calls), id(last.calls[0]), id(last.calls[-1])
+    if isinstance(last, RecordedProgram):  # an `Entry` of these takes long to make
+        return len(last), id(last.call(0)), id(last.call(-1))
     return len(last), id(last[0].call), id(last[-1].call)

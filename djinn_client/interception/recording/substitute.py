@@ -15,10 +15,9 @@ import msgspec
 import torch
 
 from djinn_client.interception.recording.append import append
+from djinn_client.interception.recording.arguments import call_arguments
 from djinn_client.interception.recording.entry import Entry
-from djinn_client.interception.recording.groups import GroupingRecorder
-from djinn_client.interception.recording.recorder import SyncRequest, recorders, recording_on
-from djinn_client.interception.recording.unflatten_call import call_arguments
+from djinn_client.interception.recording.recorder import Recorder, SyncRequest, current, recorders, recording_on
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_client.interception.tensors.storage import Value, borrow
 from djinn_client.torch_dispatch import without_modes
@@ -26,6 +25,7 @@ from djinn_core.errors import InvalidStage
 from djinn_core.ir.handles import make_handle, storage_of, view_of
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Instruction, Program
+from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.ir.substitution import Recipe, RewrittenProgram, Substitution
 from djinn_core.ir.values import TensorMeta
 
@@ -49,10 +49,24 @@ def rewrite(program: Program, substitutions: Sequence[Substitution], weights: fr
         return _Rewriter(program, substitutions, recorder).run(weights)
 
 
-class _UnsentRecorder(GroupingRecorder):
-    """A recorder whose entries are never sent."""
+class _UnsentRecorder(Recorder):
+    """A recorder whose entries are never sent.
 
-    __slots__ = ()
+    Attributes:
+        groups: stretches of entries, first and past the last, each with the number of its group.
+    """
+
+    __slots__ = ("groups",)
+    is_of_thread = False
+
+    def __init__(self) -> None:
+        super().__init__(recorders)
+        self.limit = _NEVER
+        self.groups: list[tuple[int, int, int]] = []
+
+    def group_of(self, entry: int) -> int:
+        """The group of an entry, or -1."""
+        return next((number for first, end, number in reversed(self.groups) if first <= entry < end), -1)
 
     def prepare(self) -> None:
         """Nothing is needed for a plan."""
@@ -69,7 +83,7 @@ class _UnsentRecorder(GroupingRecorder):
         """As `ask`."""
         self.ask_unseen(SyncRequest())
 
-    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> NoReturn:  # noqa: ARG002 - as above
+    def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int) -> NoReturn:  # noqa: ARG002 - as above
         """Refused.
 
         Raises:
@@ -79,14 +93,28 @@ class _UnsentRecorder(GroupingRecorder):
 
 
 @contextmanager
-def _recording_unsent() -> Iterator[GroupingRecorder]:
-    recorder = _UnsentRecorder(recorders)
-    recorder.limit = _NEVER
+def _recording_unsent() -> Iterator[_UnsentRecorder]:
+    recorder = _UnsentRecorder()
     try:
         with recording_on(recorder), torch.inference_mode():
             yield recorder
     finally:
-        recorder.drop()
+        recorder.retire()
+
+
+@contextmanager
+def group(number: int) -> Iterator[None]:
+    """In the code of a substitution: what is computed inside the block belongs to a group, and may run beside other groups.
+
+    Placement policies see the groups as the hint `groups`: the ids of the nodes of each, in the order of their numbers.
+    """
+    recorder = current()
+    first = recorder.unsent
+    try:
+        yield
+    finally:
+        if isinstance(recorder, _UnsentRecorder):
+            recorder.groups.append((first, recorder.unsent, number))
 
 
 @attrs.frozen
@@ -105,7 +133,7 @@ _OWN_VIEWS: Final = 1 << 30
 
 
 class _Rewriter:
-    def __init__(self, program: Program, substitutions: Sequence[Substitution], recorder: GroupingRecorder) -> None:
+    def __init__(self, program: Program, substitutions: Sequence[Substitution], recorder: _UnsentRecorder) -> None:
         self.program = program
         self.recorder = recorder
         self.first = {min(s.nodes): s for s in substitutions}
@@ -156,7 +184,7 @@ class _Rewriter:
         """Record an instruction once more; as it was, where its operands look as they did."""
         call = instruction.call
         operands = [self._tensor(v, call, i) for i, v in enumerate(instruction.inputs)]
-        before = len(self.recorder.entries)
+        before = self.recorder.unsent
         if all(t.remote.meta is meta for t, meta in zip(operands, call.operands, strict=True)):
             out = append(call, operands, instruction.slots)
         elif call.op in OWN_OPERATORS:
@@ -173,7 +201,7 @@ class _Rewriter:
         self._note(before, tuple(slots) if same else None, instruction.index)
 
     def _substitute(self, substitution: Substitution) -> None:
-        before = len(self.recorder.entries)
+        before = self.recorder.unsent
         made = self._computed(substitution)
         made = [self._as_known(v, t) for v, t in zip(substitution.outputs, made, strict=True)]
         self._name(substitution.outputs, self._apart_from_others(substitution.outputs, made))

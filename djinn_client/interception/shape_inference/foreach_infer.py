@@ -13,10 +13,10 @@ from typing import Any
 import attrs
 import torch
 
-from djinn_client.interception.recording.encode import encode_form
+from djinn_client.interception.recording.arguments import encode_form
 from djinn_client.interception.shape_inference.meta_infer import MetaConverter, infer, signature_of, written_operands
 from djinn_client.interception.shape_inference.scalar_ranges import LEAST_MAXIMUM
-from djinn_client.interception.shape_inference.small_trials import try_small
+from djinn_client.interception.shape_inference.trials import try_small
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core import torch_private
 from djinn_core.ir.program import Call, Slot

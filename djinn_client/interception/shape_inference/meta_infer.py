@@ -14,27 +14,25 @@ import msgspec
 import torch
 
 from djinn_client import torch_dispatch
-from djinn_client.interception.bounded_memo import keep
-from djinn_client.interception.device.current_device import existing_index
+from djinn_client.interception.device.indexes import existing_index
 from djinn_client.interception.native.generators import operand as operand_of
-from djinn_client.interception.recording.encode import encode_form
-from djinn_client.interception.shape_inference.argument_checks import (
-    check_arguments,
-    check_distribution,
-    may_be_refused,
-)
-from djinn_client.interception.shape_inference.dtype_support import is_unusual, may_lack_kernel
-from djinn_client.interception.shape_inference.inference_cache import inference_cache
+from djinn_client.interception.recording.arguments import encode_form
+from djinn_client.interception.shape_inference.inference_cache import inference_cache, keep
 from djinn_client.interception.shape_inference.meta_overrides import (
     is_random,
     may_be_of_other_dtypes,
     must_ask,
     rule_for,
 )
-from djinn_client.interception.shape_inference.scalar_ranges import refuse_scalars, rule_of_call
-from djinn_client.interception.shape_inference.small_trials import pointwise_result, try_overlapping
+from djinn_client.interception.shape_inference.trials import (
+    check_arguments,
+    may_be_refused,
+    pointwise_result,
+    refusal,
+    try_overlapping,
+)
 from djinn_client.interception.shape_inference.write_checks import (
-    check_cast,
+    check_shape,
     check_targets,
     may_refuse_target,
     only_kernels_know,
@@ -145,7 +143,6 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     pointwise = _infer_pointwise(func, args, kwargs, device)
     if pointwise is not None:
         return pointwise
-    check_distribution(func, args, kwargs)
     device = _index_given(kwargs, device)
     world = MetaConverter()
     meta_args = world.convert(args)
@@ -153,13 +150,15 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     before = world.metas(device)
     try:
         with interrupt_mask, torch.no_grad():  # an interrupt in between would leave gradients off
-            check_cast(func, meta_args, meta_kwargs)
-            check_arguments(func, meta_args, meta_kwargs)
+            check_arguments(func, meta_args)
+            refused = refusal(func, meta_args, meta_kwargs)
+            if refused is not None:
+                raise MetaKernelRefused(refused)
+            check_shape(func, meta_args)
             doubtful = may_be_refused(func, meta_args, meta_kwargs) or may_refuse_target(func, meta_args, meta_kwargs)
-            doubtful = doubtful or may_lack_kernel(func, before, meta_args, meta_kwargs)
             out = rule_for(func)(*meta_args, **meta_kwargs)
-    except OverflowError as error:  # a meta kernel in Python counts with the scalar
-        raise MetaKernelRefused(_refused_scalar(func, meta_args, meta_kwargs) or error) from error
+    except MetaKernelRefused:
+        raise
     except NotImplementedError as error:
         raise UnknownResult from error
     except RuntimeError as error:
@@ -169,11 +168,6 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     if doubtful:
         raise MetaKernelRefused
     call = _build(func, args, kwargs, device, world, before, out)
-    scalars = rule_of_call(func, call)
-    if scalars is not None and not scalars.holds(args, kwargs):
-        refused = _refused_scalar(func, meta_args, meta_kwargs)
-        if refused is not None:
-            raise MetaKernelRefused(refused)
     if only_kernels_know(func, call) or (may_be_of_other_dtypes(func, before) and call.signature.dtypes is None):
         raise UnknownResult
     return call
@@ -187,8 +181,6 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
         return None
     operands = [a for a in (*args, *kwargs.values()) if isinstance(a, LazyTensor)]
     before, target = tuple([o.remote.meta for o in operands]), made.target
-    if is_unusual(func, before[0].dtype) or may_be_refused(func, args, kwargs):
-        return None
     form = encode_form(func, args, kwargs, [target is None], sequence=False)
     signature = signature_of(form, before)
     result = made.meta if target is not None or not signature.orders else laid_out(made.meta, signature.orders[0])
@@ -220,16 +212,6 @@ def _place_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     names = list(kwargs)
     before = (*args, *[kwargs[name] for name in names[: names.index("out")]])
     return sum(isinstance(value, LazyTensor) for value in before)
-
-
-def _refused_scalar(func: Any, meta_args: Sequence[Any], meta_kwargs: dict[str, Any]) -> RuntimeError | None:
-    """The error with which the CPU's kernel refuses a scalar; None if it takes all."""
-    try:
-        with interrupt_mask, torch.no_grad():
-            refuse_scalars(func, meta_args, meta_kwargs)
-    except RuntimeError as error:
-        return error
-    return None
 
 
 def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

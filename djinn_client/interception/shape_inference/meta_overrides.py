@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from djinn_client import torch_dispatch
+from djinn_core.ir.operators import split_name
 from djinn_core.ir.values import TensorMeta
 
 aten = torch.ops.aten
@@ -281,7 +282,19 @@ def _recurrent(func: Any) -> Rule:
     return rule
 
 
+def _writes_only(*_args: Any, **_kwargs: Any) -> None:
+    """Return nothing, as ops do that write their operands and have no meta kernel."""
+
+
 _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+def _each(rule: Callable[[Any], Rule], names: str) -> dict[Any, Rule]:
+    """Return the rule that `rule` makes of each op of `aten`, such as `add.Tensor`."""
+    ops = [getattr(getattr(aten, packet), overload) for packet, overload in map(split_name, names.split())]
+    return {func: rule(func) for func in ops}
+
+
 _RULES: dict[Any, Rule] = {
     aten.native_batch_norm.default: _as_images(_batch_norm(aten.native_batch_norm.default)),
     aten._native_batch_norm_legit.default: _as_images(_batch_norm(aten._native_batch_norm_legit.default)),
@@ -289,100 +302,52 @@ _RULES: dict[Any, Rule] = {
         _batch_norm_in_evaluation(aten._native_batch_norm_legit_no_training.default)
     ),
     aten._batch_norm_no_update.default: _as_images(_batch_norm_in_evaluation(aten._batch_norm_no_update.default)),
-    **{
-        func: _as_images(_batch_norm_backward(func), 1)
-        for func in (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)
-    },
-    **{
-        func: _as_images(func, 1)
-        for func in (
-            aten.reflection_pad2d_backward.default,
-            aten.reflection_pad3d_backward.default,
-            aten.replication_pad2d_backward.default,
-            aten.replication_pad3d_backward.default,
-        )
-    },
-    **{
-        func: _into_elements(func)
-        for func in (
-            aten.arange.out,
-            aten.arange.start_out,
-            aten.linspace.out,
-            aten.linspace.Scalar_Tensor_out,
-            aten.linspace.Tensor_Scalar_out,
-            aten.linspace.Tensor_Tensor_out,
-            aten.logspace.out,
-            aten.logspace.Scalar_Tensor_out,
-            aten.logspace.Tensor_Scalar_out,
-            aten.logspace.Tensor_Tensor_out,
-            aten.range.out,
-        )
-    },
+    **_each(
+        lambda func: _as_images(_batch_norm_backward(func), 1),
+        "native_batch_norm_backward.default batch_norm_backward.default",
+    ),
+    **_each(
+        lambda func: _as_images(func, 1),
+        "reflection_pad2d_backward.default reflection_pad3d_backward.default replication_pad2d_backward.default "
+        "replication_pad3d_backward.default",
+    ),
+    **_each(
+        _into_elements,
+        "arange.out arange.start_out linspace.out linspace.Scalar_Tensor_out linspace.Tensor_Scalar_out "
+        "linspace.Tensor_Tensor_out logspace.out logspace.Scalar_Tensor_out logspace.Tensor_Scalar_out "
+        "logspace.Tensor_Tensor_out range.out",
+    ),
     aten._native_multi_head_attention.default: _multi_head_attention,
     aten.native_channel_shuffle.default: _as_images(_channel_shuffle),
-    **{
-        func: _as_images(func)
-        for func in (
-            aten._batch_norm_with_update.default,
-            aten._native_batch_norm_legit.no_stats,
-            aten.batch_norm.default,
-            aten.channel_shuffle.default,
-            aten.pixel_shuffle.default,
-            aten.reflection_pad2d.default,
-            aten.reflection_pad3d.default,
-            aten.replication_pad2d.default,
-            aten.replication_pad3d.default,
-        )
-    },
-    **{
-        func: _row_major(func)
-        for func in (
-            aten._log_softmax_backward_data.default,
-            aten.huber_loss_backward.default,
-            aten.isin.Tensor_Scalar,
-            aten.isin.Tensor_Tensor,
-            aten.log_sigmoid_forward.default,
-            aten.mse_loss_backward.default,
-            aten.native_layer_norm_backward.default,
-            aten._standard_gamma.default,
-            aten.normal.Tensor_Tensor,
-            aten.normal.float_Tensor,
-            aten.poisson.default,
-            aten.pow.Scalar,
-            aten.rrelu_with_noise.default,
-            aten.smooth_l1_loss_backward.default,
-        )
-    },
-    **{
-        func: _pointwise(func)
-        for func in (
-            aten.binary_cross_entropy.default,
-            aten.copysign.Scalar,
-            aten.copysign.Tensor,
-            aten.div.Scalar_mode,
-            aten.div.Tensor_mode,
-            aten.elu_backward.default,
-            aten.floor_divide.Scalar,
-            aten.floor_divide.default,
-            aten.hardsigmoid_backward.default,
-            aten.hardswish_backward.default,
-            aten.hardtanh_backward.default,
-            aten.heaviside.default,
-            aten.lcm.default,
-            aten.logaddexp.default,
-            aten.logical_and.default,
-            aten.logical_or.default,
-            aten.logical_xor.default,
-            aten.logit_backward.default,
-            aten.native_dropout_backward.default,
-            aten.softplus_backward.default,
-            aten.special_xlog1py.default,
-            aten.xlogy.Tensor,
-        )
-    },
-    **{func: _as_copy(func) for func in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)},
+    **_each(
+        _as_images,
+        "_batch_norm_with_update.default _native_batch_norm_legit.no_stats batch_norm.default channel_shuffle.default "
+        "pixel_shuffle.default reflection_pad2d.default reflection_pad3d.default replication_pad2d.default "
+        "replication_pad3d.default",
+    ),
+    **_each(
+        _row_major,
+        "_log_softmax_backward_data.default huber_loss_backward.default isin.Tensor_Scalar isin.Tensor_Tensor "
+        "log_sigmoid_forward.default mse_loss_backward.default native_layer_norm_backward.default _standard_gamma.default "
+        "normal.Tensor_Tensor normal.float_Tensor poisson.default pow.Scalar rrelu_with_noise.default "
+        "smooth_l1_loss_backward.default",
+    ),
+    **_each(
+        _pointwise,
+        "binary_cross_entropy.default copysign.Scalar copysign.Tensor div.Scalar_mode div.Tensor_mode "
+        "elu_backward.default floor_divide.Scalar floor_divide.default hardsigmoid_backward.default "
+        "hardswish_backward.default hardtanh_backward.default heaviside.default lcm.default logaddexp.default "
+        "logical_and.default logical_or.default logical_xor.default logit_backward.default "
+        "native_dropout_backward.default softplus_backward.default special_xlog1py.default xlogy.Tensor",
+    ),
+    **_each(_as_copy, "index_fill.int_Scalar index_fill.int_Tensor"),
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    **_each(
+        lambda _: _writes_only,
+        "_fused_adagrad_.default _fused_adagrad_.tensor_lr _fused_adam_.tensor_lr _fused_adamw_.tensor_lr "
+        "_fused_sgd_.default _fused_sgd_.tensor_lr",
+    ),
     aten._grouped_mm.default: _grouped_mm,
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten.index.Tensor: _index,
@@ -394,7 +359,7 @@ _RULES: dict[Any, Rule] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten.kaiser_window.beta: _window,
     aten.repeat_interleave.Tensor: _repeat_interleave,
-    **{func: _recurrent(func) for func in (aten.gru.input, aten.lstm.input, aten.rnn_relu.input, aten.rnn_tanh.input)},
+    **_each(_recurrent, "gru.input lstm.input rnn_relu.input rnn_tanh.input"),
 }
 
 

@@ -1,8 +1,8 @@
 """Ranges of scalars that every kernel of an op takes, by the dtypes of the call.
 
 Kernels convert scalars to the dtype in which they compute and refuse those that it cannot hold; some refuse others besides. Meta
-kernels look at none. A scalar within its range needs no closer look; for any other the CPU's kernel is tried with tensors of
-a few elements (`refuse_scalars`), so that ranges may be too narrow and never too wide.
+kernels look at none. A scalar within its range needs no closer look. For any other the CPU's kernel is tried (`trials.py`), so that
+ranges may be too narrow and never too wide.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
 import torch
 
-from djinn_client.interception.shape_inference.small_trials import try_small
 from djinn_core import torch_private
+from djinn_core.ir.operators import split_name
 from djinn_core.ir.program import Call
 
 aten = torch.ops.aten
@@ -27,41 +28,15 @@ _FACTORS: Final = frozenset({"alpha", "beta"})  # of integers: integers
 _SMALLEST: Final = 5e-324  # above 0
 
 # Ops that compute no element from those in its place, and convert a scalar.
-_CONVERTING: Final = frozenset({
-    aten._unsafe_masked_index.default,
-    aten.addbmm.default,
-    aten.addbmm_.default,
-    aten.addmm.default,
-    aten.addmm_.default,
-    aten.addmv.default,
-    aten.addmv_.default,
-    aten.addr.default,
-    aten.addr_.default,
-    aten.baddbmm.default,
-    aten.baddbmm_.default,
-    aten.constant_pad_nd.default,
-    aten.fill_.Scalar,
-    aten.full.default,
-    aten.full_like.default,
-    aten.hardtanh_.default,
-    aten.histc.default,
-    aten.index_add.default,
-    aten.index_add_.default,
-    aten.index_fill.int_Scalar,
-    aten.index_fill_.int_Scalar,
-    aten.linspace.default,
-    aten.linspace.out,
-    aten.linspace.Scalar_Tensor,
-    aten.linspace.Tensor_Scalar,
-    aten.multi_margin_loss.default,
-    aten.new_full.default,
-    aten.rsub.Tensor,
-    aten.scalar_tensor.default,
-    aten.scatter.value,
-    aten.scatter_.value,
-    aten.segment_reduce.default,
-    aten.threshold_.default,
-})  # fmt: skip
+_CONVERTING: Final = frozenset(
+    (
+        "_unsafe_masked_index.default addbmm.default addbmm_.default addmm.default addmm_.default addmv.default addmv_.default "
+        "addr.default addr_.default baddbmm.default baddbmm_.default constant_pad_nd.default fill_.Scalar full.default "
+        "full_like.default hardtanh_.default histc.default index_add.default index_add_.default index_fill.int_Scalar "
+        "index_fill_.int_Scalar linspace.default linspace.out linspace.Scalar_Tensor linspace.Tensor_Scalar multi_margin_loss.default "
+        "new_full.default rsub.Tensor scalar_tensor.default scatter.value scatter_.value segment_reduce.default threshold_.default"
+    ).split()
+)
 # What kernels refuse within the range of a dtype.
 _NOTHING: Final = (math.inf, -math.inf)
 _OWN_RANGES: Final[Mapping[Any, Mapping[str, tuple[float, float]]]] = {
@@ -79,8 +54,6 @@ _OWN_RANGES: Final[Mapping[Any, Mapping[str, tuple[float, float]]]] = {
     aten.softshrink.default: {"lambd": (0.0, math.inf)},
     aten.uniform_.default: {"from": (-LEAST_MAXIMUM, 0.0), "to": (0.0, LEAST_MAXIMUM)},
 }
-# Of these, tensors of other shapes say nothing but that a number cannot be converted.
-_SHAPES_MATTER: Final = frozenset({aten.multi_margin_loss.default, aten.segment_reduce.default})
 _NUMBERS: Final = frozenset({"number", "float", "Optional[number]", "Optional[float]"})
 
 
@@ -125,23 +98,6 @@ class ScalarRule(msgspec.Struct, frozen=True):
         return True
 
 
-def refuse_scalars(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Call the CPU's kernel with small tensors and sizes: what it says of numbers holds for all.
-
-    It refuses some in tensors of one element less than in others: the executor is asked before an error is raised.
-
-    Raises:
-        RuntimeError: as eager PyTorch.
-    """
-    try:
-        try_small(func, args, kwargs)
-    except NotImplementedError:
-        pass  # another device may have a kernel
-    except RuntimeError as error:
-        if func not in _SHAPES_MATTER or "without overflow" in str(error):
-            raise
-
-
 def rule_of_call(func: Any, call: Call) -> ScalarRule | None:
     """The rule for an inferred call and those of its dtypes; None if no kernel refuses one."""
     given = call.operands[0].dtype if call.operands else None
@@ -158,7 +114,7 @@ def takes_any_float(func: Any, call: Call) -> bool:
 @functools.lru_cache(maxsize=4096)
 def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) -> ScalarRule | None:
     """The rule for calls of `func` whose first operand and first result have these dtypes; None if no kernel refuses one."""
-    if not (torch.Tag.pointwise in func.tags or func in _CONVERTING or func in _OWN_RANGES):
+    if not (torch.Tag.pointwise in func.tags or str(func).removeprefix("aten.") in _CONVERTING or func in _OWN_RANGES):
         return None
     low, high, whole, finite = _range_of(tuple({d for d in (given, made) if d is not None and d is not torch.bool}))
     own = _OWN_RANGES.get(func, {})
@@ -191,3 +147,31 @@ def _range_of(dtypes: Sequence[torch.dtype]) -> tuple[float, float, bool, bool]:
     high = min((info.max for info in infos), default=math.inf)
     whole = [isinstance(info, torch.iinfo) for info in infos]
     return low, high, bool(infos) and all(whole), any(whole)
+
+
+_PACKETS: Final = frozenset({
+    "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "pow", "pow_", "lerp", "lerp_", "addcmul", "addcmul_",
+    "addcdiv", "addcdiv_", "clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "eq", "ne",
+    "lt", "le", "gt", "ge", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_",
+    "_foreach_add", "_foreach_add_", "_foreach_sub", "_foreach_sub_", "_foreach_mul", "_foreach_mul_", "_foreach_div", "_foreach_div_",
+    "_foreach_pow", "_foreach_pow_", "_foreach_lerp", "_foreach_lerp_", "_foreach_addcmul", "_foreach_addcmul_",
+    "_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_clamp_min", "_foreach_clamp_min_", "_foreach_clamp_max",
+    "_foreach_clamp_max_", "_foreach_maximum", "_foreach_maximum_", "_foreach_minimum", "_foreach_minimum_",
+})  # fmt: skip
+
+
+@cache
+def infers_for_any_float(func: Any) -> bool:
+    """True if `func` is such an op."""
+    return split_name(func.name())[0] in _PACKETS
+
+
+def without_floats(key: list[Any]) -> tuple[Any, ...]:
+    """The key of a call without the values of its floats but those that some dtype cannot hold; that they are floats stays."""
+    kept: list[Any] = []
+    number_follows = False
+    for part in key:
+        if not number_follows or (type(part) is float and not -LEAST_MAXIMUM <= part <= LEAST_MAXIMUM):
+            kept.append(part)
+        number_follows = part is float and not number_follows
+    return tuple(kept)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -15,33 +15,20 @@ from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core import torch_private
-from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.ir.operators import OWN_OPERATORS, resolve, split_name
 from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta, contiguous_strides
 
 _COPY = torch.ops.aten.copy_.default
 # These do not even write to an operand as a whole.
-_REFUSE_OPERANDS = frozenset({
-    "aten::_index_put_impl_",
-    "aten::cat.out",
-    "aten::gather.out",
-    "aten::index_add_",
-    "aten::index_copy_",
-    "aten::index_fill_.int_Scalar",
-    "aten::index_fill_.int_Tensor",
-    "aten::index_put_",
-    "aten::index_reduce_",
-    "aten::index_select.out",
-    "aten::kthvalue.values",
-    "aten::linalg_cross.out",
-    "aten::masked_select.out",
-    "aten::put_",
-    "aten::scatter_.src",
-    "aten::scatter_add_",
-    "aten::scatter_reduce_.two",
-    "aten::stack.out",
-    "aten::take.out",
-})  # fmt: skip
+_REFUSE_OPERANDS: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_index_put_impl_ cat.out gather.out index_add_ index_copy_ index_fill_.int_Scalar index_fill_.int_Tensor index_put_ "
+        "index_reduce_ index_select.out kthvalue.values linalg_cross.out masked_select.out put_ scatter_.src scatter_add_ "
+        "scatter_reduce_.two stack.out take.out"
+    ).split()
+)
 
 # The place of an operand that the kernel has read to the end before it writes, so that it may overlap.
 _READ_BEFORE = {
@@ -53,87 +40,28 @@ _READ_BEFORE = {
 }
 
 # These do not write to an operand in part, as ops do not that PyTorch calls pointwise.
-_REFUSE_PARTS = frozenset({
-    "aten::__irshift__.Tensor",
-    "aten::addbmm.out",
-    "aten::addmm.out",
-    "aten::addmv.out",
-    "aten::addr.out",
-    "aten::addr_",
-    "aten::aminmax.out",
-    "aten::baddbmm.out",
-    "aten::bernoulli.out",
-    "aten::binary_cross_entropy_backward.grad_input",
-    "aten::copysign_.Tensor",
-    "aten::cumprod.out",
-    "aten::cumsum.out",
-    "aten::elu.out",
-    "aten::elu_backward.grad_input",
-    "aten::eq_.Tensor",
-    "aten::floor_divide.out",
-    "aten::floor_divide_.Tensor",
-    "aten::gcd_",
-    "aten::ge_.Tensor",
-    "aten::gelu.out",
-    "aten::gelu_backward.grad_input",
-    "aten::glu.out",
-    "aten::glu_backward.grad_input",
-    "aten::gt_.Tensor",
-    "aten::hardshrink.out",
-    "aten::hardshrink_backward.grad_input",
-    "aten::hardsigmoid.out",
-    "aten::hardsigmoid_backward.grad_input",
-    "aten::hardswish.out",
-    "aten::hardtanh.out",
-    "aten::hardtanh_backward.grad_input",
-    "aten::heaviside_",
-    "aten::huber_loss.out",
-    "aten::huber_loss_backward.out",
-    "aten::index.Tensor_out",
-    "aten::index_add.out",
-    "aten::index_copy.out",
-    "aten::index_reduce.out",
-    "aten::lcm_",
-    "aten::le_.Tensor",
-    "aten::leaky_relu.out",
-    "aten::leaky_relu_backward.grad_input",
-    "aten::log_sigmoid_backward.grad_input",
-    "aten::logcumsumexp.out",
-    "aten::lt_.Tensor",
-    "aten::masked_fill_.Scalar",
-    "aten::masked_fill_.Tensor",
-    "aten::max.dim_max",
-    "aten::min.dim_min",
-    "aten::mish.out",
-    "aten::mode.values",
-    "aten::mse_loss.out",
-    "aten::mse_loss_backward.grad_input",
-    "aten::ne_.Tensor",
-    "aten::normal.Tensor_Tensor_out",
-    "aten::normal.Tensor_float_out",
-    "aten::renorm.out",
-    "aten::scatter.reduce_out",
-    "aten::scatter.src_out",
-    "aten::scatter.value_out",
-    "aten::scatter_.reduce",
-    "aten::scatter_add.out",
-    "aten::scatter_reduce.two_out",
-    "aten::smooth_l1_loss.out",
-    "aten::smooth_l1_loss_backward.grad_input",
-    "aten::soft_margin_loss.out",
-    "aten::soft_margin_loss_backward.grad_input",
-    "aten::softplus.out",
-    "aten::softplus_backward.grad_input",
-    "aten::softshrink.out",
-    "aten::softshrink_backward.grad_input",
-    "aten::sort.values",
-    "aten::sort.values_stable",
-    "aten::topk.values",
-    "aten::triangular_solve.X",
-    "aten::where.self_out",
-})  # fmt: skip
+_REFUSE_PARTS: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "__irshift__.Tensor addbmm.out addmm.out addmv.out addr.out addr_ aminmax.out baddbmm.out bernoulli.out "
+        "binary_cross_entropy_backward.grad_input copysign_.Tensor cumprod.out cumsum.out elu.out elu_backward.grad_input eq_.Tensor "
+        "floor_divide.out floor_divide_.Tensor gcd_ ge_.Tensor gelu.out gelu_backward.grad_input glu.out glu_backward.grad_input "
+        "gt_.Tensor hardshrink.out hardshrink_backward.grad_input hardsigmoid.out hardsigmoid_backward.grad_input hardswish.out "
+        "hardtanh.out hardtanh_backward.grad_input heaviside_ huber_loss.out huber_loss_backward.out index.Tensor_out index_add.out "
+        "index_copy.out index_reduce.out lcm_ le_.Tensor leaky_relu.out leaky_relu_backward.grad_input "
+        "log_sigmoid_backward.grad_input logcumsumexp.out lt_.Tensor masked_fill_.Scalar masked_fill_.Tensor max.dim_max min.dim_min "
+        "mish.out mode.values mse_loss.out mse_loss_backward.grad_input ne_.Tensor normal.Tensor_Tensor_out normal.Tensor_float_out "
+        "renorm.out scatter.reduce_out scatter.src_out scatter.value_out scatter_.reduce scatter_add.out scatter_reduce.two_out "
+        "smooth_l1_loss.out smooth_l1_loss_backward.grad_input soft_margin_loss.out soft_margin_loss_backward.grad_input softplus.out "
+        "softplus_backward.grad_input softshrink.out softshrink_backward.grad_input sort.values sort.values_stable topk.values "
+        "triangular_solve.X where.self_out"
+    ).split()
+)
 
 # Computed element by element without being tagged so.
+_POINTWISE_IN_PLACE = frozenset(
+    "copysign_ eq_ floor_divide_ gcd_ ge_ gt_ heaviside_ lcm_ le_ lt_ masked_fill_ ne_ true_divide_".split()
+)
 _POINTWISE = frozenset({"aten::floor_divide.out", "aten::where.self_out"})
 
 
@@ -156,43 +84,20 @@ def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Non
             )
 
 
-def check_cast(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Refuse to write in place what the dtype of the target cannot hold; the arguments are meta tensors.
+def check_shape(func: Any, args: Sequence[Any]) -> None:
+    """Refuse to write in place a result of another shape; the arguments are meta tensors.
 
     Raises:
         RuntimeError: as eager PyTorch.
     """
-    plain = functional_of(func)
-    if plain is None:
+    packet = split_name(func.name())[0]
+    pointwise = torch.Tag.pointwise in func.tags or packet in _POINTWISE_IN_PLACE
+    if not pointwise or not packet.endswith("_") or packet.endswith("__"):
         return
-    result = plain(*args, **kwargs)
-    if result.shape != args[0].shape:
-        shapes = f"{list(args[0].shape)} doesn't match the broadcast shape {list(result.shape)}"
+    made = torch.broadcast_shapes(*[a.shape for a in args if isinstance(a, torch.Tensor)])
+    if made != args[0].shape:
+        shapes = f"{list(args[0].shape)} doesn't match the broadcast shape {list(made)}"
         raise RuntimeError(f"output with shape {shapes}")
-    made, target = result.dtype, args[0].dtype
-    if not torch.can_cast(made, target):
-        names = [str(d).removeprefix("torch.").replace("int64", "Long").capitalize() for d in (made, target)]
-        raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
-
-
-@functools.cache
-def functional_of(func: Any) -> Any:
-    """The op that returns what the pointwise op `func` writes in place; None for all others.
-
-    It takes arguments of the same types, but its overload may have another name: `pow.Tensor_Scalar` for `pow_.Scalar`. PyTorch
-    calls comparisons pointwise, and not those in place.
-    """
-    packet = func.name().removeprefix("aten::").partition(".")[0]
-    if not packet.endswith("_") or packet.endswith("__"):
-        return None
-    plain = getattr(torch.ops.aten, packet.removesuffix("_"), None)
-    overloads = [] if plain is None else [getattr(plain, name) for name in plain.overloads()]
-    same = (o for o in overloads if _types(o) == _types(func) and not _writes_out(o))
-    return next((o for o in same if torch.Tag.pointwise in (*func.tags, *o.tags)), None)
-
-
-def _types(func: Any) -> list[str]:
-    return [str(a.type) for a in torch_private.schema_of(func).arguments]
 
 
 def _writes_out(func: Any) -> bool:

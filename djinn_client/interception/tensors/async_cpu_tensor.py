@@ -16,7 +16,6 @@ import torch
 from djinn_client.interception import sync
 from djinn_client.interception.async_fetch import Pending, fetch_later
 from djinn_client.interception.device.device_state import device_state
-from djinn_client.interception.tensors import pending_copies
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.torch_dispatch import no_torch_functions, without_modes
 from djinn_client.tracebacks import for_users, shorten_through
@@ -71,7 +70,7 @@ class _Arrival:
     @for_users
     def wait(self) -> None:
         """Have the elements in place; raises what they failed with."""
-        with pending_copies.lock:
+        with device_state.landing:
             tensor = self._tensor()
             if self._landed or tensor is None:
                 return
@@ -111,13 +110,13 @@ def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.
     """A CPU tensor that `source` is copied to; None if it must be there at once, because a module is made of it."""
     if device_state.thread.converts_module:
         return None
-    stand_in = sync.stand_in(source)
-    like = torch.empty_like(stand_in, memory_format=memory_format)
+    layout = sync.meta_like(source)
+    like = torch.empty_like(layout, memory_format=memory_format)
     plain = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
     made = plain.as_subclass(ArrivingTensor)
 
     def fill(tensor: torch.Tensor, fetched: torch.Tensor) -> None:
-        tensor.data = sync.laid_out(fetched, stand_in, memory_format)
+        tensor.data = sync.laid_out(fetched, layout, memory_format)
 
     _expect(made, _Arrival(fetch_later([source]), made, fill))
     return made
@@ -151,4 +150,4 @@ def _expect(tensor: Any, arrival: _Arrival) -> None:
     if tensor is not None:
         tensor.arrival = arrival
     device_state.pending_copies.append(arrival)
-    pending_copies.land_what_came()
+    device_state.land_copies()

@@ -10,16 +10,19 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 import torch
 
+from djinn_client import torch_dispatch
 from djinn_client.interception.async_fetch import Pending, fetch_later
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
 from djinn_client.interception.tensors.storage import Storage, Value
+from djinn_client.torch_dispatch import ModuleApply
+from djinn_client.tracebacks import shorten_through
 from djinn_core.errors import RemoteError
 from djinn_core.wire.limits import BUFFERS
 
@@ -28,16 +31,16 @@ GROUP_BYTES: Final = 32 << 20  # what travels in one reply; a larger tensor is f
 
 
 class _ExpectedValue(msgspec.Struct, frozen=True):
-    """A requested value: its position in the reply, and the last writer of its storage at the request."""
+    """A requested value: its position in the reply, and the version of its storage before the request."""
 
     pending: Pending
     index: int
     storage: Storage
-    written: tuple[Any, int]
+    version: int
 
     def take(self) -> torch.Tensor | None:
         """Its elements; None if it was written since, or could not be computed."""
-        if (self.storage.written, self.storage.written_at) != self.written:
+        if self.version < 0 or self.storage.version != self.version:
             return None
         try:
             return self.pending.result()[self.index]
@@ -86,10 +89,10 @@ class BatchedFetch:
         alike = {k: v for k, v in left.items() if v.meta.dtype == wanted.meta.dtype and v.meta.nbytes <= GROUP_BYTES}
         self._left = {k: v for k, v in left.items() if k not in alike}
         for group in _groups(alike):
+            versions = [value.storage.version for _, value in group]
             pending = fetch_later([wrap(value) for _, value in group])
-            for index, (number, value) in enumerate(group):
-                storage = value.storage
-                self._expected[number] = _ExpectedValue(pending, index, storage, (storage.written, storage.written_at))
+            for index, ((number, value), version) in enumerate(zip(group, versions, strict=True)):
+                self._expected[number] = _ExpectedValue(pending, index, value.storage, version)
 
 
 class SavedStorages(BatchedFetch):
@@ -134,7 +137,7 @@ def expecting(together: BatchedFetch) -> Iterator[None]:
     finally:
         thread.expected = outer
         if outer is None and together.uploads and port.is_open():
-            port.runtime().expect_uploads([])
+            port.sink.expect([])
 
 
 def fetched_together(tensors: Iterable[Any]) -> AbstractContextManager[None]:
@@ -178,3 +181,42 @@ def fetch_saved_together() -> None:
             return save(*args, **kwargs)
 
     torch.save = torch.serialization.save = saved
+
+
+def fetch_modules_together(apply: ModuleApply) -> ModuleApply:
+    """`Module._apply` whose fetches and uploads share round trips. PyTorch converts the parameters, as for every accelerator."""
+
+    @functools.wraps(apply)
+    def applied(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        thread = device_state.thread
+        if thread.converts_module:  # the outer module
+            return apply(module, fn, *args, **kwargs)
+        thread.converts_module = True
+        try:
+            with expecting(BatchedFetch(lambda: tensors_of(module), lambda: tensors_here(module))):
+                return apply(module, functools.partial(_converted, fn), *args, **kwargs)
+        except BaseException as error:
+            shorten_through(error)
+            raise
+        finally:
+            thread.converts_module = False
+
+    return applied
+
+
+def _converted(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """The result of a conversion. Graphs that were recorded with a converted parameter cannot be used any more."""
+    made = fn(tensor)
+    if (isinstance(tensor, LazyTensor) or isinstance(made, LazyTensor)) and (made.device, made.dtype) != (
+        tensor.device,
+        tensor.dtype,
+    ):
+        torch_dispatch.poison_gradient_node(tensor, _moved)
+    return made
+
+
+def _moved(_: Any) -> NoReturn:
+    raise RuntimeError(
+        "backward reached a parameter that was moved or converted after the forward pass: call .to() before the forward "
+        "pass, or after both"
+    )

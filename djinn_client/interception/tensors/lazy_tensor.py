@@ -10,7 +10,7 @@ import torch
 from djinn_client.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_client.interception.native.library import ops
 from djinn_client.interception.tensors.storage import Storage, Value
-from djinn_client.torch_backend import has_python_key, is_transformed
+from djinn_client.torch_dispatch import has_python_key, is_transformed
 from djinn_core.ir.values import TensorMeta
 
 
@@ -72,19 +72,6 @@ def wrap(value: Value) -> LazyTensor:
 def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
     """A tensor for a new value."""
     return wrap(Value.begin(storage, meta))
-
-
-def adopt(tensor: torch.Tensor, meta: TensorMeta) -> None:
-    """Give `tensor` other metadata, after an op that changed it in place."""
-    nbytes = ops.facts(tensor)[2]
-    if meta.dtype != tensor.dtype or meta.conj != tensor.is_conj() or meta.neg != tensor.is_neg():
-        made = ops.redescribe(
-            tensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.conj + 2 * meta.neg, nbytes
-        )
-        with torch.no_grad():
-            tensor.data = made
-        return
-    ops.set_meta(tensor, meta.shape, meta.stride, meta.offset, nbytes)
 
 
 def change(tensor: torch.Tensor, meta: TensorMeta) -> None:

@@ -1,16 +1,16 @@
 """Values and storages of remote tensors, as Python sees them.
 
-C++ has the handle, the version and the metadata. Python makes an object when it asks for one. Facts about contents are kept by the number
-of the storage, and hold for one version of it.
+C++ has the handle, the version and the metadata. Python makes an object when it asks for one.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import Any
 
 import torch
 
 from djinn_client.interception.native.library import ops
+from djinn_client.interception.tensors.known_contents import KnownContents, known_contents
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.values import TensorMeta, tensor_meta
 
@@ -31,30 +31,6 @@ def meta_of_tensor(tensor: torch.Tensor) -> TensorMeta:
 def described(meta: TensorMeta) -> tuple[Any, ...]:
     """Metadata as C++ takes them: sizes, strides, offset, dtype, index, bits."""
     return meta.shape, meta.stride, meta.offset, meta.dtype, meta.device, meta.conj + 2 * meta.neg
-
-
-class KnownFacts:
-    """Facts about the contents of a storage, at one version of it."""
-
-    __slots__ = ("elements", "host", "version")
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        self.host: Any = None
-        self.elements: Any = None
-
-
-_facts: Final[dict[int, KnownFacts]] = {}
-_FEWEST: Final = 64  # facts that are kept before those of storages that are gone are looked for
-_sweep_at = _FEWEST
-
-
-def _sweep() -> None:
-    """Forget storages that are gone."""
-    global _sweep_at
-    for number in [n for n in [*_facts] if ops.storage_version(n) < 0]:  # other threads add to it
-        _facts.pop(number, None)
-    _sweep_at = max(_FEWEST, 2 * len(_facts))
 
 
 class Storage:
@@ -83,61 +59,15 @@ class Storage:
         """Size in bytes."""
         return self.new_nbytes if self.holder is None else int(ops.facts(self.holder)[2])
 
-    @nbytes.setter
-    def nbytes(self, nbytes: int) -> None:
-        """C++ has set it with the metadata."""
-
     @property
     def version(self) -> int:
-        """Number of writes that were recorded."""
-        assert self.holder is not None
-        return int(ops.watch_storage(self.holder))
+        """Number of writes that were recorded; -1 if it is gone."""
+        return int(ops.storage_version(self.id))
 
     @property
-    def written(self) -> Any:
-        """The recorder that wrote last."""
-        from djinn_client.interception.recording.recorder import recorder_of
-
-        return recorder_of(ops.writer(self.holder)[0])
-
-    @property
-    def written_at(self) -> int:
-        """The epoch of that recorder then."""
-        return int(ops.writer(self.holder)[1])
-
-    def _known(self) -> KnownFacts:
-        version = self.version
-        found = _facts.get(self.id)
-        if found is None or found.version != version:
-            if len(_facts) >= _sweep_at:
-                _sweep()
-            found = _facts[self.id] = KnownFacts(version)
-        return found
-
-    @property
-    def host(self) -> Any:
-        """Its contents, where the client knows them without fetching; or None."""
-        found = _facts.get(self.id)
-        if found is None or found.host is None:
-            return None
-        return found.host if found.version == self.version else None
-
-    @host.setter
-    def host(self, contents: Any) -> None:
-        self._known().host = contents
-        ops.set_known(self.holder, contents is not None)
-
-    @property
-    def elements(self) -> Any:
-        """The elements that were fetched of it; or None."""
-        found = _facts.get(self.id)
-        if found is None or found.elements is None:
-            return None
-        return found.elements if found.version == self.version else None
-
-    @elements.setter
-    def elements(self, fetched: Any) -> None:
-        self._known().elements = fetched
+    def contents(self) -> KnownContents:
+        """What is known of its contents from now on."""
+        return known_contents.at(self.id, self.version)
 
 
 class Value:
@@ -187,12 +117,6 @@ class Value:
     def borrowed(self) -> bool:
         """True if it is owned elsewhere: its handle is not freed with it."""
         return not ops.facts(self.holder)[4]
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError("a remote value cannot be copied: its handle would be freed twice")
 
 
 def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:

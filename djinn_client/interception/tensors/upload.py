@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from djinn_client import torch_dispatch, torch_objects
+from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.interpreter_shutdown import suppress_at_shutdown
+from djinn_client.interception.native.library import ops
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.runtime_interface import port
-from djinn_client.interception.tensors.host_values import known
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_client.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.system.interrupts import interrupt_mask
-
-_EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
 
 
 @torch_dispatch.without_modes
@@ -47,13 +45,13 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns whether it applied.
     """
     meta = target.remote.meta
-    source = torch_objects.of_own_class(source)
+    source = torch_dispatch.of_own_class(source)
     if source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
         return False
     if meta.extent * meta.dtype.itemsize != meta.nbytes:
         return False  # not dense: padding would travel
     with interrupt_mask:  # what was taken back is made by the upload, or said to have been stopped
-        if not current().take_back(target.remote, _EMPTY):
+        if not current().take_back(target.remote):
             return False  # it has been used already
         plain = _plain(source)
         if plain.stride() != meta.stride:
@@ -66,11 +64,11 @@ def _upload(value: Value, plain: torch.Tensor) -> None:
     expected = device_state.thread.expected
     if expected is not None and port.is_open() and (following := expected.to_upload()):
         with interrupt_mask, suppress_at_shutdown, collect_later:
-            port.runtime().expect_uploads(following)
+            port.sink.expect(following)
     current().upload(value.handle, plain, value.meta.device)
-    value.storage.host = known(plain)
+    ops.know_upload(value.holder, plain)
 
 
 def _plain(source: torch.Tensor) -> torch.Tensor:
     """`source` on the CPU, with nothing left to do when it is read."""
-    return torch_objects.of_own_class(source).detach().cpu().resolve_conj().resolve_neg()
+    return torch_dispatch.of_own_class(source).detach().cpu().resolve_conj().resolve_neg()

@@ -9,9 +9,8 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file, write_connection_file
+from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
 from djinn_core.system.directories import configuration_directory
-from djinn_core.system.private_directories import private_directory
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX: Final = ".json"
@@ -29,30 +28,15 @@ def is_login_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def save_login(login: Login) -> Path:
-    """Store a log-in, in place of another of that name; the file that was written.
-
-    Raises:
-        ConfigurationError: the name is not valid, or other users could write to the file.
-    """
-    path = _path(login.name)
-    try:
-        private_directory(path.parent, "log-ins")
-    except OSError as error:
-        raise ConfigurationError(f"cannot make the directory of log-ins {path.parent}: {error}") from error
-    write_connection_file(path, login.content)
-    return path
-
-
 def find_login(name: str) -> Login:
     """The log-in of that name.
 
     Raises:
         ConfigurationError: there is none, or its file is unreadable.
     """
-    path = _path(name)
+    path = login_path(name)
     if not path.exists():
-        known = ", ".join(_names()) or "none"
+        known = ", ".join(login_names()) or "none"
         raise ConfigurationError(
             f"there is no log-in {name!r}: `djinn login ADDRESS --name {name}` makes one (there are: {known}). If {name!r} "
             "is an address, write it with its scheme and port, such as tcp://gpu-box:5556"
@@ -60,30 +44,12 @@ def find_login(name: str) -> Login:
     return Login(name, read_connection_file(path))
 
 
-def list_logins() -> tuple[Login, ...]:
-    """All log-ins, by name.
+def login_path(name: str) -> Path:
+    """The file of the log-in of that name.
 
     Raises:
-        ConfigurationError: a file is unreadable.
+        ConfigurationError: the name is not valid.
     """
-    return tuple(find_login(name) for name in _names())
-
-
-def forget_login(name: str) -> None:
-    """Remove the log-in of that name, also one whose file is unreadable.
-
-    Raises:
-        ConfigurationError: there is none, or it cannot be removed.
-    """
-    if name not in _names():
-        find_login(name)  # raises an error that lists the names
-    try:
-        _path(name).unlink()
-    except OSError as error:
-        raise ConfigurationError(f"cannot remove the log-in {name!r}: {error}") from error
-
-
-def _path(name: str) -> Path:
     if not is_login_name(name):
         raise ConfigurationError(
             f"{name!r} cannot be the name of a log-in: letters, digits, `.`, `_` and `-`, 64 at most, of which the first is "
@@ -92,6 +58,7 @@ def _path(name: str) -> Path:
     return configuration_directory() / "servers" / f"{name}{_SUFFIX}"
 
 
-def _names() -> list[str]:
+def login_names() -> list[str]:
+    """Names of all log-ins."""
     found = (configuration_directory() / "servers").glob(f"*{_SUFFIX}")
     return sorted(path.name.removesuffix(_SUFFIX) for path in found if is_login_name(path.name.removesuffix(_SUFFIX)))

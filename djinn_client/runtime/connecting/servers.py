@@ -1,22 +1,36 @@
-"""Configured servers: their addresses, tokens and TLS identities."""
+"""Configured servers: their addresses, tokens and TLS identities; asking them what they are doing, and to end a session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import attrs
 
+from djinn_client.runtime.connecting.handshake import M, Server, greet
 from djinn_client.runtime.connecting.logins import find_login, is_login_name
-from djinn_core.errors import ConfigurationError
+from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.hookspecs.transports import TlsOptions, Transport
+from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import has_transport, transport_for
 from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
 from djinn_core.protocol.tls_transports import travels_bare, with_tls
-from djinn_core.settings import Settings
+from djinn_core.registry.builtin_plugins import builtin_plugins
+from djinn_core.registry.registry import Registry, load_registry
+from djinn_core.registry.selection import Selection
+from djinn_core.settings import Settings, resolve
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import PROTOCOL_VERSION, Status, StatusRequest, status_facts
 
 ENGINE: Final = "engine"  # among `standby`: what has started an executor starts another one, wherever it has a place
+PATIENCE = 5.0  # seconds for each server, where a person waits
+AVAILABLE_SECONDS = 4.0  # that a program is made to wait for a reply to "is there a device?"
+_log = get_logger("djinn.runtime")
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -45,6 +59,11 @@ class Servers:
                     "certificate to take. Write tcps:// or https://, as `djinn serve` prints it, or unset them"
                 )
         return with_tls(known, self.tls)
+
+    def each(self, plain: Iterable[Transport], timeout: float) -> list[Server]:
+        """Each server, as it is reached. Raises what `transports` does."""
+        transports = self.transports(plain)
+        return [Server(urls, self.token, transports, timeout) for urls in dict.fromkeys(self.members)]
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -133,3 +152,150 @@ def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
             tls = attrs.evolve(usual, fingerprints=(file.fingerprint,)) if file.fingerprint else usual
             found.append(Servers((file.urls,), file.token, tls))
     return found
+
+
+def ask_each(
+    servers: Servers, plain: Iterable[Transport], timeout: float, ask: Callable[[Server], T]
+) -> Iterator[tuple[str, T | DjinnError]]:
+    """Ask at each address of `servers`. Yields the address and the reply, or why there is none."""
+    for server in servers.each(plain, timeout):
+        for url in server.urls:
+            reply: T | DjinnError
+            try:
+                reply = ask(attrs.evolve(server, urls=(url,)))
+            except DjinnError as error:
+                reply = error
+            yield url, reply
+
+
+def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
+    """By URL the status of each configured server, or why there is none. A server with several URLs answers once.
+
+    Raises:
+        ConfigurationError: the connection file cannot be read, or there is no token.
+        PluginError: a plugin that was asked for cannot be used.
+    """
+    replies: dict[str, Status | DjinnError] = {}
+    seen: set[str | tuple[int, ...]] = set()
+    for url, reply in ask_configured(settings, ask_status):
+        if not isinstance(reply, DjinnError):
+            identity = _identity(reply)
+            if identity in seen:
+                continue
+            seen.add(identity)
+        replies[url] = reply
+    return replies
+
+
+def ask_configured(settings: Settings, ask: Callable[[Server], T]) -> Iterator[tuple[str, T | DjinnError]]:
+    """As `ask_each`, at the configured servers; nothing if there are none. Raises what `ask_servers` does."""
+    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
+    servers = find_servers(settings, registry.transports)
+    if servers is None:
+        return iter(())
+    return ask_each(servers, registry.transports, settings.connect_timeout, ask)
+
+
+def _identity(status: Status) -> str | tuple[int, ...]:
+    """Identity of the server that answered. Numbers of processes, which older servers tell alone, are the same in many containers."""
+    return status.instance or (status.process, *(executor.process for executor in status.executors))
+
+
+def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) -> dict[str, Status | DjinnError]:
+    """As `ask_servers`, for a command: of these log-ins or URLs, of a connection file, or else of the configured servers.
+
+    Raises:
+        ConfigurationError: there is none, or one cannot be used.
+        PluginError: a plugin that was asked for cannot be used.
+    """
+    given = {"servers": tuple(servers) or None, "connection_file": connection_file}
+    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
+    # A person is waiting: shorter than a program would.
+    replies = ask_servers(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)))
+    if not replies:
+        raise ConfigurationError(
+            "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file "
+            "that `djinn serve` wrote with --connection-file or DJINN_CONNECTION_FILE. An executor of a program's own shows in "
+            "that program only"
+        )
+    return replies
+
+
+def read_status(servers: Sequence[str] = (), connection_file: Path | None = None) -> list[dict[str, Any]]:
+    """The rows of `djinn status --json`: an object for each server, with `url`, and `error` where it does not answer.
+
+    Args:
+        servers: names of log-ins, or URLs; none: the configured ones.
+        connection_file: a file that `djinn serve` wrote.
+
+    Raises:
+        ConfigurationError: there is no server, or one cannot be used.
+        PluginError: a plugin that was asked for cannot be used.
+    """
+    return [status_row(url, reply) for url, reply in ask_named(servers, connection_file).items()]
+
+
+def status_row(url: str, reply: Status | DjinnError) -> dict[str, Any]:
+    """A server in `djinn status --json`."""
+    if isinstance(reply, DjinnError):
+        return {"url": url, "error": str(reply)}
+    return {"url": url, "error": None, **status_facts(reply)}
+
+
+def why_unavailable(settings: Settings, registry: Registry) -> str:
+    """Reason why no configured server lets this client in; empty if one does. Takes `AVAILABLE_SECONDS` at most."""
+    reasons: list[str] = []
+    asking = threading.Thread(target=_ask_any, args=(settings, registry, reasons), name="djinn-available", daemon=True)
+    asking.start()
+    asking.join(AVAILABLE_SECONDS)
+    if asking.is_alive():
+        reasons.append(f"no server has answered within {AVAILABLE_SECONDS:g} s")
+    return "; ".join(reasons)
+
+
+def _ask_any(settings: Settings, registry: Registry, reasons: list[str]) -> None:
+    """Fill `reasons` with why each server is of no use; nothing is left in it when one is."""
+    try:
+        first = find_servers(settings, registry.transports)
+        for servers in [first, *standby_servers(settings, first.tls)] if first is not None else []:
+            timeout = min(settings.connect_timeout, AVAILABLE_SECONDS)
+            for _, reply in ask_each(servers, registry.transports, timeout, ask_status):
+                if not isinstance(reply, DjinnError):
+                    reasons.clear()
+                    return
+                reasons.append(str(reply))
+    except DjinnError as error:
+        reasons.append(str(error))
+
+
+def ask_status(server: Server) -> Status:
+    """Ask a server for its status, at its first address.
+
+    Raises:
+        PluginError: no transport serves the address.
+        TransportError: no server answers there.
+        AccessRefused: the token is wrong.
+    """
+    return ask_once(server, StatusRequest(PROTOCOL_VERSION, server.token), Status)
+
+
+def ask_once(server: Server, question: Message, kind: type[M]) -> M:
+    """The reply of a server to one question, at its first address. Raises what `greet` does."""
+    connection, reply = greet(server.urls[0], question, kind, server)
+    connection.close()
+    return reply
+
+
+def ask_loads(servers: Sequence[Server]) -> list[tuple[float, int]]:
+    """Load of each of the servers, asked at the same time, and recent sessions there; the greatest load for one that does not say."""
+
+    def ask_one(server: Server) -> tuple[float, int]:
+        try:
+            status = ask_status(server)
+        except DjinnError as error:  # said again, and to the user, when the session begins
+            _log.debug("a server does not say how busy it is", url=server.urls[0], reason=str(error))
+            return math.inf, 0
+        return status.load, status.recent
+
+    with ThreadPoolExecutor(len(servers), "djinn-loads") as threads:
+        return [*threads.map(ask_one, servers)]

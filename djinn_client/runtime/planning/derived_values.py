@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from djinn_client.interception.runtime_interface import Submission
+import numpy as np
+
 from djinn_client.runtime.sending.template import PreparedTemplate
 from djinn_core.ir.handles import make_handle, new_storage, storage_of, storages_of, views_of
+from djinn_core.ir.slot_arrays import Words
+from djinn_core.sink import Submission
 from djinn_core.system.lru import LruCache
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ Key = tuple[Hashable, tuple[int, ...]]
 class DerivedValues:
     """Derived values by what is computed and from which weights, for all plans that need them.
 
-    The caller holds the recorders' lock.
+    The caller holds the sink's lock.
 
     Attributes:
         some: True once any was made.
@@ -34,16 +37,16 @@ class DerivedValues:
         self._stale: list[int] = []
         self.some = False
 
-    def extend(self, prepared: PreparedTemplate, values: list[int]) -> list[int]:
+    def extend(self, prepared: PreparedTemplate, values: Words) -> Words:
         """The values of a run, with those that are derived for it; they are made where they are not there."""
         if prepared.rewrite is None:
             return values
-        extended = list(values)
+        extended = [values]
         for recipe, identity, positions in prepared.rewrite.recipes:
-            sources = tuple([values[i] for i in positions])
+            sources = tuple([int(values[i]) for i in positions])
             key = (identity, sources)
-            extended += self.made(key) or self.make(key, recipe, self._submit)
-        return extended
+            extended.append(np.array(self.made(key) or self.make(key, recipe, self._submit), np.int64))
+        return np.concatenate(extended)
 
     def made(self, key: Key) -> tuple[int, ...] | None:
         """Values that a recipe of that identity made from those sources; None if there are none, or they are stale."""

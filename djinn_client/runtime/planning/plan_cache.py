@@ -1,7 +1,7 @@
 """Plans of programs, found again by what plans depend on.
 
-A program is looked up by the kinds of its calls and the classes of its numbers, then by its structure, then by its sizes: a
-plan serves all sizes within a range (see `SizeRange`). Nothing here is done for each op but look-ups in C.
+A program is looked up by its structure, then by the classes of its numbers, then by its sizes: a plan serves all sizes within a
+range (see `SizeRange`). C++ makes the key of a structure where it recorded the program.
 
 Programs whose calls are of the same kinds have the same counts of operands and results, and their results are new values,
 each in new memory or in that of the operand that the call says. So what is left to compare of their structure is which positions
@@ -10,134 +10,17 @@ name a value once more, which values from outside share memory, and what dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from operator import attrgetter, itemgetter
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
+import numpy as np
 
-from djinn_client.runtime.planning.size_range import FACTOR, SizeRange, SlotKind, size_range, slot_kinds
-from djinn_core.ir.handles import storages_of
+from djinn_client.runtime.planning.size_range import FACTOR, Place, SizeRange, SlotKind, size_range, slot_kinds
 from djinn_core.ir.program import Program, Slot
+from djinn_core.ir.slot_arrays import Words, decoded_slots
 from djinn_core.system.lru import LruCache
 from djinn_core.wire.templates import TemplateCache
-
-_FEW = 2  # positions: below, `itemgetter` returns no tuple
-
-Take = Callable[[Sequence[Any]], tuple[Any, ...]]
-
-
-class ProgramStructure(msgspec.Struct, frozen=True):
-    """Structural key of a program: programs of the same calls with equal structures share a plan; comparing runs in C.
-
-    Attributes:
-        length: number of operands and results, all counted.
-        first_uses: picks the first occurrence of each value. repeats: picks repeated operands; repeat_of: the first occurrence of
-            each of them. `repeats` and `repeat_of` pick equal values in every program of this structure.
-        inputs: picks the inputs, in order of appearance. results: picks the results.
-        places: of the values from outside the first calls that take them, and their positions among these operands.
-        storages: of each value from outside the number of its storage, by first appearance; None if no two share one.
-        alone: whether one value is from outside.
-        dying: picks, from the values, those that die.
-    """
-
-    length: int
-    first_uses: Take
-    repeats: Take
-    repeat_of: Take
-    inputs: Take
-    places: tuple[tuple[int, int], ...]
-    results: Take
-    storages: tuple[int, ...] | None
-    alone: bool
-    dying: Take
-
-    def values_of(self, program: Program) -> tuple[int, ...] | None:
-        """The program's values by first appearance, where it has this structure; otherwise None."""
-        return self.values_of_same(program) if len(program.operands) == self.length else None
-
-    def values_of_same(self, program: Program) -> tuple[int, ...] | None:
-        """As `values_of`, for a program that has as many operands and results."""
-        operands = program.operands
-        if self.repeats(operands) != self.repeat_of(operands):
-            return None
-        values = self.first_uses(operands)
-        if program.dead != {*self.dying(values)}:
-            return None
-        outside, made = self.inputs(operands), self.results(operands)
-        if self.alone:  # as of an op on a tensor
-            return None if outside[0] in made else values
-        return values if self._are_apart(outside, made) else None
-
-    def _are_apart(self, outside: tuple[int, ...], made: tuple[int, ...]) -> bool:
-        """True if these values are distinct, and the inputs among them alias each other as this structure says."""
-        different = {*outside}
-        if len(different) != len(outside) or not different.isdisjoint(made):
-            return False
-        if self.storages is None:
-            return len(set(storages_of(outside))) == len(outside)
-        return _numbered(storages_of(outside)) == self.storages
-
-
-def structure_of(program: Program) -> tuple[ProgramStructure, tuple[int, ...]]:
-    """The structure of a program, and its values by first appearance."""
-    operands = program.operands
-    first: dict[int, int] = {}
-    repeats = [p for p, value in enumerate(operands) if first.setdefault(value, p) != p]
-    results = [*_results(program)]
-    made = {*results}
-    outside = [p for p in first.values() if p not in made]
-    storages = _numbered(storages_of([operands[p] for p in outside]))
-    dying = [number for number, value in enumerate(first) if value in program.dead]
-    found = ProgramStructure(
-        length=len(operands),
-        first_uses=taking([*first.values()]),
-        repeats=taking(repeats),
-        repeat_of=taking([first[operands[p]] for p in repeats]),
-        inputs=taking(outside),
-        places=_places(program, outside),
-        results=taking(results),
-        storages=None if len({*storages}) == len(storages) else storages,
-        alone=len(outside) == 1,
-        dying=taking(dying),
-    )
-    return found, tuple(first)
-
-
-def _results(program: Program) -> Iterator[int]:
-    """The positions of results among the operands."""
-    at = 0
-    for call in program.calls:
-        at += call.operand_count
-        yield from range(at, at + call.new_count)
-        at += call.new_count
-
-
-def _places(program: Program, positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The calls, and positions among their operands, of ascending positions in the list of all operands and results."""
-    found: list[tuple[int, int]] = []
-    left, at = iter(positions), 0
-    wanted = next(left, None)
-    for index, call in enumerate(program.calls):
-        while wanted is not None and wanted < at + call.operand_count:
-            found.append((index, wanted - at))
-            wanted = next(left, None)
-        at += call.operand_count + call.new_count
-    return tuple(found)
-
-
-def _numbered(elements: Sequence[int]) -> tuple[int, ...]:
-    numbers: dict[int, int] = {}
-    return tuple([numbers.setdefault(e, len(numbers)) for e in elements])
-
-
-def taking(positions: Sequence[int]) -> Take:
-    """Make a getter of the elements of a tuple at these positions, as a tuple."""
-    if len(positions) >= _FEW:
-        return itemgetter(*positions)
-    start = positions[0] if positions else 0
-    return itemgetter(slice(start, start + len(positions)))
-
 
 _REMEMBERED: Final = 65536
 
@@ -172,136 +55,129 @@ class ScalarClasses:
         return "+" if slot > 0 else "-"
 
 
-STRUCTURES_LIMIT = 16  # structures of programs with the same kinds of calls; the least recently used goes first
+CLASSES_LIMIT = 16  # classes of the scalars of programs of one structure; the least recently used go first
 _MODES_BELOW, _QUANTITIES_BELOW = 8, 2  # whole numbers below which each counts exactly
 EXACT_LIMIT = 64  # programs of the same calls and scalars that are found by these; the same
 RANGES_LIMIT = 8  # ranges of sizes of one structure; the same
 
 P = TypeVar("P")
-_kind = attrgetter("kind")
 
 
 class SizeRangePlans(msgspec.Struct, Generic[P]):
-    """Programs of one structure whose sizes are near each other, and the plans for them."""
+    """The plans for programs of one structure whose sizes are near each other.
+
+    Attributes:
+        by_call: of each call the places of values from outside, by position in the range.
+        positions: of the sizes among the slots.
+        last: of the last program that was found to be in the range the numbers of calls, what these are comparable with, and the sizes.
+    """
 
     sizes: SizeRange
-    calls: Sequence[Any]  # of the last program that was found to be in the range
-    slots: tuple[Slot, ...]
+    by_call: dict[int, list[int]]
+    positions: Words
     variants: list[P] = msgspec.field(default_factory=list)
+    last: tuple[int, Words, Words] | None = None
 
     def covers(self, program: Program) -> bool:
-        """True if the sizes of a program of the structure are in the range."""
-        if program.calls == self.calls and program.slots == self.slots:
-            return True
-        if not self.sizes.covers(program):
-            return False
-        self.calls, self.slots = program.calls, program.slots
-        return True
+        """True if the sizes of a program of the structure are in the range. Only what differs from the last program is looked at."""
+        if (numbers := program.call_numbers) is None:
+            return self.sizes.covers(program)
+        generation, calls = numbers
+        bits, kinds = program.scalars
+        sizes = bits[self.positions]
+        if self.last is None or self.last[0] != generation:
+            near = self.sizes.covers(program)
+        else:
+            of_calls, others = np.flatnonzero(self.last[1] != calls).tolist(), np.flatnonzero(self.last[2] != sizes)
+            slots = decoded_slots(sizes[others], kinds[self.positions[others]])
+            places = [i for call in of_calls for i in self.by_call.get(call, ())]
+            near = self.sizes.covers_parts(program, places, zip(others.tolist(), slots, strict=True))
+        if near:
+            self.last = generation, calls.copy(), sizes
+        return near
 
 
 class _StructurePlans(msgspec.Struct, Generic[P]):
-    """Programs of one structure, by sizes, the last ones used first."""
-
-    structure: ProgramStructure
-    ranges: list[SizeRangePlans[P]] = msgspec.field(default_factory=list)
-
-
-class PlanLookup(msgspec.Struct, Generic[P], frozen=True):
-    """Classification of a program: its structure, the classes of its scalars, and its range of sizes."""
-
-    structure: ProgramStructure
-    classes: Hashable
-    range: SizeRangePlans[P]
-
-
-class _KindPlans(msgspec.Struct, Generic[P]):
-    """Programs whose calls are of the same kinds, by the classes of their scalars and by structure.
+    """Programs of one structure, by the classes of their scalars.
 
     Attributes:
-        modes, quantities: pick the scalars of these kinds from the slots. sizes: positions of the sizes.
-        planned: structures by the classes of modes and quantities, the last one used first.
+        modes, quantities: positions of the scalars of these kinds among the slots. picked: of both.
+        sizes: positions of the sizes. places: as `SizeRange` has them.
+        ranges: plans by classes and sizes, the last ones used first. of_scalars: the same by the scalars themselves.
     """
 
-    modes: Callable[[Sequence[Slot]], tuple[Slot, ...]]
-    quantities: Callable[[Sequence[Slot]], tuple[Slot, ...]]
-    sizes: tuple[int, ...]
-    planned: LruCache[Hashable, list[_StructurePlans[P]]] = msgspec.field(
-        default_factory=lambda: LruCache(STRUCTURES_LIMIT)
+    modes: Sequence[int]
+    quantities: Sequence[int]
+    picked: Words
+    sizes: Words
+    places: tuple[Place, ...]
+    by_call: dict[int, list[int]]
+    ranges: LruCache[Hashable, list[SizeRangePlans[P]]] = msgspec.field(default_factory=lambda: LruCache(CLASSES_LIMIT))
+    of_scalars: LruCache[Hashable, list[SizeRangePlans[P]]] = msgspec.field(
+        default_factory=lambda: LruCache(CLASSES_LIMIT)
     )
-
-    def find(self, program: Program, key: Hashable) -> tuple[_StructurePlans[P], tuple[int, ...]]:
-        """The plans for programs of the structure that this one has, and its values; `key`: classes of its scalars."""
-        structures = self.planned.use(key)
-        if structures is None:
-            structures = []
-            self.planned.store(key, structures)
-        for index, planned in enumerate(structures):
-            found = planned.structure.values_of(program)
-            if found is not None:
-                if index:
-                    structures.insert(0, structures.pop(index))
-                return planned, found
-        structure, values = structure_of(program)
-        structures.insert(0, _StructurePlans(structure))
-        del structures[STRUCTURES_LIMIT:]
-        return structures[0], values
 
 
 class PlanCache(Generic[P]):
-    """Plans of programs, found by the kinds of calls, structure and range of sizes.
+    """Plans of programs, found by structure, classes of scalars and range of sizes.
 
-    Programs have the same structure when values flow and die alike, and the same values share memory: what a plan left out
-    may matter where two inputs look into one storage.
-
-    Attributes:
-        latest: what the last program was found to be; absent before the first.
+    Programs have the same structure when calls of the same kinds follow one another, values flow and die alike, and the same values
+    share memory: what a plan left out may matter where two inputs look into one storage.
     """
-
-    latest: PlanLookup[P]
 
     def __init__(self, factor: int = FACTOR) -> None:
         """`factor`: how many times as large or as small sizes may be as those that a plan was made for."""
         self.factor = factor
         self.ranges_left = 0  # how often the sizes of a program of a known structure were in no range
         # A loop has the very same calls and scalars each time, and only its values may be other ones.
-        self._exact: LruCache[Hashable, PlanLookup[P]] = LruCache(EXACT_LIMIT)
-        self._alike: TemplateCache[_KindPlans[P]] = TemplateCache()
+        self._exact: LruCache[Hashable, SizeRangePlans[P]] = LruCache(EXACT_LIMIT)
+        self._structures: TemplateCache[_StructurePlans[P]] = TemplateCache()
         self._modes, self._quantities = ScalarClasses(_MODES_BELOW), ScalarClasses(_QUANTITIES_BELOW)
 
-    def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
+    def find(self, program: Program) -> tuple[list[P], Words]:
         """The plans of the program's structure and sizes, to which new ones are added, and its values by first appearance."""
-        found = self._exact.get(same := (program.calls, program.slots))
-        if found is None or (values := found.structure.values_of_same(program)) is None:
-            found, values = self._find(program)
+        structure = program.structure
+        found = self._exact.get(same := (structure, program.exact))
+        if found is None:
+            found = self._find(structure, program)
             self._exact.store(same, found)
-        self.latest = found
-        return found.range.variants, values
+        return found.variants, program.values
 
-    def _find(self, program: Program) -> tuple[PlanLookup[P], tuple[int, ...]]:
-        kinds = tuple(map(_kind, program.calls))
-        alike = self._alike.get(kinds)
+    def _find(self, structure: Hashable, program: Program) -> SizeRangePlans[P]:
+        alike = self._structures.get(structure)
         if alike is None:
             alike = _alike_of(program)
-            self._alike.put(kinds, alike, len(program))
-        slots = program.slots
-        key = (self._modes.of(alike.modes(slots)), self._quantities.of(alike.quantities(slots)))
-        planned, values = alike.find(program, key)
-        for index, one in enumerate(planned.ranges):
+            self._structures.put(structure, alike, len(program))
+        bits, kinds = program.scalars
+        scalars = bits[alike.picked].tobytes(), kinds[alike.picked].tobytes()
+        if (ranges := alike.of_scalars.use(scalars)) is None:
+            slots = program.slots
+            modes, quantities = (tuple([slots[p] for p in places]) for places in (alike.modes, alike.quantities))
+            classes = (self._modes.of(modes), self._quantities.of(quantities))
+            if (ranges := alike.ranges.use(classes)) is None:
+                alike.ranges.store(classes, ranges := [])
+            alike.of_scalars.store(scalars, ranges)
+        for index, one in enumerate(ranges):
             if one.covers(program):
                 if index:
-                    planned.ranges.insert(0, planned.ranges.pop(index))
-                return PlanLookup(planned.structure, key, one), values
-        if planned.ranges:
+                    ranges.insert(0, ranges.pop(index))
+                return one
+        if ranges:
             self.ranges_left += 1
-        sizes = size_range(program, planned.structure.places, alike.sizes, self.factor)
-        planned.ranges.insert(0, SizeRangePlans(sizes, program.calls, program.slots))
-        del planned.ranges[RANGES_LIMIT:]
-        return PlanLookup(planned.structure, key, planned.ranges[0]), values
+        sizes = size_range(program, alike.places, alike.sizes.tolist(), self.factor)
+        ranges.insert(0, SizeRangePlans(sizes, alike.by_call, alike.sizes))
+        del ranges[RANGES_LIMIT:]
+        return ranges[0]
 
 
-def _alike_of(program: Program) -> _KindPlans[Any]:
+def _alike_of(program: Program) -> _StructurePlans[Any]:
     positions: dict[SlotKind, list[int]] = {kind: [] for kind in SlotKind}
     for position, kind in enumerate(kind for call in program.calls for kind in slot_kinds(call)):
         positions[kind].append(position)
-    picks = (taking(positions[SlotKind.MODE]), taking(positions[SlotKind.QUANTITY]))
-    return _KindPlans(*picks, tuple(positions[SlotKind.SIZE]))
+    modes, quantities, sizes = (positions[kind] for kind in (SlotKind.MODE, SlotKind.QUANTITY, SlotKind.SIZE))
+    places = tuple(program.inputs().values())
+    by_call: dict[int, list[int]] = {}
+    for index, (call, _) in enumerate(places):
+        by_call.setdefault(call, []).append(index)
+    picked = np.array([*modes, *quantities], np.int64)
+    return _StructurePlans(modes, quantities, picked, np.array(sizes, np.int64), places, by_call)

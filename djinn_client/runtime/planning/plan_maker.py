@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import islice
+from types import MappingProxyType
+from typing import Final
 
 from djinn_client.runtime.context import ClientContext
 from djinn_client.runtime.planning.ab_tests import Without
 from djinn_client.runtime.planning.constraints import policy_for
-from djinn_client.runtime.planning.disk_plan_cache import DiskPlanCache, disk_plan, plans_file
-from djinn_client.runtime.planning.placement_trials import PlacementTrials
-from djinn_client.runtime.planning.plan_cache import PlanLookup
-from djinn_client.runtime.planning.planner import PlannedProgram, Planner, Planning, Recent
-from djinn_client.runtime.planning.program_index import KnownPrograms
+from djinn_client.runtime.planning.planner import PlannedProgram, Planning, Recent
 from djinn_client.runtime.planning.residency_history import ResidencyHistory
-from djinn_client.runtime.planning.run_pipeline import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
+from djinn_client.runtime.planning.run_pipeline import NOTHING_LEFT_OUT, NOWHERE, plan_program
 from djinn_client.runtime.planning.size_range import FACTOR, NARROW_FACTOR
-from djinn_client.runtime.planning.value_hints import hints_for, hints_from, kinds_from, letters_of
-from djinn_client.runtime.pool.pool_planner import PlanningInputs
 from djinn_client.runtime.sending.template import PreparedTemplate
 from djinn_core.hookspecs.optimizations import Judge, Optimization
-from djinn_core.ir.costs import NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
-from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.result import PipelineResult, Stage
+from djinn_core.ir.slot_arrays import Words
 from djinn_core.planning.pipeline import asked_by_size, plan
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
+from djinn_core.system.printable import printable
+from djinn_core.wire import limits
+from djinn_core.wire.messages import ValueHints
+
+_LETTERS: Final = MappingProxyType({
+    DataResidency.PERSISTENT_WEIGHT: "w",
+    DataResidency.STATEFUL_KV_CACHE: "k",
+    DataResidency.GRADIENT: "g",
+    DataResidency.OPTIMIZER_STATE: "o",
+    DataResidency.INPUT: "i",
+    DataResidency.EPHEMERAL_ACTIVATION: "a",
+})  # fmt: skip
+
+_LINE: Final = 200  # characters of a decision
 
 
 class PlanMaker:
@@ -36,84 +48,35 @@ class PlanMaker:
     def __init__(self, context: ClientContext, recent: Recent) -> None:
         """`recent`: as the planner has it."""
         self._context = context
-        self._whole_programs = KnownPrograms()
         self._earlier = ResidencyHistory(recent)
-        self._disk_plans: DiskPlanCache | None = None
-        self._asked_for_disk_cache = False
 
     def plan(self, program: Program, without: Without = NOTHING_LEFT_OUT) -> PlannedProgram:
-        """Plan a program, or a piece of one."""
+        """Plan a program."""
         started = time.monotonic()
-        context = self._context
-        piece = self._whole_programs.piece(program)
-        profile = piece[0] if piece is not None else None
-        known = self._earlier.residency(program) if piece is None else {}
-        device = context.opened[0].attached.device if context.opened else NOWHERE
-        make = partial(plan, profile=profile, known=known)
-        result = plan_program(program, *context.configured(), device, without=without, make=make)
+        result = self._result(program, without, "schedule")
         about = result.recorded or result.profile
         assert about is not None
-        if piece is None:
-            self._whole_programs.remember(program, about)
-        _tell_planned(context, result, len(program), started)
-        return PlannedProgram(result, about, about if piece is None else piece[1])
+        tell_planned(self._context, result, len(program), started)
+        return PlannedProgram(result, about)
+
+    def analyse(self, prepared: PreparedTemplate, program: Program) -> WorkloadProfile:
+        """Return the profile of a program that ran without a plan."""
+        profile = self._result(program, NOTHING_LEFT_OUT, "annotate").profile
+        assert profile is not None
+        self._earlier.planned(prepared, program, profile.residency, profile.lineage)
+        return profile
+
+    def _result(self, program: Program, without: Without, until: Stage) -> PipelineResult:
+        opened = self._context.opened
+        device = opened[0].attached.device if opened else NOWHERE
+        make = partial(plan, known=self._earlier.residency(program))
+        return plan_program(program, *self._context.configured(), device, until, without=without, make=make)
 
     def made(self, prepared: PreparedTemplate, program: Program, planned: PlannedProgram) -> None:
         """A template was made of a plan."""
         self._earlier.planned(prepared, program, planned.profile.residency, planned.profile.lineage)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
-
-    def restore(self, program: Program, found: PlanLookup[PreparedTemplate]) -> PreparedTemplate | None:
-        """As `PlanKeeper.restore`."""
-        kept = self._disk_cache()
-        restored = kept.find(program, found) if kept is not None and not self._wants_plans() else None
-        if restored is None:
-            return None
-        prepared, plan = restored
-        try:
-            self._earlier.planned(prepared, program, kinds_from(program, plan.letters))
-        except KeyError:  # no letters of ours
-            return None
-        prepared.hints = hints_from(prepared, plan.phase, plan.letters, plan.decisions)
-        prepared.restored = program
-        return prepared
-
-    def keep(
-        self, program: Program, found: PlanLookup[PreparedTemplate], prepared: PreparedTemplate, planned: PlannedProgram
-    ) -> None:
-        """As `PlanKeeper.keep`."""
-        kept = self._disk_cache()
-        if kept is None:
-            return
-        plan = disk_plan(program, found, prepared, planned.result.schedule, letters_of(program, planned.profile))
-        if plan is not None:
-            kept.keep(program, found, plan)
-
-    def save(self) -> None:
-        """Write the plans that later processes may use."""
-        if self._disk_plans is not None:
-            self._disk_plans.save()
-
-    def _wants_plans(self) -> bool:
-        """True where plans are to be made, to be shown or because a plugin is being written."""
-        settings = self._context.settings
-        assert settings is not None
-        return bool(self._context.recordings) or settings.plan_first_runs
-
-    def _disk_cache(self) -> DiskPlanCache | None:
-        """The plans of earlier processes; None where there are none and none are kept."""
-        if not self._asked_for_disk_cache and self._context.opened:
-            self._asked_for_disk_cache = True
-            registry, settings = self._context.configured()
-            device = self._context.opened[0].attached.device
-            factor = NARROW_FACTOR if self._context.asked_by_size else FACTOR
-            try:
-                file = plans_file(registry, settings, device, factor)
-            except OSError:  # an editor is just writing a file of a working copy
-                file = None
-            self._disk_plans = DiskPlanCache(file) if file is not None else None
-        return self._disk_plans
 
 
 def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
@@ -130,47 +93,45 @@ def judge_among(optimizations: Iterable[Optimization]) -> Judge | None:
 def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Planning:
     """Planning of the programs of a session on `devices` devices; what is known of them and of their values begins again with it."""
     registry, settings = context.configured()
-    plans = context.plans = PlanMaker(context, recent)
+    plans = PlanMaker(context, recent)
     context.asked_by_size = asked_by_size_in(registry, settings, devices)
     unsure = frozenset(o.name for o in registry.optimizations if not o.tolerates_growth)
     factor = NARROW_FACTOR if context.asked_by_size else FACTOR
-    keeper = plans if devices == 1 else None
     judge = judge_among(registry.optimizations)
-    return Planning(plans.plan, plans.made, keeper, factor, judge, unsure)
+    return Planning(plans.plan, plans.analyse, plans.made, factor, judge, unsure)
 
 
-def placement_trials(context: ClientContext, planner: Planner, devices: int) -> PlacementTrials | None:
-    """Trials of placements on several devices; None where no plugin judges them."""
-    registry, settings = context.configured()
-    judge = judge_among(registry.optimizations)
-    if judge is None:
-        return None
-    name = policy_for(settings, registry.placement_policies, devices)
-    return PlacementTrials(judge, name, context.stats, planner.verdicts)
-
-
-def plan_in_pool(
-    context: ClientContext, graph: ProgramGraph, where: PlanningInputs, topology: NetworkTopology
-) -> PipelineResult:
-    """The plan of a program over several devices, or of a piece of one."""
-    started = time.monotonic()
-    registry, settings = context.configured()
-    known = (
-        where.resident,
-        where.copies,
-        where.stream,
-        where.derived,
-        where.occupied,
-        where.known,
-        where.margin,
-        where.piece,
-    )
-    result = plan_for_pool(graph, registry, settings, topology, *known)
-    _tell_planned(context, result, len(graph.program), started)
-    return result
-
-
-def _tell_planned(context: ClientContext, result: PipelineResult, instructions: int, started: float) -> None:
+def tell_planned(context: ClientContext, result: PipelineResult, instructions: int, started: float) -> None:
+    """Tell observers, and those who collect plans, of a plan that was begun at `started`."""
     context.observers.tell("planned", instructions=instructions, duration=time.monotonic() - started)
     for recording in context.recordings:
         recording.append(result)
+
+
+def hints_for(
+    prepared: PreparedTemplate, program: Program, profile: WorkloadProfile, result: PipelineResult
+) -> ValueHints:
+    """Return the kinds of a template's inputs and outputs. A value of unknown kind counts as an activation."""
+    kinds, activation = profile.residency, DataResidency.EPHEMERAL_ACTIVATION
+    letters = [_LETTERS[kinds.get(value) or activation] for value in dict.fromkeys(program.operands)]
+
+    def taken(positions: Words) -> bytes:
+        return "".join([letters[p] if p < len(letters) else _LETTERS[activation] for p in positions.tolist()]).encode()
+
+    decisions = tuple(islice(_decisions(len(program), result), limits.DECISIONS))
+    return ValueHints(prepared.digest, profile.phase.value, taken(prepared.inputs), taken(prepared.outputs), decisions)
+
+
+def _decisions(ops: int, result: PipelineResult) -> Iterator[str]:
+    """Decisions of a plan and their reasons, a line each: placements first, then optimizations that were applied, then those that were not."""
+    placed = result.placement.decisions if result.placement is not None else ()
+    where = Counter((one.device, one.reason) for one in placed)
+    for (device, reason), count in where.most_common(2):
+        yield _line(f"{count} of {ops} ops on {device}: {reason}")
+    outcomes = result.plan.results if result.plan is not None else ()
+    for one in sorted(outcomes, key=lambda one: not one.applied):
+        yield _line(f"{one.optimization} {'applied' if one.applied else 'left out'}: {one.reason}")
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))[:_LINE]

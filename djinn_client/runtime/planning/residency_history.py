@@ -39,7 +39,7 @@ class ResidencyHistory:
     """Classification of values by the programs that ran lately. Not thread-safe: the caller holds the session's lock."""
 
     def __init__(self, recent: Recent | None = None) -> None:
-        """`recent`: plans that ran, with the values of the program that each stood for, the latest last."""
+        """`recent`: plans that ran, each with its program, the latest last."""
         self._recent: Recent = deque(maxlen=0) if recent is None else recent
         self._carried: LruCache[int, _CarriedKinds] = LruCache(_PLANS)
 
@@ -69,9 +69,12 @@ class ResidencyHistory:
         for value in dict.fromkeys(program.operands):
             by_storage[storage_of(value)].append(value)
         known: dict[int, DataResidency | Modality] = {}
-        for plan, values in reversed(self._recent):
+        for plan, ran in reversed(self._recent):
             carried = self._carried.get(id(plan))
-            for position, kind in carried.facts if carried is not None else ():
+            if carried is None or not carried.facts:
+                continue
+            values = [*dict.fromkeys(ran.operands)]
+            for position, kind in carried.facts:
                 for value in by_storage.pop(storage_of(values[position]), ()):
                     known[value] = kind
         return known

@@ -8,20 +8,15 @@ import attrs
 
 from djinn_client.interception.recording.substitute import rewrite
 from djinn_client.runtime.planning.calibrations import calibration_of
-from djinn_client.runtime.planning.constraints import NOT_OCCUPIED, SINGLE, MemoryInUse, limits_of, policy_for, within
-from djinn_core.errors import DoesNotFit, InvalidStage
+from djinn_client.runtime.planning.constraints import NOT_OCCUPIED, limits_of, policy_for, within
+from djinn_core.errors import DoesNotFit
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.plan import OptimizationResult
-from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
-from djinn_core.ir.stream import ALONE, Stream
-from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.logs import get_logger
 from djinn_core.planning.pipeline import PluginOverrides, Plugins, Request, plan
-from djinn_core.planning.stages.annotate import NOTHING_KNOWN, Known
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import DeviceInfo
@@ -31,14 +26,6 @@ NOWHERE = DeviceInfo(id="remote_accelerator:0", kind="unknown", name="no server 
 
 _log = get_logger("djinn.runtime")
 NOTHING_LEFT_OUT: Mapping[str, str] = {}
-
-
-@attrs.frozen
-class PieceOfProgram:
-    """A piece of a program that keeps to one device: which, and what is known of the piece from the program."""
-
-    device: str
-    profile: WorkloadProfile | None
 
 
 def topology_of(device: DeviceInfo) -> NetworkTopology:
@@ -79,7 +66,7 @@ def plan_program(
     """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     # With one device there is nothing to choose: what it lacks and has no room for is the executor's to say, of single ops.
-    topology = _unmeasured(_unparticular(topology_of(device)))
+    topology = unmeasured(unparticular(topology_of(device)))
     topology, memory_limits = within(topology, limits_of(settings, [device.id]), NOT_OCCUPIED)
     request = Request(
         topology,
@@ -103,93 +90,26 @@ def plan_program(
         if memory_limits:
             raise
         _log.warning("a program may not fit", error=str(error), instead="ops that do not fit raise OutOfMemoryError")
-        request = attrs.evolve(request, topology=_unmeasured(topology, total=True))
+        request = attrs.evolve(request, topology=unmeasured(topology, total=True))
         result = make(graph, rest, request)
+    return with_reasons(result, without)
+
+
+def with_reasons(result: PipelineResult, without: Mapping[str, str]) -> PipelineResult:
+    """The result, which says why some of the optimizations were left out."""
     if not without or result.plan is None:
         return result
     left_out = [OptimizationResult(name, applied=False, reason=reason) for name, reason in without.items()]
     return attrs.evolve(result, plan=attrs.evolve(result.plan, results=(*result.plan.results, *left_out)))
 
 
-def plan_for_pool(
-    graph: ProgramGraph,
-    registry: Registry,
-    settings: Settings,
-    topology: NetworkTopology,
-    resident: Mapping[int, str],
-    copies: Mapping[int, tuple[str, ...]],
-    stream: Stream = ALONE,
-    derived: Derived = not_derived,
-    occupied: Mapping[str, MemoryInUse] = NOT_OCCUPIED,
-    known: Known = NOTHING_KNOWN,
-    margin: float = MARGIN,
-    piece: PieceOfProgram | None = None,
-) -> PipelineResult:
-    """Plan a program for several devices, with its inputs where they are; a `piece` for the device that has the program.
-
-    `occupied` is what else is there, `known` what earlier programs say of the inputs, `margin` as in `PlacementContext`.
-
-    Raises:
-        ConfigurationError: the setting `memory_limits` names a device that there is not.
-        InvalidStage: the devices cannot run it, or not within their limits.
-    """
-    limits = limits_of(settings, [device.id for device in topology.devices])
-    topology, memory_limits = within(topology, limits, occupied)
-    request = Request(
-        topology,
-        resident=resident,
-        copies=copies,
-        placement_policy=policy_for(settings, registry.placement_policies, len(topology.devices)),
-        scheduler=settings.scheduler,
-        exact=settings.exact,
-        pins=settings.pins,
-        memory_limits=memory_limits,
-        latency_target=settings.latency_target,
-        stream=stream,
-        derived=derived,
-        margin=margin,
-        rewrite=rewrite,
-    )
-    if piece is not None:
-        return plan(graph, registry, _on_one(request, piece.device), known=known, profile=piece.profile)
-    # What other programs of a machine take now, and what allocators can use again, is not quite known.
-    unmeasured = attrs.evolve(request, topology=_unmeasured(topology))
-    try:
-        return plan(graph, registry, request, known=known)
-    except InvalidStage as error:
-        if (isinstance(error, DoesNotFit) and error.pinned) or not (memory_limits or isinstance(error, DoesNotFit)):
-            raise
-        said = error
-    if memory_limits:
-        _log.warning("no plan keeps to the limits of memory", error=str(said), instead="one without optimizations")
-        return plan(graph, PluginOverrides(registry, optimizations=()), unmeasured, known=known)
-    instead = "what is free does not count, nor what devices lack: their executors say so"
-    _log.warning("a program may not fit", error=str(said), instead=instead)
-    anywhere = attrs.evolve(unmeasured, topology=_unparticular(unmeasured.topology))
-    return _first_that_fits(lambda asked: plan(graph, registry, asked, known=known), unmeasured, anywhere)
-
-
-def _on_one(request: Request, device: str) -> Request:
-    """The request with a single device, which has what there is of the inputs."""
-    devices = tuple([d for d in request.topology.devices if d.id == device])
-    topology = attrs.evolve(request.topology, devices=devices, indexes=request.topology.by_index)
-    return attrs.evolve(request, topology=topology, placement_policy=SINGLE, pins=(), copies={})
-
-
-def _first_that_fits(make: Callable[[Request], PipelineResult], request: Request, other: Request) -> PipelineResult:
-    try:
-        return make(request)
-    except DoesNotFit:
-        return make(other)
-
-
-def _unparticular(topology: NetworkTopology) -> NetworkTopology:
+def unparticular(topology: NetworkTopology) -> NetworkTopology:
     """The devices as if they had all dtypes and ops."""
     devices = tuple(attrs.evolve(d, dtypes=frozenset(), unsupported=frozenset()) for d in topology.devices)
     return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)
 
 
-def _unmeasured(topology: NetworkTopology, *, total: bool = False) -> NetworkTopology:
+def unmeasured(topology: NetworkTopology, *, total: bool = False) -> NetworkTopology:
     """The devices without what was free when it was measured; with `total`, without what they have in total as well."""
     devices = tuple(attrs.evolve(d, memory_free=None, memory=0 if total else d.memory) for d in topology.devices)
     return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)

@@ -1,37 +1,43 @@
-"""The planner of the open session. What plans is imported when a program is planned: a session that runs tiny programs needs none of it."""
+"""The planner of the open session, and when it plans. The stages are imported when a program is planned: most sessions need none of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.context import ClientContext
 from djinn_client.runtime.planning.ab_tests import NOTHING, Without
 from djinn_client.runtime.planning.planner import Planner, Planning, Recent
 from djinn_core.ir.program import Program
+from djinn_core.logs import get_logger
+from djinn_core.settings import DEFAULT_SCHEDULER
 
 if TYPE_CHECKING:
+    from djinn_core.hookspecs.optimizations import Optimization
     from djinn_core.ir.graph import ProgramGraph
     from djinn_core.ir.result import PipelineResult
+
+log = get_logger("djinn.stages")
+
+PLANNING: Final = ("patterns", "cost_models", "optimizations", "placement_policies", "schedulers")  # kinds of plugins
 
 
 def new_planner(context: ClientContext, devices: int) -> Planner:
     """The planner of a session on `devices` devices."""
     assert context.settings is not None, "a session is open"
-    planner = Planner(context.stats, partial(_begin, context, devices), partial(_needs_plan, context))
-    save_plans(context)
-    context.plans, context.asked_by_size = None, ()
-    if devices > 1 and not context.settings.placement_policy:  # a policy that was named is followed
-        from djinn_client.runtime.planning.plan_maker import placement_trials
-
-        planner.learns_margin = True
-        planner.placements = placement_trials(context, planner, devices)
-    if context.registry is not None and context.registry.is_selected:
-        planner.begin()
+    planner = Planner(
+        context.stats,
+        partial(_begin, context, devices),
+        lambda: plans_all(context),
+        lambda program: is_wanted(context, program),
+        lambda: are_loaded(context, "optimizations"),
+    )
+    context.asked_by_size, context.kinds_to_load = (), ()
+    if devices > 1 or plans_all(context) or context.configured()[0].is_selected:
+        are_loaded(context, *PLANNING)
+    # Plugins that the settings name are loaded already, and may be under test: their optimizations are asked at once.
+    planner.asks_optimizations = context.configured()[0].is_selected
     context.planner = planner
     return planner
 
@@ -42,27 +48,75 @@ def _begin(context: ClientContext, devices: int, recent: Recent) -> Planning:
     return begin_planning(context, devices, recent)
 
 
-def _needs_plan(context: ClientContext) -> bool:
-    """True where even a program that may not come again has to be planned: for its values to fit, or to be shown."""
+def plans_all(context: ClientContext) -> bool:
+    """Return True while every program is planned.
+
+    Plans keep to memory limits, follow a chosen scheduler or placement policy, and tell an executor with a memory limit the kinds of
+    values, by which it evicts. They are also made while somebody collects them.
+    """
     settings = context.settings
     assert settings is not None, "a session is open"
-    hinted = bool(context.opened and context.opened[0].attached.device.spill)  # its evictions follow what plans say
-    return settings.plan_first_runs or bool(settings.memory_limits or context.recordings) or hinted
+    chosen = settings.memory_limits or settings.placement_policy or settings.scheduler != DEFAULT_SCHEDULER
+    if chosen or context.recordings:
+        return True
+    here = context.session.executors.here if context.session is not None else ()
+    return bool(here and here[0].opened.attached.device.spill)
 
 
-def save_plans(context: ClientContext) -> None:
-    """Write the plans of the session that is open, or has just ended, for later processes."""
-    if context.plans is not None:
-        with recorders.sending:
-            context.plans.save()
+def is_wanted(context: ClientContext, program: Program) -> bool:
+    """Return True if an optimization in use wants the program and the plugins that plan are loaded."""
+    registry, settings = context.configured()
+    if not are_loaded(context, "optimizations"):
+        return False
+    ops = frozenset([call.op for call in program.calls])
+    wanted = any(_wants(one, ops) for one in registry.optimizations if one.exact or not settings.exact)
+    return wanted and are_loaded(context, *PLANNING)
+
+
+def are_loaded(context: ClientContext, *kinds: str) -> bool:
+    """Return True if plugins of these kinds are loaded. Otherwise note that `load_plugins` shall load them.
+
+    The sink's lock is held here. A plugin may use the device while it is imported, and other threads may load plugins, so loading one
+    now could deadlock.
+    """
+    if context.configured()[0].has_loaded(kinds):
+        return True
+    context.kinds_to_load = kinds
+    return False
+
+
+def load_plugins(context: ClientContext) -> None:
+    """Load the plugins that `are_loaded` lacked, and ask optimizations from now on. The caller does not hold the sink's lock."""
+    kinds, context.kinds_to_load = context.kinds_to_load, ()
+    context.configured()[0].load(*kinds)
+    with port.lock:
+        if context.planner is not None:
+            context.planner.ask_optimizations()
+
+
+def _wants(optimization: Optimization, ops: frozenset[str]) -> bool:
+    try:
+        return bool(optimization.wants(ops))
+    except Exception as error:
+        log.warning(
+            "a plugin failed and is left out",
+            plugin=f"optimization {optimization.name!r} ({type(optimization).__module__})",
+            error=f"{type(error).__name__}: {error}",
+            instead="the program is not planned for it",
+        )
+        return False
 
 
 def plan_anew(context: ClientContext) -> None:
     """Forget the plans of the open session: settings or plugins have changed that they depend on."""
-    with recorders.sending:
+    if len(context.opened) > 1:
+        context.configured()[0].load(*PLANNING)
+    with port.lock:
         planner = new_planner(context, max(1, len(context.opened)))
         if context.session is not None:
-            context.session.plan_by(planner)
+            for executor in context.session.executors.here:
+                executor.submissions.planner = planner
+            context.session.router.plan_anew()
 
 
 def switched_off(context: ClientContext, program: Program | ProgramGraph) -> Without:
@@ -70,23 +124,7 @@ def switched_off(context: ClientContext, program: Program | ProgramGraph) -> Wit
     return context.planner.verdicts.about(program) if context.planner is not None else NOTHING
 
 
-@contextmanager
-def record_plans(context: ClientContext) -> Iterator[list[PipelineResult]]:
-    """Collects the result of every plan that is made meanwhile, of programs as they are and not in pieces."""
-    recording: list[PipelineResult] = []
-    context.recordings.append(recording)
-    try:
-        with whole_programs():
-            yield recording
-    finally:
-        context.recordings.remove(recording)
-
-
-@contextmanager
-def whole_programs() -> Iterator[None]:
-    """Send programs whole inside the block, and not in pieces while they are recorded."""
-    port.whole_programs += 1
-    try:
-        yield
-    finally:
-        port.whole_programs -= 1
+def plan_in_session(context: ClientContext, graph: ProgramGraph) -> PipelineResult | None:
+    """The plan that a program would get now from the open session over several executors; None if there is no such session."""
+    with port.lock:
+        return None if context.session is None else context.session.router.plan(graph)

@@ -63,18 +63,14 @@ class SizeRange(msgspec.Struct, frozen=True):
                 return False
         return self._are_near(self.sizes, [slots[p] for p in self.numbers])
 
-    def part(self, calls: range, slots: range) -> SizeRange:
-        """The sizes in a stretch of the program: of these calls, and of these of its scalars."""
-        inside = [i for i, (call, _) in enumerate(self.places) if call in calls]
-        numbers = [i for i, position in enumerate(self.numbers) if position in slots]
-        return SizeRange(
-            places=tuple([(self.places[i][0] - calls.start, self.places[i][1]) for i in inside]),
-            weights=tuple([self.weights[i] for i in inside]),
-            metas=tuple([self.metas[i] for i in inside]),
-            numbers=tuple([self.numbers[i] - slots.start for i in numbers]),
-            sizes=tuple([self.sizes[i] for i in numbers]),
-            factor=self.factor,
-        )
+    def covers_parts(self, program: Program, places: Iterable[int], sizes: Iterable[tuple[int, Slot]]) -> bool:
+        """As `covers`, where the rest is known to be in the range; `sizes`: positions in `numbers`, and the sizes there."""
+        for i in places:
+            (call, operand), meta = self.places[i], self.metas[i]
+            other = program.call(call).operands[operand]
+            if other is not meta and (self.weights[i] or not self._are_near(meta.shape, other.shape)):
+                return False
+        return all(self._are_near((self.sizes[i],), (slot,)) for i, slot in sizes)
 
     def _are_near(self, sizes: Sequence[Slot], others: Sequence[Slot]) -> bool:
         factor = self.factor

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from threading import get_ident
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from djinn_client.interception.device.device_state import device_state
-from djinn_client.interception.runtime_interface import SubmissionReply, port
-from djinn_client.runtime.deadlines import cancelled, due, exceeded
+from djinn_client.interception.tap import Cause, cause_of_wait, taps
 from djinn_client.runtime.executor_link import ExecutorLink
-from djinn_client.runtime.observing import Observers
-from djinn_client.runtime.receiving.deferred_replies import (
-    SAMPLED_AT_FIRST,
-    SAMPLED_EVERY,
-    DeferredReplies,
-    RoundTrips,
-)
 from djinn_client.runtime.receiving.reply_reader import ReplyReader
-from djinn_client.runtime.sending.binding import settle_claims
-from djinn_client.runtime.sending.cancellation import Cancellation
-from djinn_client.runtime.sending.pending import PendingSubmission
+from djinn_client.runtime.sending.binding import PendingSubmission, settle_claims
+from djinn_client.runtime.sending.cancellation import Cancellation, cancelled, due, exceeded
 from djinn_client.runtime.stats import Stats
-from djinn_client.stack_room import require_stack_room
 from djinn_core.errors import ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.sink import SubmissionReply
 from djinn_core.system.gc_pause import collect_later
-from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask
+from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask, require_stack_room
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Completed, ProtocolClose, Room, decode, encode
 from djinn_core.wire.peer_messages import LinkMeasurement
@@ -39,36 +30,95 @@ Handler = Callable[[Any, Sequence[Buffer]], None]  # takes a message of its kind
 # Seconds of waiting after which locks are let go, and interrupts and other threads have a chance.
 PATIENCE = LOOK_SECONDS
 
+# While the executor sends a reply larger than this it may not read, for no thread takes the reply in.
+LARGE_BYTES: Final = 2048
+# Bytes that fit into the buffers of every kind of connection. Sending them never waits for the other end.
+ROOM_BYTES: Final = 64 << 10
+_SAMPLES: Final = 16  # of the link's round trip, the least of which counts
+SAMPLED_AT_FIRST: Final = 64  # submissions whose round trips are measured where they are alone; of later ones
+SAMPLED_EVERY: Final = 8  # one in so many
 
-class UploadOffers(Protocol):
-    """Protocol of uploads, as far as replies need it: offers that the executor answers.
+
+class DeferredReplies:
+    """Replies left for later, those among them that were discarded, and what the executor is known to have read.
 
     Attributes:
-        unsent: handles of what the executor wants and has not been sent, oldest first.
-        open: handles of offers that are not answered, or whose bytes are not sent.
-        asked: questions for digests that are not answered.
+        left: numbers of the submissions whose replies will be asked for later.
+        read: number of sent bytes that the executor has read.
+        large: submissions left for later whose replies are large, oldest first.
+        forgotten: those that were discarded.
     """
 
-    @property
-    def unsent(self) -> Collection[int]: ...  # noqa: D102 - see above
+    def __init__(self) -> None:
+        self.large: deque[int] = deque()
+        self.left: set[int] = set()
+        self.forgotten: deque[int] = deque()  # finalizers only append
+        self.read = 0
+
+    def defer(self, number: int, nbytes: int) -> None:
+        """Note that the reply to submission `number`, of `nbytes` bytes, will be asked for later."""
+        self.left.add(number)
+        if nbytes > LARGE_BYTES:
+            self.large.append(number)
+
+    def discard(self, number: int) -> None:
+        """Mark a reply as one that will not be asked for."""
+        self.forgotten.append(number)
+
+    def blocked_by(self, position: int, pending: Container[int]) -> int | None:
+        """The large reply that must be taken in before the connection's bytes up to `position` can be sent; or None."""
+        while self.large and self.large[0] not in pending:
+            self.large.popleft()
+        return self.large[0] if self.large and position - self.read > ROOM_BYTES else None
+
+    def take_forgotten(self) -> list[int]:
+        """Take the discarded replies; each is returned once."""
+        taken: list[int] = []
+        while self.forgotten:
+            number = self.forgotten.popleft()
+            self.left.discard(number)
+            taken.append(number)
+        return taken
+
+
+class RoundTrips:
+    """The link's round trip: what a lone submission takes beyond the server's own time, at the least of late.
+
+    Attributes:
+        alone: the last submission that was sent while no other was under way, and when, in seconds of `time.perf_counter`.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        self.alone = 0, 0.0
 
     @property
-    def open(self) -> Collection[int]: ...  # noqa: D102 - see above
+    def seconds(self) -> float | None:
+        """None until one was seen."""
+        return min(self._samples, default=None)
 
-    @property
-    def asked(self) -> Collection[object]: ...  # noqa: D102 - see above
+    def record(self, number: int, server_seconds: float) -> None:
+        """Note the reply that a thread has waited for; `server_seconds` of the wait were the server's."""
+        alone, began = self.alone
+        if alone == number:
+            seconds = time.perf_counter() - began - server_seconds
+            self._samples.append(max(0.0, seconds))
 
-    def send_wanted(self) -> None:
-        """Send what the executor wants: it says nothing before it has that."""
 
+class UploadOffers:
+    """Uploads that the executor has not answered, or whose bytes are not sent.
 
-class _NoUploadOffers:
-    """Implements `UploadOffers` while there are no uploads."""
+    Attributes:
+        open: offers by handle. asked: digests of each query without a reply.
+        unsent: handles of those whose bytes the executor needs, oldest first.
+        send_wanted: sends these bytes. The executor says nothing before it has them.
+    """
 
-    unsent = open = asked = ()
-
-    def send_wanted(self) -> None:
-        """As `UploadOffers.send_wanted`: nothing is wanted."""
+    def __init__(self) -> None:
+        self.open: dict[int, Any] = {}
+        self.asked: deque[list[bytes]] = deque()
+        self.unsent: deque[int] = deque()
+        self.send_wanted: Callable[[], None] = _nothing
 
 
 class Replies:
@@ -84,7 +134,7 @@ class Replies:
         when_room_told: told how much memory the session can have there.
     """
 
-    def __init__(self, link: ExecutorLink, reader: ReplyReader, stats: Stats, observers: Observers) -> None:
+    def __init__(self, link: ExecutorLink, reader: ReplyReader, stats: Stats) -> None:
         self.pending: OrderedDict[int, PendingSubmission] = OrderedDict()
         self.cancellation = Cancellation(link, self.pending)
         self.while_waiting: Callable[[], None] = _nothing
@@ -93,9 +143,8 @@ class Replies:
         self.reader = reader
         self._link = link
         self._stats = stats
-        self._observers = observers
         self._handlers: dict[type[Message], Handler] = {ProtocolClose: self._closed}
-        self.offers: UploadOffers = _NoUploadOffers()
+        self.offers = UploadOffers()
         self._arrived: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
         self.abandoned: set[int] = set()
         self._dropped: set[int] = set()
@@ -110,10 +159,6 @@ class Replies:
         """Have `handler` take messages of a kind."""
         self._handlers[kind] = handler
 
-    def offer_by(self, offers: UploadOffers) -> None:
-        """Set which uploads replies to offers are for."""
-        self.offers = offers
-
     # --- submissions ---------------------------------------------------------------------------------------------
 
     def expect(self, number: int, pending: PendingSubmission) -> None:
@@ -123,19 +168,19 @@ class Replies:
         self.pending[number] = pending
 
     def await_reply(self, number: int) -> None:
-        """Wait until submission `number` is answered, in a round trip that the program waits for."""
+        """Wait until submission `number` is answered, so that more can be sent: in a round trip that the program waits for."""
         begun = self._begin_round_trip()
         self.receive_until(number)
-        self.tell_waited(begun, number)
+        self.tell_waited(begun, number, Cause.FULL)
 
     def _begin_round_trip(self) -> float:
         self._stats.round_trips += 1
         return time.perf_counter()
 
-    def tell_waited(self, begun: float, number: int = 0) -> None:
-        """Tell observers of a round trip that the program has waited for; `number`: of the submission that it was for, if any."""
-        seconds = time.perf_counter() - begun
-        self._observers.tell("waited", submission=number, executor=self.reader.number, seconds=seconds)
+    def tell_waited(self, begun: float, number: int = 0, cause: Cause | None = None) -> None:
+        """Tell taps of a round trip that the program has waited for; `number`: of the submission that it was for, if any."""
+        for tell in taps.waited:
+            tell(cause or cause_of_wait(), begun, self.reader.number, number)
 
     def make_room(self, nbytes: int) -> None:
         """Take in late replies where the executor might be busy with them, and not read `nbytes` more."""
@@ -144,7 +189,7 @@ class Replies:
             self.await_reply(number)
 
     def wait(self, number: int) -> SubmissionReply:
-        """As `Runtime.wait`.
+        """As `PendingReply.wait`.
 
         Raises:
             RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
@@ -154,14 +199,14 @@ class Replies:
         if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
             with interrupt_mask:
                 return self.wait(number)
-        deferred, observers = self.deferred, self._observers
+        deferred = self.deferred
         late, there = number in deferred.left, number not in self.pending
         counts = not (late and there)  # also where another thread has taken in the reply meanwhile
         self._stats.round_trips += counts
-        begun = time.perf_counter() if observers.wants("waited") else 0.0
+        begun = time.perf_counter() if taps.waited else 0.0
         try:
             if not there:
-                limited = port.wait_timeout or device_state.thread.waits_until is not None
+                limited = device_state.wait_timeout or device_state.thread.waits_until is not None
                 self.receive_until(number, due() if limited else None, wanted=True)
         except BaseException:
             if not late:  # a late one may be waited for again
@@ -173,7 +218,7 @@ class Replies:
         if late:
             deferred.left.discard(number)
         if not there and self._round_trips.alone[0] == number:
-            self._round_trips.came(number, seconds)
+            self._round_trips.record(number, seconds)
         reader = self.reader
         tensors = reader.tensors(completed, body)
         described = reader.described(completed) if completed.described else ()
@@ -184,12 +229,8 @@ class Replies:
                 raise unseen
         return SubmissionReply(tensors, described, spent)
 
-    def defer(self, number: int, nbytes: int) -> None:
-        """As `Runtime.defer`."""
-        self.deferred.defer(number, nbytes)
-
     def discard(self, number: int) -> None:
-        """As `Runtime.discard`."""
+        """As `PendingReply.discard`."""
         self.deferred.discard(number)
 
     def abandon(self, number: int) -> None:
@@ -197,13 +238,13 @@ class Replies:
         self.abandoned.add(number)
 
     def mark_unobserved(self, number: int) -> None:
-        """As `Runtime.mark_unobserved`."""
+        """As `PendingReply.mark_unobserved`."""
         with interrupt_mask, collect_later, self._link.reading:
             self.cancellation.excuse_after(number)
             self.reader.failures.mark_unobserved((self.reader.number, number))
 
     def has_come(self, number: int) -> bool:
-        """As `Runtime.has_come`."""
+        """As `PendingReply.is_there`."""
         require_stack_room()
         if number in self.pending and not self._link.lost:
             try:
@@ -215,13 +256,13 @@ class Replies:
 
     @property
     def round_trip_seconds(self) -> float | None:
-        """As `Runtime.round_trip_seconds`."""
+        """As `Facts.round_trip_seconds`."""
         return self._round_trips.seconds
 
     # --- questions -----------------------------------------------------------------------------------------------
 
     def ask(self, question: Message, kind: type[M]) -> M:
-        """The executor's reply to a question of its own kind; one round trip. The caller holds the recorders' lock.
+        """The executor's reply to a question of its own kind; one round trip. The caller holds the sink's lock.
 
         Raises:
             SessionLost: the executor is gone.
@@ -231,7 +272,7 @@ class Replies:
         with interrupt_mask, collect_later, self._link.reading:
             self._asked.append(question)
             try:
-                self.tell(question)
+                self.send(question)
             except BaseException:
                 self._asked.pop()
                 raise
@@ -260,21 +301,21 @@ class Replies:
         else:
             self._told.append(reply)
 
-    def tell_and_await(self, message: Message, complete: Callable[[], bool]) -> None:
-        """Send a message and receive until its result is `complete`; interrupts wait. The caller holds the recorders' lock.
+    def send_and_await(self, message: Message, complete: Callable[[], bool]) -> None:
+        """Send a message and receive until its result is `complete`; interrupts wait. The caller holds the sink's lock.
 
         Raises:
             SessionLost: the executor is gone.
         """
         begun = self._begin_round_trip()
         with interrupt_mask.uninterruptible, collect_later, self._link.reading:
-            self.tell(message)
+            self.send(message)
             while not complete():
                 self._receive_one(PATIENCE)
         self.tell_waited(begun)
 
-    def tell(self, message: Message) -> None:
-        """Send a message between submissions. The caller holds the recorders' lock.
+    def send(self, message: Message) -> None:
+        """Send a message between submissions. The caller holds the sink's lock.
 
         Raises:
             SessionLost: the executor is gone.
@@ -398,17 +439,6 @@ class Replies:
             self._link.lose(ProtocolError(f"unexpected {type(message).__name__}"))
         handler(message, body)
 
-    def _tell(self, completed: Completed) -> None:
-        timing, failures = completed.timing, len(completed.failures)
-        self._observers.tell(
-            "completed",
-            submission=completed.sequence,
-            executor=self.reader.number,
-            execute=timing.execute,
-            queue=timing.queue,
-            failures=failures,
-        )
-
     def _closed(self, message: ProtocolClose, _: Sequence[Buffer]) -> None:
         self._link.lose(ProtocolError(message.reason))
 
@@ -417,16 +447,14 @@ class Replies:
         pending = self.pending.get(number)
         if pending is None:
             raise ProtocolError(f"the executor answers submission {number}, which does not wait")
-        timing, cancellation, observers = completed.timing, self.cancellation, self._observers
+        timing, cancellation = completed.timing, self.cancellation
         self.deferred.read = pending.position
         if completed.links:
             self.when_links_seen(completed.links)
         if completed.room is not None:
             self.when_room_told(completed.room)
-        if observers.wants("completed"):
-            self._tell(completed)
-        if (timeline := observers.timeline) is not None:
-            timeline.completed(self.reader.number, number, pending, completed, sum(map(len, body)))
+        for tell in taps.answered:
+            tell(self.reader.number, number, completed, sum(map(len, body)))
         self._stats.spent(timing)
         if pending.prepared is not None and pending.prepared.took is not None:
             pending.prepared.took(timing.execute)
@@ -449,7 +477,7 @@ class Replies:
 
 
 def _nothing() -> None:
-    """Do nothing while a thread waits."""
+    """Do nothing while a thread waits, and without uploads."""
 
 
 def _ignored(_: Sequence[LinkMeasurement] | Room) -> None:

@@ -8,23 +8,26 @@ from threading import get_ident
 from typing import Final
 
 import msgspec
+import numpy as np
 
-from djinn_client.interception.runtime_interface import Submission, port
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tap import taps
 from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_client.runtime.observing import Observers
 from djinn_client.runtime.planning.derived_values import DerivedValues
 from djinn_client.runtime.planning.planner import Planner
 from djinn_client.runtime.receiving.replies import Replies
-from djinn_client.runtime.sending.binding import Bound, bind, open_claims
-from djinn_client.runtime.sending.pending import PendingSubmission
+from djinn_client.runtime.sending.binding import Bound, PendingSubmission, bind, open_claims
 from djinn_client.runtime.sending.template import PreparedTemplate, dying_inputs
 from djinn_client.runtime.stats import Stats
 from djinn_core.errors import ProtocolError, UnsupportedOperation
 from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.ir.slot_arrays import Words
+from djinn_core.sink import Submission
 from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.system.printable import printable
 from djinn_core.wire import limits
-from djinn_core.wire.binding_delta import Handles, InputChanges, SlotChanges, diff_inputs, diff_slots, pack_handles
+from djinn_core.wire.binding_delta import Handles, InputChanges, SlotChanges, pack_handles
 from djinn_core.wire.messages import Claim, InitialBindings, Submit, Template, TemplateReply, TemplateRequest, encode
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
@@ -53,6 +56,7 @@ class KnownTemplates:
 
 # What encoding raises for numbers of more than 64 bits, invalid texts, and what is too deep or too large.
 UNSENDABLE: Final = (ProtocolError, UnsupportedOperation, OverflowError, ValueError, TypeError, RecursionError)
+NO_VALUES: Final[Words] = np.empty(0, np.int64)
 _BESIDE_BYTES: Final = 1024  # that connections put before a message
 
 
@@ -94,7 +98,7 @@ UNREAD: Final = 8  # replies that may wait to be read together: small ones, wher
 
 
 class Submissions:
-    """Sends programs to one executor. The caller holds the recorders' lock."""
+    """Sends programs to one executor. The caller holds the sink's lock."""
 
     def __init__(
         self,
@@ -116,7 +120,7 @@ class Submissions:
         replies.handle(TemplateRequest, self._define)
 
     def submit(self, submission: Submission) -> int:
-        """As `Runtime.submit`.
+        """As `Sink.submit`.
 
         Raises:
             SessionLost: the executor is gone.
@@ -128,12 +132,13 @@ class Submissions:
         self.make_ready()
         program = submission.program
         derived = self._derived
-        if not program.calls and not derived.some:
+        has_ops = len(program) > 0
+        if not has_ops and not derived.some:
             return self.run(submission)
         try:
-            prepared, values = self.planner.prepare(program) if program.calls else (None, [])
+            prepared, values = self.planner.prepare(program) if has_ops else (None, NO_VALUES)
         except Exception as error:
-            self.run(Submission(program, submission.free), refused=str(error))
+            self.run(Submission(program, submission.free), refused=str(error) or type(error).__name__)
             raise
         if prepared is not None and prepared.rewrite is not None:
             values = derived.extend(prepared, values)
@@ -151,7 +156,7 @@ class Submissions:
             section.depth -= 1
             interrupt_mask.depth -= 1
 
-    def _run_derived(self, submission: Submission, prepared: PreparedTemplate | None, values: Sequence[int]) -> int:
+    def _run_derived(self, submission: Submission, prepared: PreparedTemplate | None, values: Words) -> int:
         """Send a submission, and with it what of the values that were derived from weights is of no use any more."""
         derived = self._derived
         with interrupt_mask.uninterruptible:
@@ -163,7 +168,7 @@ class Submissions:
     def _tell_settings(self) -> None:
         settings = port.numeric_settings
         if settings != self._numeric_settings:
-            self._replies.tell(settings)
+            self._replies.send(settings)
         self._numeric_settings = settings
 
     def take_derived(self) -> tuple[int, ...]:
@@ -190,9 +195,8 @@ class Submissions:
             late = replies.abandoned or deferred.large or deferred.forgotten or offers.open or offers.asked
             if late or len(replies.pending) >= unread:
                 self._await_room()
-            if self._link.busy:  # another thread may be sending for as long as the executor does not read
-                with self._link.writing:
-                    return
+            with self._link.writing:  # which `send` awaits, too, but without looking for an interrupt
+                pass
         except KeyboardInterrupt:
             replies.cancellation.interrupted()
             raise
@@ -208,7 +212,7 @@ class Submissions:
         self,
         submission: Submission,
         prepared: PreparedTemplate | None = None,
-        values: Sequence[int] = (),
+        values: Sequence[int] | Words = NO_VALUES,
         refused: str = "",
     ) -> int:
         """Send a submission of which the executor runs what is `prepared`, over `values` of its program. The caller has called `make_ready`.
@@ -218,33 +222,35 @@ class Submissions:
         Raises:
             SessionLost: the executor is gone.
         """
+        of_program = np.asarray(values, np.int64)
         if len(self._replies.pending) >= UNREAD:
             self.make_ready()
         if interrupt_mask.uninterruptible.depth:
-            return self._run(submission, prepared, values, refused)
+            return self._run(submission, prepared, of_program, refused)
         with interrupt_mask.uninterruptible:
-            return self._run(submission, prepared, values, refused)
+            return self._run(submission, prepared, of_program, refused)
 
     def _run(
         self,
         submission: Submission,
         prepared: PreparedTemplate | None,
-        values: Sequence[int],
+        values: Words,
         refused: str = "",
         thread: int = 0,
     ) -> int:
         """`thread`: the identity of the calling one, where the caller knows it."""
         if port.numeric_settings is not self._numeric_settings:
             self._tell_settings()
-        timeline = self._observers.timeline
-        begun = time.perf_counter() if timeline is not None else 0.0
+        told = taps.sent
+        begun = time.perf_counter() if told else 0.0
         program = submission.program
         number = self.last_number + 1
-        bound = bind(prepared, program, values) if prepared is not None else None
+        bound: Bound | None = None
         frame: Frame | None = None
         claimed: tuple[int, ...] = ()
-        if prepared is not None and bound is not None:
+        if prepared is not None:
             try:
+                bound = bind(prepared, program, values)
                 message = self._message(number, submission, prepared, bound)
                 frame = framed(message)
             except UNSENDABLE as error:
@@ -264,7 +270,7 @@ class Submissions:
         if message.claims:
             claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
-        replies, observers = self._replies, self._observers
+        replies = self._replies
         if replies.deferred.large:
             replies.make_room(size)
         self.last_number = number
@@ -281,12 +287,10 @@ class Submissions:
         replies.expect(number, pending)
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
-        sending = time.perf_counter() if timeline is not None else 0.0
+        sending = time.perf_counter() if told else 0.0
         self._link.send(frame)
-        if timeline is not None:
-            timeline.sent(replies.reader.number, number, pending, begun, sending, size)
-        if observers.wants("submitted"):
-            observers.tell("submitted", submission=number, executor=replies.reader.number, instructions=len(program))
+        for tell in told:
+            tell(replies.reader.number, number, pending, begun, sending, size)
         return number
 
     def _message(
@@ -300,25 +304,21 @@ class Submissions:
         claims: tuple[Claim, ...] = ()
         first: InitialBindings | None = None
         template: Template | None = None
+        free = submission.free
         if prepared is not None and bound is not None:
             digest = prepared.digest
-            if prepared.outputs:
-                outputs = pack_handles([*map(bound.values.__getitem__, prepared.outputs)])
-            before = self._known.bound.replace(digest, bound)
-            if before is None:
+            if prepared.outputs.size:
+                outputs = pack_handles(bound.values[prepared.outputs].tolist())
+            if (before := self._known.bound.replace(digest, bound)) is None:
                 self._known.send_anew(prepared, bound)
                 first, template = bound.as_first(), prepared.template
             else:
                 self._stats.templates_reused += 1
-                if before.slots or bound.slots:
-                    slot_changes = diff_slots(before.slots, bound.slots)
-                if before.inputs != bound.inputs:
-                    input_changes = diff_inputs(before.inputs, bound.inputs)
+                slot_changes, input_changes = bound.slot_changes(before), bound.input_changes(before)
             if prepared.claims:
                 claims = open_claims(prepared, submission.program)
-        free = submission.free
-        if prepared is not None and bound is not None and prepared.unused:
-            free = (*free, *[bound.values[i] for i in prepared.unused])
+            if prepared.unused:
+                free = (*free, *[int(bound.values[i]) for i in prepared.unused])
         observers = self._observers
         return Submit(
             number,

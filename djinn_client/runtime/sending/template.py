@@ -8,9 +8,11 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from djinn_core.ir.form import Form
 from djinn_core.ir.program import Call, Instruction, Program, Slot, conditions_hold, interchangeable
+from djinn_core.ir.slot_arrays import Words
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.templates import digest_of
 
@@ -105,18 +107,16 @@ class PreparedTemplate(msgspec.Struct, eq=False):
             because an optimization rewrote them that may have looked at sizes.
         substituted: names of the optimizations because of which it is valid for some sizes only.
         hints: kinds of its values, for an executor that may have to evict some. hinted: True once they were sent.
-        profile: profile of the program that it was planned for; for a piece, that of the whole program.
-        recorded: the program that it runs as recorded; None where it was planned. runs_unplanned: number of further runs before
-            it is planned.
-        restored: the program for which it was found on disk; None where this process planned it.
+        profile: profile of the program that it was made for. None: not analysed.
+        planned: whether it was made by a plan; False: it runs the program as recorded.
     """
 
     template: Template
     digest: bytes
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: Words
+    outputs: Words
     nodes: tuple[int, ...]
-    slots: tuple[int, ...] | None
+    slots: Words | None
     equal_slots: tuple[tuple[int, int], ...]
     claims: tuple[int, ...]
     written: tuple[int, ...] = ()
@@ -130,9 +130,7 @@ class PreparedTemplate(msgspec.Struct, eq=False):
     hints: ValueHints | None = None
     hinted: bool = False
     profile: WorkloadProfile | None = None
-    recorded: Program | None = None
-    runs_unplanned: int = 0
-    restored: Program | None = None
+    planned: bool = False
 
     def __repr__(self) -> str:
         return f"PreparedTemplate({self.digest.hex()})"  # the rest is as long as its program
@@ -218,7 +216,7 @@ def _for_origin(
     prepared: PreparedTemplate, rewritten: RewrittenProgram, equal_slots: tuple[tuple[int, int], ...]
 ) -> PreparedTemplate:
     """Translate what is prepared for a rewritten program to the original program."""
-    taken = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots
+    taken = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots.tolist()
     constants = [rewritten.program.slots[i] for i in taken if rewritten.slots[i] < 0]
     left = iter(range(-len(constants), 0))
     slots = tuple(rewritten.slots[i] if rewritten.slots[i] >= 0 else next(left) for i in taken)
@@ -229,7 +227,7 @@ def _for_origin(
         *_conditions(rewritten, equal_slots),
     )
     return msgspec.structs.replace(
-        prepared, nodes=tuple(rewritten.nodes[n] for n in prepared.nodes), slots=slots, rewrite=rewrite
+        prepared, nodes=tuple(rewritten.nodes[n] for n in prepared.nodes), slots=_array(slots), rewrite=rewrite
     )
 
 
@@ -244,6 +242,10 @@ def _conditions(
     positions = {value: i for i, value in enumerate(rewritten.values)}
     recipes = ((r, r.identity, tuple(positions[v] for v in r.sources)) for r in rewritten.recipes)
     return tuple((p, rewritten.origin.slots[p]) for p in sorted(compared)), tuple(recipes)
+
+
+def _array(positions: Sequence[int]) -> Words:
+    return np.array(positions, np.int64)
 
 
 class _Builder:
@@ -293,10 +295,10 @@ class _Builder:
         return PreparedTemplate(
             template=template,
             digest=digest_of(template),
-            inputs=tuple(positions[h] for h in self.inputs),
-            outputs=tuple(positions[h] for h in outputs),
+            inputs=_array([positions[h] for h in self.inputs]),
+            outputs=_array([positions[h] for h in outputs]),
             nodes=nodes,
-            slots=slots,
+            slots=None if slots is None else _array(slots),
             equal_slots=equal_slots,
             claims=tuple(range(len(nodes))),
             written=tuple(positions[h] for h in self.written),

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import torch
 
+from djinn_client.interception.tap import Cause
 from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_client.runtime.observing import Observers
 from djinn_client.runtime.receiving.replies import Replies
-from djinn_client.runtime.sending.compressing import UploadCompressor
 from djinn_client.runtime.stats import Stats
-from djinn_client.torch_objects import writes_to
+from djinn_client.torch_dispatch import writes_to
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.wire import limits
-from djinn_core.wire.compression import PLANES_ZSTD
+from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded, supported_compressions
 from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import TensorHeader, encode
 from djinn_core.wire.tensors import dtype_from_name, dtype_name, tensor_to_wire
@@ -71,9 +70,7 @@ class Uploader:
     """Sends tensors to the executor, and holds the offers that it has not answered.
 
     Attributes:
-        open: offers without a reply, or whose bytes are not sent yet, by handle.
-        unsent: handles of those whose bytes the executor needs, oldest first.
-        asked: digests of each `BlobQuery` without a reply.
+        open, unsent, asked: as in `UploadOffers`.
     """
 
     def __init__(
@@ -92,14 +89,14 @@ class Uploader:
         self._observers = observers
         self._offers = offers
         self._compressor = compressor
-        self.open: dict[int, _Upload] = {}
+        waiting = replies.offers
+        self.open: dict[int, _Upload] = waiting.open
+        self.unsent, self.asked = waiting.unsent, waiting.asked
+        waiting.send_wanted = self.send_wanted
         self._held = 0
-        self.unsent: deque[int] = deque()
-        self.asked: deque[list[bytes]] = deque()
         self._promised: set[bytes] = set()
         self._expected: dict[_Content, _ExpectedUpload] = {}
         self._sending = False
-        replies.offer_by(self)
         for kind in (BlobNeeded, BlobHit, BlobQueryReply):
             replies.handle(kind, self._answered)
 
@@ -113,7 +110,7 @@ class Uploader:
         try:
             self._upload(handle, source)
         finally:
-            self._link.channel.own()
+            self._link.channel.copy_borrowed()
 
     def _upload(self, handle: int, source: torch.Tensor) -> None:
         header, data = tensor_to_wire(source)
@@ -136,7 +133,7 @@ class Uploader:
             stored.nbytes,
         )
         try:
-            self._replies.tell(message)
+            self._replies.send(message)
         except KeyboardInterrupt:
             self._link.send_message(AbortUpload(handle))
             raise
@@ -161,7 +158,7 @@ class Uploader:
         begun = time.perf_counter()
         while self.asked:
             self._replies.take_next()
-        self._replies.tell_waited(begun)
+        self._replies.tell_waited(begun, cause=Cause.UPLOAD)
 
     def _answered(self, reply: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
         """Note the executor's reply to an offer or a query; bytes that it needs are sent by the next `send_wanted`.
@@ -237,7 +234,7 @@ class Uploader:
             while (large and handle in self.open) or self._held > HELD_BYTES:
                 self._replies.take_next()
             if waits:
-                self._replies.tell_waited(begun)
+                self._replies.tell_waited(begun, cause=Cause.UPLOAD)
         except BaseException:  # the caller's memory is its own again, and the executor still waits for the bytes
             if large and handle in self.open:
                 offered.data = memoryview(bytes(offered.data))
@@ -282,3 +279,58 @@ class Uploader:
         started = time.perf_counter()
         self._link.send(Frame(encode(message), [body]))
         self._compressor.note_sent(part.nbytes, time.perf_counter() - started, compressed=coded is not None)
+
+
+SMALLEST: Final = 1 << 20  # bytes of the smallest part that is compressed
+SAMPLE: Final = 256 << 10  # bytes of a part that are compressed as a trial
+# Bytes that are sent before the rate of the link is known: the first of them fill buffers on the way.
+SEEN: Final = 16 << 20
+# Bytes a second, fewer than executors expand. On faster links, such as connections within a machine, nothing is compressed.
+FASTEST: Final = 2e8
+_GAIN: Final = 0.9  # the part of the time without compression that the time with it may have
+_RENEWED: Final = 256 << 20  # compressed bytes after which some are sent uncompressed, to measure the link again
+
+
+class UploadCompressor:
+    """Compresses the uploads of one connection where that saves time."""
+
+    def __init__(self, theirs: Sequence[str]) -> None:
+        """`theirs`: the compressions that the executor can read."""
+        self._possible = PLANES_ZSTD in theirs and PLANES_ZSTD in supported_compressions()
+        self._sent = 0
+        self._seconds = 0.0
+        self._compressed = 0  # bytes since the link was measured
+
+    def note_sent(self, nbytes: int, seconds: float, *, compressed: bool) -> None:
+        """Note that sending `nbytes` took so long; recent rates count for more.
+
+        Compressed bytes do not measure the link: the executor may take longer to expand them than they take to arrive.
+        """
+        if compressed:
+            self._compressed += nbytes
+            return
+        self._compressed = 0
+        if self._sent > 4 * SEEN:
+            self._sent, self._seconds = self._sent // 2, self._seconds / 2
+        self._sent += nbytes
+        self._seconds += seconds
+
+    def compress(self, data: memoryview, item: int) -> bytes | None:
+        """`data` (elements of `item` bytes) compressed; None where sending it uncompressed takes less time."""
+        if not self._possible or len(data) < SMALLEST or not self._pays(data, item):
+            return None
+        coded = compressed(data, item)
+        return coded if len(coded) < len(data) else None
+
+    def _pays(self, data: memoryview, item: int) -> bool:
+        """True if compressing, sending and expanding takes less time than sending uncompressed, estimated from a sample."""
+        if self._sent < SEEN or self._sent > FASTEST * self._seconds or self._compressed > _RENEWED:
+            return False
+        link = self._seconds / self._sent  # seconds a byte
+        middle = len(data) // 2 // item * item
+        sample = data[middle : middle + SAMPLE // item * item]
+        started = time.thread_time()
+        coded = compressed(sample, item)
+        expanded(coded, PLANES_ZSTD, item, len(sample))  # takes about as long as at the executor
+        coding = (time.thread_time() - started) / len(sample)
+        return coding + len(coded) / len(sample) * link < _GAIN * link

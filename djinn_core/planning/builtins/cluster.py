@@ -31,7 +31,7 @@ class Machines(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     Attributes:
         name: the first is called `name0`.
-        devices: devices in each, linked by `link`.
+        devices: devices in each, linked by `link`, which machines with one device need not have.
         memory_gib, tflops, gbs: of a device: memory, peak of arithmetic, bandwidth of memory.
         count: how many machines.
         rack: machines in a rack; 0: all in one.
@@ -44,7 +44,7 @@ class Machines(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     memory_gib: float
     tflops: float
     gbs: float
-    link: Wire
+    link: Wire | None = None
     count: int = 1
     rack: int = 0
     kind: str = "cuda"
@@ -90,8 +90,9 @@ def read_cluster(text: str, source: str = "the cluster file") -> NetworkTopology
 
 
 def _refuse_nonsense(machines: Machines, source: str) -> None:
-    numbers = (machines.devices, machines.count, machines.memory_gib, machines.tflops, machines.gbs, machines.link.gbs)
-    if min(numbers) <= 0 or "/" in machines.name or not machines.name:
+    numbers = (machines.devices, machines.count, machines.memory_gib, machines.tflops, machines.gbs)
+    linked = machines.devices == 1 if machines.link is None else machines.link.gbs > 0
+    if min(numbers) <= 0 or not linked or "/" in machines.name or not machines.name:
         raise ConfigurationError(
             f"{source}: machines {machines.name!r} need a name without '/', and devices, count, memory_gib, tflops, gbs and "
             "link.gbs above 0"
@@ -127,7 +128,7 @@ def _devices(machines: Machines) -> list[DeviceCapabilities]:
 
 def _inner_links(cluster: Cluster, machines: Machines) -> list[Link]:
     groups = [group for _, group in _groups(machines)]
-    links = [link for group in groups for link in _both_ways(group, group, machines.link)]
+    links = [link for group in groups if machines.link for link in _both_ways(group, group, machines.link)]
     for rack in dict.fromkeys(group.rpartition("/")[0] for group in groups):
         links += _both_ways(rack, rack, cluster.rack or cluster.network)
     return links

@@ -11,9 +11,9 @@ from threading import get_ident
 from typing import Final, Protocol
 
 from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.session_channel import WrappedConnection
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.logs import get_logger
-from djinn_core.protocol.delivery.session_channel import WrappedConnection
 from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.wire import limits
 from djinn_core.wire.frame_order import (
@@ -24,6 +24,7 @@ from djinn_core.wire.frame_order import (
     Inbox,
     Outbox,
     Prefix,
+    body_bytes,
     pack_prefix,
     split,
     unpack_prefix,
@@ -130,7 +131,7 @@ class ReliableConnection(ReconnectingConnection):
     # --- out --------------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`; but its buffers are borrowed until they are acknowledged or `own` is called.
+        """As `Connection.send`; but its buffers are borrowed until they are acknowledged or `copy_borrowed` is called.
 
         Raises:
             TransportError: there will be no further connection.
@@ -161,7 +162,7 @@ class ReliableConnection(ReconnectingConnection):
                 self._read_acknowledgements()
                 self._await_window()
 
-    def own(self) -> None:
+    def copy_borrowed(self) -> None:
         """Copy the bodies of unacknowledged frames: the caller is about to change their memory."""
         if self._outbox.borrows:
             self._read_acknowledgements()
@@ -169,7 +170,7 @@ class ReliableConnection(ReconnectingConnection):
 
     def _copy_borrowed(self) -> None:
         with self._sending, self._keeping:  # no other thread is retransmitting
-            self._outbox.own()
+            self._outbox.copy_borrowed()
 
     def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
         """Send a frame with its number."""
@@ -340,7 +341,7 @@ class ReliableConnection(ReconnectingConnection):
             self._garbled = 0
             self._frames += 1
             if frame.body or self._frames >= _NOTE_FRAMES:
-                self._bytes += (nbytes := _bytes_of(frame))
+                self._bytes += (nbytes := body_bytes(frame))
                 if nbytes >= _ACK_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
                     self._note()
             return news
@@ -456,10 +457,3 @@ class ReliableConnection(ReconnectingConnection):
         self._expired = True
         self._closed = self._closed or "the connection was closed"
         self._inner.close()
-
-
-def _bytes_of(frame: Frame) -> int:
-    nbytes = 0
-    for buffer in frame.body:  # mostly one: no generator for it
-        nbytes += memoryview(buffer).nbytes
-    return nbytes

@@ -23,7 +23,10 @@ class SocketTransport(Transport):
 
     @abstractmethod
     def bind(self, url: str) -> tuple[socket.socket, str]:
-        """Return a bound stream socket, and the URL at which clients reach it, with the actual port."""
+        """Return a bound stream socket, which need not listen yet, and the URL at which clients reach it.
+
+        The URL is `SCHEME://HOST:PORT` with the actual port, or `SCHEME:///PATH` if only programs on this host reach it.
+        """
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """As `Transport.connect`."""
@@ -36,7 +39,10 @@ class SocketTransport(Transport):
         return SocketConnection(sock, limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
-        """As `Transport.listen`."""
+        """As `Transport.listen`.
+
+        An override, such as one that gives `SocketListener` a `release`, turns `OSError` of `bind` into `TransportError` itself.
+        """
         try:
             sock, actual = self.bind(url)
         except TransportError:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from djinn.hooks import Pattern
-from djinn.planning import FUSED_ATTENTION, SOFTMAX, Graph, Node, Nodes, PatternMatch, origin
+from djinn.planning import FUSED_ATTENTION, SOFTMAX, Graph, Node, PatternMatch, origin
 from djinn_attention.diamonds import ANCHOR, diamonds
 from djinn_attention.heads import count
 from djinn_attention.linear import linear_attentions
@@ -74,15 +74,15 @@ def _facts(graph: Graph, site: Site, feeds: FeedingLayers, masks: Masks) -> dict
         "window": reach.window,
         "kind": kind(graph, site, feeds),
         "masked": bool(site.masks) or site.flagged_causal,
-        "projections": {role: Nodes(nodes) for role, nodes in feeds.nodes().items()},
+        "projections": {role: tuple(nodes) for role, nodes in feeds.nodes().items()},
     }
 
 
-def _alike(feeds: FeedingLayers) -> tuple[Nodes, ...]:
+def _alike(feeds: FeedingLayers) -> tuple[tuple[int, ...], ...]:
     """Layers for queries, keys and values that project the same: one product could do for all of them."""
     firsts = [layers[0] for layers in (feeds.query, feeds.key, feeds.value) if layers]
     nodes = sorted({p.node for p in firsts})
-    return (Nodes(nodes),) if len(nodes) > 1 and len({p.data for p in firsts}) == 1 else ()
+    return (tuple(nodes),) if len(nodes) > 1 and len({p.data for p in firsts}) == 1 else ()
 
 
 def _confidence(graph: Graph, site: Site) -> float:

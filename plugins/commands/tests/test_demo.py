@@ -80,7 +80,6 @@ def test_training_remotely_equals_training_here(python, tmp_path):
     assert found["verdict"]["equal"]
     assert "training" in found["recognised"]["workloads"]
     assert found["remote_first"]["counters"]["plans_made"] > 0
-    # The first run is watched, so its programs are whole; the second plans their pieces when they have come often, once each.
     assert found["remote"]["counters"]["plans_made"] < found["remote"]["counters"]["plans_reused"]
     assert found["upload"]["counters"]["bytes_uploaded"] > 460_000
     assert "https://cdn" not in picture.read_text()

@@ -13,7 +13,7 @@ from long_forms import long_or
 import djinn
 from djinn.errors import ConfigurationError
 from djinn.planning import DeviceCapabilities
-from djinn_client.runtime.load_plugins import load_selected
+from djinn_client.runtime.plugins import open_plugins
 from djinn_commands.planning import fit
 from djinn_commands.planning.model import Step, built_model
 from djinn_commands.planning.plan_command import plan as command
@@ -167,7 +167,7 @@ def measured(monkeypatch):
         config.save_pretrained(folder)
         step = Step(case.step, case.batch, case.tokens, case.new, case.optimizer)
         executor = fit.Executor("here", DeviceCapabilities("0/cpu:0", "cpu"))
-        asked = fit.Fit(built_model(str(folder), step), step, (executor,), load_selected())
+        asked = fit.Fit(built_model(str(folder), step), step, (executor,), open_plugins())
         predicted = asked.described()["needed"]
         model.to(
             "remote_accelerator:0"
@@ -186,7 +186,7 @@ def _installed():
     return sorted({plugin.name for plugin in installed()})
 
 
-@pytest.mark.usefixtures("plan_first_runs")  # on a busy machine, more runs go by before their plans are there
+@pytest.mark.usefixtures("plans_all")  # on a busy machine, more runs go by before their plans are there
 @pytest.mark.parametrize(
     "name", long_or(["gpt2, SGD"], ["gpt2, SGD", "resnet"])
 )  # `python -m evaluation fit` has the others

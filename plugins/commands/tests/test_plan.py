@@ -111,6 +111,7 @@ def test_links_are_those_of_the_innermost_group():
         (("tflops = 10", "teraflops = 10"), "teraflops"),
         (("gbs = 100\n", ""), r"missing required field `gbs`.*docs/scheduling.md"),
         (("devices = 2", "devices = 0"), "above 0"),
+        (("link = { gbs = 100, us = 1 }", ""), "above 0"),
         (('name = "node"', "name = node"), "describes no cluster"),
         (
             (
@@ -124,6 +125,15 @@ def test_links_are_those_of_the_innermost_group():
 def test_cluster_files_that_make_no_sense_are_refused(change, message):
     with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         read_cluster(CLUSTER.replace("MEMORY", "16").replace(*change))
+
+
+def test_machines_with_one_device_need_no_link():
+    alone = (
+        CLUSTER.replace("MEMORY", "16")
+        .replace("link = { gbs = 100, us = 1 }", "")
+        .replace("devices = 2", "devices = 1")
+    )
+    assert read_cluster(alone).link("node0/cuda:0", "node1/cuda:0").bandwidth == 10e9
 
 
 def test_modules_are_told_by_ranges():

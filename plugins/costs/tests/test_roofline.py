@@ -114,10 +114,13 @@ def test_a_few_disturbed_measurements_do_not_decide():
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
-@given(st.integers(0, 10_000))
-def test_non_negative_least_squares_meets_its_conditions(seed):
+@given(st.integers(0, 10_000), st.booleans())
+def test_non_negative_least_squares_meets_its_conditions(seed, superfluous):
     rng = np.random.default_rng(seed)
     matrix, target = rng.normal(size=(12, 5)), rng.normal(size=12)
+    if superfluous:  # the third term explains most by itself, and nothing beside the first two
+        sums, noise = matrix[:, 0] + matrix[:, 1], target / 4
+        matrix[:, 2], target = sums + noise, sums - noise
     x = non_negative(matrix, target)
     gradient = matrix.T @ (target - matrix @ x)
     assert (x >= 0).all()

@@ -1,74 +1,85 @@
-"""Finding and opening GPUs."""
+"""What CUDA adds to Djinn's device runtime: visible devices, and memory figures that take no memory on the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+import os
 
 import torch
 
 from djinn.errors import StartupError
 from djinn.hooks import Device, DeviceRuntime
 from djinn.planning import DeviceCapabilities
-from djinn_cuda.memory import device_memory
-from djinn_cuda.runtime import CudaRuntime
 
-
-class Driver(Protocol):
-    """CUDA queries before a device is opened."""
-
-    def count(self) -> int:
-        """Number of GPUs that this process may use; 0 with a CPU build of torch."""
-
-    def describe(self, index: int) -> tuple[str, int, int]:
-        """Name of GPU `index`, and its memory in bytes: total and free."""
-
-
-class TorchDriver:
-    """Asks torch and the driver's management library."""
-
-    def count(self) -> int:
-        """As torch sees it."""
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-    def describe(self, index: int) -> tuple[str, int, int]:
-        """Name from torch, memory without taking any on the GPU."""
-        properties = torch.cuda.get_device_properties(index)
-        total, free = device_memory(index, str(properties.uuid))
-        return properties.name, total, free
+log = logging.getLogger("djinn_cuda")
 
 
 class CudaDevice(Device):
-    """The GPUs of this machine, `cuda:0` and so on."""
+    """The GPUs of this machine, `cuda:0` and so on. On a ROCm build of PyTorch, the AMD GPUs."""
 
     name = "cuda"
 
-    def __init__(self, driver: Driver | None = None) -> None:
-        self._driver = driver or TorchDriver()
+    def select(self, index: int) -> int:
+        """Hide the other GPUs. CUDA reads the variable at its first call, which comes later."""
+        variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
+        visible = os.environ.get(variable)
+        names = visible.split(",") if visible is not None else [str(number) for number in range(_driver_count())]
+        if index >= len(names):
+            return index  # `discover` shows the GPUs that there are
+        os.environ[variable] = names[index].strip()
+        return 0
 
-    def discover(self) -> Sequence[DeviceCapabilities]:
-        """The GPUs that this process may use; none without CUDA."""
-        return tuple(self._capabilities(index) for index in range(self._driver.count()))
-
-    def _capabilities(self, index: int) -> DeviceCapabilities:
-        title, total, free = self._driver.describe(index)
-        return DeviceCapabilities(f"cuda:{index}", "cuda", title, memory=total, memory_free=free)
+    def describe(self, index: int) -> DeviceCapabilities:
+        """Return the name from PyTorch, and the memory from NVML."""
+        properties = torch.cuda.get_device_properties(index)
+        total, free = _memory(index, str(getattr(properties, "uuid", "")))
+        return DeviceCapabilities(f"cuda:{index}", "cuda", properties.name, memory=total, memory_free=free)
 
     def open(self, index: int) -> DeviceRuntime:
-        """A GPU for this process.
+        """Open a GPU for this process.
 
         Raises:
             StartupError: there is no such GPU, or it does not work.
         """
-        count = self._driver.count()
-        if count == 0:
+        if self.count() == 0:
             raise StartupError(
                 "there is no GPU that this PyTorch can use: check `nvidia-smi`, CUDA_VISIBLE_DEVICES, and that torch is a "
                 f"CUDA build (this is {torch.__version__}), or serve with `--device cpu`"
             )
-        if not 0 <= index < count:
-            raise StartupError(f"there is no device cuda:{index}: this process may use cuda:0 to cuda:{count - 1}")
+        return super().open(index)
+
+
+def _driver_count() -> int:
+    """Return the number of GPUs that the driver knows; 0 if NVML is missing."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
         try:
-            return CudaRuntime(index)
-        except (RuntimeError, AssertionError) as error:  # torch's for a broken, full or too old GPU, driver or build
-            raise StartupError(f"cuda:{index} does not work: {error}. `nvidia-smi` may say more") from error
+            return int(pynvml.nvmlDeviceGetCount())
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        log.info("cannot count GPUs with NVML, so this process sees all of them: %s", error)
+        return 0
+
+
+def _memory(index: int, uuid: str) -> tuple[int, int]:
+    """Return total and free bytes of GPU `index`, whose unique id is `uuid`.
+
+    If NVML does not know the GPU (a slice of one, an embedded board), CUDA answers. That takes a few hundred megabytes on
+    the GPU for as long as this process lives.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            found = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+            return int(found.total), int(found.free)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        log.info("fell back from NVML to CUDA for the memory figures of cuda:%d: %s", index, error)
+    free, total = torch.cuda.mem_get_info(index)
+    return total, free

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 
 import pytest
 import torch
 
 import djinn_cuda
 from djinn.errors import StartupError
+from djinn.planning import DeviceCapabilities
 from djinn.testing import DeviceConformance, PluginConformance
 from djinn_cuda import CudaDevice
-from djinn_cuda.runtime import PIECE, pieces
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and a CUDA build of torch")
 
 
-class FakeDriver:
+class TwoGpus(CudaDevice):
     """Stands for a machine with two GPUs; nothing can be computed on them."""
 
     def count(self):
         return 2
 
     def describe(self, index):
-        return f"Fake GPU {index}", 80 << 30, 70 << 30
+        return DeviceCapabilities(f"cuda:{index}", "cuda", f"Fake GPU {index}", memory=80 << 30, memory_free=70 << 30)
 
 
-class NoGpu:
+class NoGpu(CudaDevice):
     """Stands for a machine without a GPU."""
 
     def count(self):
         return 0
-
-    def describe(self, index):
-        raise AssertionError(index)
 
 
 class TestConformance(DeviceConformance):
@@ -49,40 +46,51 @@ class TestPlugin(PluginConformance):
 
 
 def test_discovers_every_gpu():
-    first, second = CudaDevice(FakeDriver()).discover()
+    first, second = TwoGpus().discover()
     assert (first.id, second.id) == ("cuda:0", "cuda:1")
     assert (first.kind, first.name, first.memory, first.memory_free) == ("cuda", "Fake GPU 0", 80 << 30, 70 << 30)
 
 
 def test_discovers_nothing_without_a_gpu():
-    assert CudaDevice(NoGpu()).discover() == ()
+    assert NoGpu().discover() == ()
 
 
 @pytest.mark.parametrize(
-    ("driver", "index", "message"),
+    ("device", "index", "message"),
     [
         (NoGpu(), 0, "no GPU that this PyTorch can use: check `nvidia-smi`"),
-        (FakeDriver(), 2, "no device cuda:2: this process may use cuda:0 to cuda:1"),
-        (FakeDriver(), -1, "no device cuda:-1"),
+        (TwoGpus(), 2, "no device cuda:2: this process may use cuda:0 to cuda:1"),
+        (TwoGpus(), -1, "no device cuda:-1"),
     ],
 )
-def test_opening_what_is_not_there(driver, index, message):
+def test_opening_what_is_not_there(device, index, message):
     with pytest.raises(StartupError, match=message):
-        CudaDevice(driver).open(index)
+        device.open(index)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what a machine without a GPU says")
 def test_a_gpu_that_does_not_work_is_named():
     with pytest.raises(StartupError, match="cuda:1 does not work: "):
-        CudaDevice(FakeDriver()).open(1)
+        TwoGpus().open(1)
 
 
-@pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE])
-def test_pieces_cover_everything_once(size):
-    covered = list(pieces(size))
-    assert sum(piece.stop - piece.start for piece in covered) == size
-    assert all(a.stop == b.start for a, b in itertools.pairwise(covered))
-    assert all(0 < piece.stop - piece.start <= PIECE for piece in covered)
+@pytest.mark.parametrize(
+    ("visible", "index", "left", "chosen"),
+    [("0,1", 1, "1", 0), ("GPU-a, GPU-b", 1, "GPU-b", 0), ("3", 0, "3", 0), ("0", 4, "0", 4), ("", 0, "", 0)],
+)
+def test_selecting_a_gpu_hides_the_others(monkeypatch, visible, index, left, chosen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert CudaDevice().select(index) == chosen
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == left
+
+
+@pytest.mark.parametrize(("known", "left", "chosen"), [(2, "1", 0), (0, None, 1)])
+def test_selecting_a_gpu_counts_those_of_the_driver(monkeypatch, known, left, chosen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("djinn_cuda.device._driver_count", lambda: known)
+    assert CudaDevice().select(1) == chosen
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == left
 
 
 @needs_gpu

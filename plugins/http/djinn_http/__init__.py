@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from djinn import hookimpl
-from djinn.hooks import Transport
+from djinn.hooks import Transport, hookimpl
 from djinn_http.transport import HttpTransport
 
 __all__ = ["HttpTransport", "djinn_api_version", "djinn_register_transports"]

@@ -22,7 +22,7 @@ class HttpTransport(Transport):
 
     name = "http"
     schemes = ("http",)
-    capabilities = TransportCapabilities(zero_copy=False, same_host=False, relayed=True, speed=20)
+    capabilities = TransportCapabilities(same_host=False, relayed=True, speed=20)
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """As `Transport.connect`."""
@@ -42,7 +42,7 @@ class HttpsTransport(Transport):
 
     name = "https"
     schemes = ("https",)
-    capabilities = TransportCapabilities(zero_copy=False, same_host=False, relayed=True, speed=15)
+    capabilities = TransportCapabilities(same_host=False, relayed=True, speed=15)
 
     def __init__(self, tls: TlsOptions) -> None:
         self._tls = tls

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from djinn.testing import IntegrationConformance, PluginConformance
+from djinn.testing import IntegrationConformance, OpHandlerConformance, PluginConformance
 from djinn_integrations import (
     accelerate,
+    client_fallback,
+    collectives,
     diffusers,
     dynamo,
     hf_transformers,
@@ -18,6 +20,8 @@ from djinn_integrations import (
 
 PLUGINS = [
     accelerate,
+    client_fallback,
+    collectives,
     diffusers,
     dynamo,
     hf_transformers,
@@ -26,7 +30,10 @@ PLUGINS = [
     safetensors,
     sentence_transformers,
 ]
-INTEGRATIONS = [integration for plugin in PLUGINS for integration in plugin.djinn_register_integrations()]
+HANDLING = [client_fallback, collectives]
+INTEGRATIONS = [
+    integration for plugin in PLUGINS if plugin not in HANDLING for integration in plugin.djinn_register_integrations()
+]
 
 
 class TestPlugin(PluginConformance):
@@ -39,3 +46,10 @@ class TestIntegrations(IntegrationConformance):
     @pytest.fixture(params=INTEGRATIONS, ids=lambda integration: integration.module)
     def integration(self, request):
         return request.param
+
+
+class TestOpHandlers(OpHandlerConformance):
+    @pytest.fixture(params=HANDLING, ids=lambda plugin: plugin.__name__.rpartition(".")[2])
+    def op_handler(self, request):
+        (found,) = request.param.djinn_register_op_handlers()
+        return found

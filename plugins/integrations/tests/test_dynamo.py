@@ -11,6 +11,7 @@ from torch import nn
 
 import djinn
 from djinn.compat import LazyTensor
+from djinn_client.interception.native import calls
 from djinn_integrations.dynamo.graph import KEPT
 
 REMOTE = "remote_accelerator:0"
@@ -201,6 +202,28 @@ def test_values_in_between_are_freed():
 
 
 @torch.no_grad()
+def test_a_graph_is_recorded_again_when_calls_get_other_numbers(monkeypatch):
+    run, x = compiled(lambda x: (x + 1).relu()), torch.ones(2, device=REMOTE)
+    run(x)
+    monkeypatch.setattr(calls, "generation", calls.generation + 1)
+    for known in (False, True):
+        with dispatched() as names:
+            out = run(x)
+        assert known == (names == [])
+        assert out.tolist() == [2.0, 2.0]
+
+
+def test_a_graph_writes_no_inference_tensor_outside_of_inference_mode():
+    run, plain = compiled(lambda x: x.add_(1)), torch.ones(2, device=REMOTE)
+    with torch.inference_mode():
+        inference = torch.ones(2, device=REMOTE)
+    with torch.no_grad():
+        run(plain)
+        with pytest.raises(RuntimeError, match="outside InferenceMode"):
+            run(inference)
+
+
+@torch.no_grad()
 def test_recordings_are_bounded():
     run = compiled(lambda x: x * 2, dynamic=True)
     for size in range(2, KEPT + 20):
@@ -226,6 +249,17 @@ def test_verify_sees_every_op_of_a_graph():
     with djinn.verify() as report:
         run(x)
     assert report.checked >= 3
+
+
+def test_a_timeline_shows_the_backward_pass_of_a_graph_in_its_module():
+    run, x = compiled(network().to(REMOTE)), torch.ones(2, 8, device=REMOTE)
+    for _ in range(3):
+        run(x).sum().backward()
+    with djinn.profile() as timeline:
+        run(x).sum().backward()
+    names = [(event.kind, event.args.get("path", event.name)) for event in timeline.events]
+    assert ("module", "backward / OptimizedModule") in names
+    assert names.count(("capture", "recorded call")) == 1
 
 
 @torch.no_grad()

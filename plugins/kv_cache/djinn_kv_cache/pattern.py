@@ -15,7 +15,6 @@ from djinn.planning import (
     ExecutionPhase,
     Graph,
     Node,
-    Nodes,
     PatternMatch,
     chain,
     origin,
@@ -121,7 +120,7 @@ def _match(found: _Found, side: str, layer: int) -> PatternMatch:
             "quantised": key.quantised or value.quantised,
             "attends": side,
             "layer": layer,
-            "readers": Nodes(found.readers),
+            "readers": tuple(found.readers),
         },
     )
 

@@ -2,5 +2,5 @@
 
 It is imported for `djinn --help`, so it imports nothing.
 
-- `opentelemetry`: traces and metrics. `dashboard`: servers in a browser and in a terminal. `html`: pictures of programs.
+- `opentelemetry`: traces and metrics. `dashboard`: servers in a browser and in a terminal. `html`: pictures of programs. `progress`: progress bars.
 """

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from djinn.hooks import PageServer, WatchedServer
-from djinn_client.runtime.connecting.status import read_status
+from djinn_client.runtime.connecting.servers import read_status
 from djinn_observability.dashboard.pages import DashboardPages
 from djinn_observability.dashboard.top_command import top
 

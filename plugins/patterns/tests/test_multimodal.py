@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import djinn
-from djinn.planning import ExecutionPhase, Modality, Nodes
+from djinn.planning import ExecutionPhase, Modality
 from djinn_patterns.multimodal import FusionPoint
 
 DEVICE = "remote_accelerator:0"
@@ -138,12 +138,6 @@ def test_branches_need_nothing_of_each_other():
         }
     after = [n.id for n in graph.nodes if n.id > match.nodes[0]]
     assert not (text | vision) & set(after)
-
-
-def test_nodes_of_branches_are_renumbered_in_pieces():
-    (match,) = fusions(captured(replaced))
-    (hint,) = match.hints["branches"]
-    assert all(isinstance(nodes, Nodes) for nodes in (hint["fusion"], *hint["nodes"].values()))
 
 
 def test_what_meets_is_fusion_and_what_only_sees_is_not():

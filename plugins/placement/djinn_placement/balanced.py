@@ -16,7 +16,6 @@ class Balanced(PlacementPolicy):
     """Memory in proportion to what devices have of it, contiguous in the order of use, blind to speed."""
 
     name = "balanced"
-    tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
         """Split the program into contiguous segments, one per device. Values that live on a device do not move."""

@@ -1,1 +1,1 @@
-"""Time and results of a program: `timeline` and `verification`."""
+"""What a program does: `captured` programs and their plans, `semantics` of their nodes, `timeline` and `verification`."""

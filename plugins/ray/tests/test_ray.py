@@ -60,7 +60,7 @@ def engine(cluster):
         djinn.shut_down()
         djinn.configure()
         djinn.configure(
-            plugins=["ray", "tcp", "round_robin"],
+            plugins=["ray", "tcp", "pool", "round_robin"],
             engine="ray",
             start_timeout=SECONDS,
             plugin_settings={"ray": ray or {}},
@@ -469,7 +469,7 @@ def test_a_gateway_has_its_executors_on_the_cluster(cluster, tmp_path, plain_env
             connection_file=server.file,
             server_devices="0,1",
             placement_policy="round_robin",
-            plugins=["tcp", "round_robin"],
+            plugins=["tcp", "pool", "round_robin"],
         )
         djinn.init()
         opened = open_connections()

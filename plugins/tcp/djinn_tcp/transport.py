@@ -34,7 +34,7 @@ class TcpTransport(SocketTransport):
 
     name = "tcp"
     schemes = ("tcp",)
-    capabilities = TransportCapabilities(zero_copy=True, same_host=False, relayed=False, speed=50)
+    capabilities = TransportCapabilities(same_host=False, relayed=False, speed=50)
 
     def dial(self, url: str, timeout: float) -> socket.socket:
         """As `SocketTransport.dial`. Every address of the host is tried."""
@@ -54,7 +54,7 @@ class TcpsTransport(Transport):
 
     name = "tcps"
     schemes = ("tcps",)
-    capabilities = TransportCapabilities(zero_copy=False, same_host=False, relayed=False, speed=45)
+    capabilities = TransportCapabilities(same_host=False, relayed=False, speed=45)
 
     def __init__(self, tls: TlsOptions) -> None:
         self._tls = tls

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BULK_BYTES: Final = 512 << 10  # smaller buffers are quicker over the socket, which also holds them until they are read
 # `named_only`: what goes over UCX is not encrypted.
-_CAPABILITIES: Final = TransportCapabilities(zero_copy=True, same_host=False, relayed=False, speed=60, named_only=True)
+_CAPABILITIES: Final = TransportCapabilities(same_host=False, relayed=False, speed=60, named_only=True)
 log = get_logger("djinn.ucx")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from djinn.hooks import Pattern
-from djinn.planning import CONVOLUTION, Graph, Node, Nodes, PatternMatch, is_given
+from djinn.planning import CONVOLUTION, Graph, Node, PatternMatch, is_given
 from djinn_cnn.convolution.block import Block, block_at, is_foldable
 from djinn_cnn.convolution.facts import Geometries, Geometry
 
@@ -41,7 +41,7 @@ def _match(graph: Graph, block: Block, geometry: Geometry, stage: int) -> Patter
         nodes=block.nodes,
         confidence=_confidence(graph, block.convolution),
         reason=_reason(block, geometry),
-        hints={"fold": Nodes(block.nodes[:2])} if foldable else {},
+        hints={"fold": tuple(block.nodes[:2])} if foldable else {},
         details=_details(block, geometry) | {"stage": stage, "foldable": foldable},
     )
 

@@ -24,6 +24,11 @@ class Pipelining(Optimization):
     name = "pipelining"
     tolerates_growth = True
 
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return False: it acts over several devices only."""
+        del ops
+        return False
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """The hint `pipeline`, with the number of devices; or why not."""
         refused = _why_not(context)

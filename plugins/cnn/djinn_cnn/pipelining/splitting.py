@@ -28,6 +28,11 @@ class SplitBatches(Optimization):
     tolerates_growth = True  # a substitution holds for the very calls that it looked at
     after = frozenset({"pipelining", "fold_batch_norms", "fuse_projections"})
 
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return False: it acts over several devices only."""
+        del ops
+        return False
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """The batch in as many parts as there are devices; or why not."""
         refused = _why_not(context)

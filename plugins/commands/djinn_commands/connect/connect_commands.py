@@ -129,7 +129,7 @@ def _record(
 
 
 def _check_free(name: str) -> None:
-    from djinn_client.runtime.connecting.logins import list_logins
+    from djinn_commands.servers.logins import list_logins
 
     if any(one.name == name for one in list_logins()):
         raise click.ClickException(
@@ -158,7 +158,7 @@ def disconnect(name: str, stop: bool, forget: bool) -> None:
     closed = stop_keeper(name)
     click.echo(f"the tunnel to {name} is closed" if closed else f"there was no tunnel to {name}")
     if forget:
-        from djinn_client.runtime.connecting.logins import forget_login, list_logins
+        from djinn_commands.servers.logins import forget_login, list_logins
 
         if any(one.name == name for one in list_logins()):
             forget_login(name)

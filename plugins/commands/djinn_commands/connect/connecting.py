@@ -299,7 +299,8 @@ class _Connecting:
         raise TransportError(f"the tunnel to {self.record.host} does not open: {reason}. Repeat this command")
 
     def _log_in(self, token: str) -> None:
-        from djinn_client.runtime.connecting.logins import Login, save_login
+        from djinn_client.runtime.connecting.logins import Login
+        from djinn_commands.servers.logins import save_login
         from djinn_core.protocol.connection_file import ConnectionFile
 
         content = ConnectionFile((f"tcp://127.0.0.1:{self.record.local}",), token)

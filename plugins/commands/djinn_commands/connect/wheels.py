@@ -24,7 +24,6 @@ from djinn_core.registry.discovery import installed
 if TYPE_CHECKING:
     from djinn.errors import ConfigurationError
 
-_HERE_ALONE: Final = "djinn-commands"  # its commands are of no use there, and bring what builds wheels
 # Packages that a server needs, and their folders in a checkout. They need not be installed here.
 _NEEDED_THERE: Final = {"djinn-server": "djinn_server", "djinn-tcp": "plugins/tcp"}
 _BACKEND: Final = "hatchling.build"
@@ -59,8 +58,7 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
     Raises:
         ConfigurationError: Djinn is not installed from a checkout, and the folder has no wheel of it, or no wheel of its server.
     """
-    found = sorted(folder.glob("*.whl")) if folder is not None else []
-    given = tuple(file for file in found if not file.name.startswith(_HERE_ALONE.replace("-", "_")))
+    given = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
     if Wheels(given).named("djinn") is not None:
         if absent := [name for name in _NEEDED_THERE if Wheels(given).named(name) is None]:
             raise _refused(
@@ -97,7 +95,7 @@ def _projects() -> tuple[list[_Project], tuple[str, ...]]:
     """Folders from which Djinn and its plugins are installed here, and the plugins that have none. And folders of what a server needs."""
     found, left_out = [], []
     names = {"djinn"} | {plugin.origin[0] for plugin in installed()}
-    names -= {_HERE_ALONE, *_NEEDED_THERE}
+    names -= _NEEDED_THERE.keys()
     for name in sorted(names):
         folder = _folder(metadata.distribution(name))
         if folder is None:

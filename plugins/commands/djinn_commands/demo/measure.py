@@ -44,8 +44,7 @@ class Measured:
     Attributes:
         local_first, local: both runs here; the second is what is compared.
         upload: bringing the model and its data to the server.
-        remote_first, remote: both runs there; the first one plans and teaches the server the templates, the second does so for
-            the pieces in which they are sent from then on.
+        remote_first, remote: both runs there; the first one plans and teaches the server the templates.
     """
 
     name: str

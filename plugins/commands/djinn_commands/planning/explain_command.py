@@ -16,8 +16,8 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from djinn.hooks import Renderer
     from djinn.planning import PipelineResult
-    from djinn_client.cli.script import Script
     from djinn_commands.planning.model import Step
+    from djinn_commands.script import Script
     from djinn_core.registry.registry import Registry
 
 _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
@@ -106,7 +106,7 @@ def _results(
             f"there is no file {target}. Give a script, a config.json, or module:function", param_hint="TARGET"
         )
     _refuse_options_of_models(model)
-    from djinn_client.cli.script import Script
+    from djinn_commands.script import Script
 
     return _run(Script(target, arguments))
 
@@ -199,13 +199,13 @@ class _Drawer:
         Raises:
             ConfigurationError: no renderer has the format or the file's ending, or there is no such folder.
         """
-        from djinn_client.runtime.load_plugins import load_selected
+        from djinn_client.runtime.plugins import open_plugins
         from djinn_core.planning.explain.rendering import renderer_for, renderer_of
 
         is_own = form in {None, "text", "json"}
         if is_own and picture is None:
             return None
-        registry = load_selected("renderers")  # without touching what the script will configure
+        registry = open_plugins(kinds=("renderers",))  # without touching what the script will configure
         if picture is not None:
             renderer_for(picture, registry)
         return cls(registry, None if form is None or is_own else renderer_of(form, registry), picture)

@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import click
@@ -17,11 +17,10 @@ from djinn import DjinnError
 from djinn.errors import ConfigurationError, DoesNotFit
 from djinn.planning import DeviceCapabilities, NetworkTopology
 from djinn_client.interception.recording.substitute import rewrite
-from djinn_client.runtime.captured import Captured
-from djinn_client.runtime.connecting.status import ask_named
-from djinn_client.runtime.load_plugins import load_selected
+from djinn_client.runtime.connecting.servers import ask_named
 from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
 from djinn_client.runtime.planning.run_pipeline import capabilities_of
+from djinn_client.runtime.plugins import open_plugins
 from djinn_commands.planning.model import BuiltModel, Step, built_model
 from djinn_commands.planning.peak import Peak, peak_of
 from djinn_core.planning.pipeline import Request
@@ -31,6 +30,9 @@ from djinn_core.planning.stages.simulate import simulated
 from djinn_core.registry.registry import Registry
 from djinn_core.system.printable import size_text as binary_size
 from djinn_core.wire.messages import Status
+
+if TYPE_CHECKING:
+    from djinn_profiler.captured import Captured
 
 # Beside what is counted: scalars, states of random generators, and what ops take that is not counted.
 ALLOWANCE: Final = 1.02
@@ -99,7 +101,7 @@ def tell_fit(
     """
     executors = executors_of(servers, connection_file)
     with contextlib.redirect_stdout(sys.stderr):
-        fit = Fit(built_model(target, step), step, executors, load_selected(), *policies)
+        fit = Fit(built_model(target, step), step, executors, open_plugins(), *policies)
         described = fit.described()
     if as_json:
         click.echo(json.dumps(described, indent=2))

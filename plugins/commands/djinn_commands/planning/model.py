@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import attrs
 import click
@@ -20,7 +20,9 @@ import djinn
 from djinn import DjinnError
 from djinn.errors import ConfigurationError, UnsupportedOperation
 from djinn.planning import PipelineResult
-from djinn_client.runtime.captured import Captured
+
+if TYPE_CHECKING:
+    from djinn_profiler.captured import Captured
 
 T = TypeVar("T")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

@@ -110,15 +110,15 @@ def _planned(
     """
     from djinn.planning import DataResidency
     from djinn_client.interception.recording.substitute import rewrite
-    from djinn_client.runtime.load_plugins import load_selected
     from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
+    from djinn_client.runtime.plugins import open_plugins
     from djinn_commands.planning.forecast import forecast
     from djinn_core.planning.pipeline import Request
     from djinn_core.planning.pipeline import plan as run_stages
     from djinn_core.planning.stages.placement_fit import bytes_held
     from djinn_core.planning.stages.simulate import simulated
 
-    registry = load_selected()
+    registry = open_plugins()
     request = Request(
         topology,
         placement_policy=policy or preferred_policy(registry.placement_policies),

@@ -11,21 +11,9 @@ from typing import Any
 
 import click
 
+from djinn_core.cli.server_options import server_options
+
 BACKGROUND_ROUNDS = 1
-
-
-def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name servers, handed to `command` as `servers` and `connection_file`."""
-    connection_file = click.option(
-        "--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote."
-    )
-    server = click.option(
-        "--server",
-        "servers",
-        multiple=True,
-        help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
-    )
-    return server(connection_file(command))
 
 
 @click.command("calibrate", short_help="Measure how fast a device is, once, for predictions.")

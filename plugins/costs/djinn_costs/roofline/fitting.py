@@ -13,6 +13,9 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 _ROUNDS = 12  # of reweighting, so that a few disturbed measurements do not decide
 _TOLERANCE = 0.1  # relative error below which a measurement counts as met
+_STEPS = 10  # for each term, after which rounding errors alone decide what is free
+_ZERO = 1e-14
+_ZERO_GRADIENT = 1e-10
 
 
 def fit_seconds(terms: Matrix, seconds: Vector) -> Vector:
@@ -33,10 +36,20 @@ def fit_seconds(terms: Matrix, seconds: Vector) -> Vector:
 
 
 def non_negative(matrix: Matrix, target: Vector) -> Vector:
-    """The x >= 0 that minimises |matrix @ x - target|."""
-    from scipy.optimize import nnls  # where a device is measured, and nowhere else
-
+    """The x >= 0 that minimises |matrix @ x - target|, by the active sets of Lawson and Hanson (1974)."""
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
-    found: Vector = nnls(matrix / scale, target)[0] / scale
-    return found
+    columns, found, free = matrix / scale, np.zeros(len(scale)), np.zeros(len(scale), dtype=bool)
+    for _ in range(_STEPS * len(scale)):
+        trial = np.zeros(len(scale))
+        trial[free] = np.linalg.lstsq(columns[:, free], target, rcond=None)[0]
+        if (bad := free & (trial < 0)).any():  # go towards it until a coefficient is zero
+            found = found + (found[bad] / (found[bad] - trial[bad])).min() * (trial - found)
+            free &= found > _ZERO
+            continue
+        found, gradient = trial, np.where(free, 0.0, columns.T @ (target - columns @ trial))
+        if gradient.max() <= _ZERO_GRADIENT * np.linalg.norm(target):
+            break
+        free[gradient.argmax()] = True
+    solution: Vector = np.where(free, found, 0.0) / scale
+    return solution

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from djinn_costs.roofline.calibrate_command import progress, server_options, server_settings
+from djinn_core.cli.server_options import server_options
+from djinn_costs.roofline.calibrate_command import progress, server_settings
 
 if TYPE_CHECKING:
     from djinn_costs.roofline.calibration.validate import Validation

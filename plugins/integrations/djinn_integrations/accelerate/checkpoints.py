@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from djinn.hooks import rebind
-from djinn_client.interception.libraries.random_state_files import loading_random_state, saving_random_state
 from djinn_client.interception.tensors.lazy_tensor import is_remote
-from djinn_client.runtime.server_files import address_in, loading_stays_on
+from djinn_integrations.random_state_files import loading_random_state, saving_random_state
+from djinn_integrations.weights.server_files import address_in, loading_stays_on
 
 
 def adapt_checkpointing(module: Any) -> None:

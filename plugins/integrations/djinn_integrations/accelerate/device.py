@@ -14,8 +14,8 @@ import torch
 
 from djinn.hooks import rebind
 from djinn_client.interception.device.device_state import DEVICE_NAME
-from djinn_client.interception.libraries.only_accelerator import is_the_only_accelerator
 from djinn_client.interception.tensors.lazy_tensor import logical_device
+from djinn_integrations import is_the_only_accelerator
 
 _CPU = torch.device("cpu")
 _LIBRARIES = ("accelerate", "diffusers", "transformers")

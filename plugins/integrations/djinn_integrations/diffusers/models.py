@@ -17,8 +17,8 @@ import torch
 
 from djinn.hooks import rebind
 from djinn.weights import RemoteWeights
-from djinn_client.runtime.open_weights import hub_address, server_weights, whole_device
-from djinn_client.runtime.server_files import loading_stays_on
+from djinn_integrations.weights.open_weights import hub_address, server_weights, whole_device
+from djinn_integrations.weights.server_files import loading_stays_on
 
 
 class _ServerCheckpoint(str):

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
 
-from djinn_client.runtime.open_weights import server_weights, whole_device
+from djinn_integrations.weights.open_weights import server_weights, whole_device
 
 _LIBRARIES: Final = ("diffusers", "transformers")
 # Ends of the names of classes without weights.

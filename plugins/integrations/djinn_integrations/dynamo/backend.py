@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from djinn_client.interception.tracing import let_dynamo_trace
-from djinn_client.torch_tracing import takes_list
 from djinn_integrations.dynamo.graph import RecordedGraph
+from djinn_integrations.eager import let_dynamo_trace
 
 Compiled = Callable[..., Any]
 
@@ -30,7 +29,8 @@ def _boxed(graph_module: torch.fx.GraphModule, _: Sequence[Any]) -> Compiled:
         inputs.clear()  # AOTAutograd hands over what it does not need any more
         return graph(*taken)
 
-    return takes_list(run)
+    run._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - AOTAutograd then hands over its inputs as one list
+    return run
 
 
 _differentiable: Callable[..., Compiled] = aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed)

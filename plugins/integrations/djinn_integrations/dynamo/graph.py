@@ -7,9 +7,12 @@ from typing import Any, Final
 
 import torch
 
-from djinn.compat import LazyTensor
-from djinn_client.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
-from djinn_client.runtime.integrations import is_disabled
+from djinn_client.interception.native import calls
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tap import taps
+from djinn_client.runtime.plugins import is_disabled
+from djinn_integrations.dynamo.recorded_call import RecordedCall, record_call
 from djinn_integrations.dynamo.switch import recording
 
 KEPT: Final = 64  # recordings of one graph, which differ in sizes or in what shares memory
@@ -24,22 +27,23 @@ class RecordedGraph:
 
     def __call__(self, *inputs: Any) -> Any:
         """Outputs of the graph."""
-        tensors = [i for i in inputs if isinstance(i, LazyTensor)]
-        others = [(place, i) for place, i in enumerate(inputs) if not isinstance(i, LazyTensor)]
-        if not recording.on or is_watched() or any(isinstance(i, torch.Tensor) for _, i in others):
+        if not recording.on or taps.recorded or is_disabled("dynamo"):
             return self._run(*inputs)
-        if is_disabled("dynamo"):
+        tensors = [i for i in inputs if isinstance(i, torch.Tensor)]
+        others = () if len(tensors) == len(inputs) else _others(inputs)
+        metadata = ops.graph_key(tensors)
+        if not metadata:
             return self._run(*inputs)
         modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
-        key = (metadata_of(tensors), tuple((place, type(i), _key_of(i)) for place, i in others), modes)
+        key = (*metadata, tuple((place, type(i), _key_of(i)) for place, i in others), modes, _era())
         if key not in self._calls:
             return self._record(key, tensors, others)
         self._calls.move_to_end(key)
         call = self._calls[key]
         return self._run(*inputs) if call is None else call.record(tensors)
 
-    def _record(self, key: object, tensors: list[LazyTensor], others: list[tuple[int, Any]]) -> Any:
-        def run(*given: LazyTensor) -> Any:
+    def _record(self, key: object, tensors: list[torch.Tensor], others: Any) -> Any:
+        def run(*given: torch.Tensor) -> Any:
             inputs: list[Any] = list(given)
             for place, other in others:
                 inputs.insert(place, other)
@@ -49,6 +53,15 @@ class RecordedGraph:
         while len(self._calls) > KEPT:
             self._calls.popitem(last=False)
         return outputs
+
+
+def _era() -> tuple[int, int]:
+    """Counts of the session, which has the constants, and of the numbering of calls, by which C++ names instructions."""
+    return port.sessions_ended, calls.generation
+
+
+def _others(inputs: tuple[Any, ...]) -> list[tuple[int, Any]]:
+    return [(place, i) for place, i in enumerate(inputs) if not isinstance(i, torch.Tensor)]
 
 
 def _key_of(argument: Any) -> Any:

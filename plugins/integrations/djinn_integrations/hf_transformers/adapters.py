@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from djinn_client.interception.tensors.lazy_tensor import is_remote
-from djinn_client.runtime.open_weights import hub_address, server_weights
+from djinn_integrations.weights.open_weights import hub_address, server_weights
 
 
 def adapt_adapters(module: Any) -> None:

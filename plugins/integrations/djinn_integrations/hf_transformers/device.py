@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from djinn_client.interception.libraries.only_accelerator import is_the_only_accelerator
 from djinn_client.interception.tensors.lazy_tensor import is_remote, logical_device
+from djinn_integrations import is_the_only_accelerator
 
 _CPU = torch.device("cpu")
 

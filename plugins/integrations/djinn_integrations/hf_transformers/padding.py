@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from djinn.compat import LazyTensor
-from djinn_client.interception.tensors.fetched_calls import call_when_fetched
+from djinn_client.interception.async_fetch import call_when_fetched
 
 Warn = Callable[[Any, torch.Tensor, torch.Tensor | None], None]
 

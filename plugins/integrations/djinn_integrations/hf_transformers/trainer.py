@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from djinn.weights import remove_weights
-from djinn_client.interception.libraries.random_state_files import loading_random_state, saving_random_state
 from djinn_client.interception.tensors.lazy_tensor import is_remote
-from djinn_client.runtime.server_files import address_in, loading_stays_on, saved_at
+from djinn_integrations.random_state_files import loading_random_state, saving_random_state
+from djinn_integrations.weights.server_files import address_in, loading_stays_on, saved_at
 
 
 def adapt_trainer(module: Any) -> None:

@@ -18,10 +18,10 @@ import torch
 
 from djinn.hooks import rebind
 from djinn.weights import RemoteWeights, open_weights
-from djinn_client.interception.libraries.only_accelerator import is_the_only_accelerator
 from djinn_client.interception.tensors.lazy_tensor import logical_device
-from djinn_client.runtime.open_weights import hub_address, server_weights, whole_device
-from djinn_client.runtime.server_files import saved_at
+from djinn_integrations import is_the_only_accelerator
+from djinn_integrations.weights.open_weights import hub_address, server_weights, whole_device
+from djinn_integrations.weights.server_files import saved_at
 
 
 class _ServerCheckpoint(str):

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 
 import djinn
-from djinn_client.interception.recording.recorded_call import is_watched
-from djinn_client.torch_objects import forward_hooks
+from djinn_client.interception.tap import taps
+from djinn_client.torch_dispatch import forward_hooks
 from djinn_integrations.late_stop.caches import can_be_cut
 
 # What these return follows from the tokens and their scores alone.
@@ -51,7 +51,7 @@ def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: boo
     """Reason why the checks of this call of `generate()` cannot be late; empty if they can."""
     if synced or getattr(config, "is_assistant", False):
         return "other processes or models wait for each step"
-    if djinn.compat.is_capturing() or is_watched():
+    if djinn.compat.is_capturing() or taps.recorded:
         return "the program is being captured or verified"
     if model.training:
         return "the model is in training mode"

@@ -21,7 +21,7 @@ import attrs
 from djinn.compat import LazyTensor
 from djinn.hooks import get_logger
 from djinn_client.interception.async_fetch import round_trip_seconds
-from djinn_client.runtime.integrations import is_disabled
+from djinn_client.runtime.plugins import is_disabled
 from djinn_integrations.late_stop.caches import TruncatableCache
 from djinn_integrations.late_stop.check import LateStopCheck
 from djinn_integrations.late_stop.conditions import longest_late, why_not, why_not_with

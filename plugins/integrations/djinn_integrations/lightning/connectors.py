@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from djinn_client.interception.device.device_state import DEVICE_NAME
-from djinn_client.interception.libraries.only_accelerator import is_the_only_accelerator
+from djinn_integrations import is_the_only_accelerator
 
 _MIXED = ("16-mixed", "bf16-mixed")
 

@@ -17,8 +17,8 @@ from djinn.weights import RemoteWeights, open_weights, save_weights
 from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.tensors.batched_fetch import fetched_together
 from djinn_client.interception.tensors.lazy_tensor import device_type, is_remote, logical_device
-from djinn_client.runtime.open_weights import WeightSlice
-from djinn_client.runtime.server_files import address_in, place_of, saved_at, write_pointer_file
+from djinn_integrations.weights.open_weights import WeightSlice
+from djinn_integrations.weights.server_files import address_in, place_of, saved_at, write_pointer_file
 
 _USERS = ("accelerate", "diffusers", "peft", "safetensors", "sentence_transformers", "transformers")
 

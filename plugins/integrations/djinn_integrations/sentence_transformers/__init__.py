@@ -12,8 +12,8 @@ import torch
 
 from djinn.hooks import Integration, hookimpl, rebind
 from djinn_client.interception.device.device_state import DEVICE_NAME
-from djinn_client.interception.libraries.only_accelerator import is_the_only_accelerator
-from djinn_client.runtime.open_weights import whole_device
+from djinn_integrations import is_the_only_accelerator
+from djinn_integrations.weights.open_weights import whole_device
 
 djinn_api_version = "2.0"
 

@@ -4,7 +4,7 @@ This module is imported for `djinn --help`, so the rest is imported where it is 
 
 - `view`: what is shown of a status and the one before, as plain values. `history`: the past hour and day, in bounded memory.
 - `watcher`: asks a server again and again. `pages`: the page of the operations listener.
-- `dashboard_command`, `top_command`: `djinn dashboard` and `djinn top`; `server_options`: options of both; `terminal`: the view as
+- `dashboard_command`, `top_command`: `djinn dashboard` and `djinn top`; `terminal`: the view as
   tables of rich.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from djinn_observability.dashboard.server_options import server_options
+from djinn_core.cli.server_options import server_options
 
 
 @click.command()
@@ -23,7 +23,7 @@ def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int)
     server with --operations-port has the same page at /dashboard, for a token.
     """
     from djinn.hooks import PageServer, WatchedServer
-    from djinn_client.runtime.connecting.status import read_status
+    from djinn_client.runtime.connecting.servers import read_status
     from djinn_observability.dashboard.pages import DashboardPages
     from djinn_observability.dashboard.view import merge
 

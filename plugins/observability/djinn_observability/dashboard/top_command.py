@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from djinn_observability.dashboard.server_options import server_options
+from djinn_core.cli.server_options import server_options
 
 
 @click.command()
@@ -23,7 +23,7 @@ def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, 
     from rich.console import Console
     from rich.live import Live
 
-    from djinn_client.runtime.connecting.status import read_status
+    from djinn_client.runtime.connecting.servers import read_status
     from djinn_observability.dashboard.history import ALL, FIELDS, History
     from djinn_observability.dashboard.terminal import make_screen
     from djinn_observability.dashboard.view import Sample, make_view, merge, shorten

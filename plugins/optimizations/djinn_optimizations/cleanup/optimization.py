@@ -22,6 +22,11 @@ class CommonSubexpressions(Optimization):
     tolerates_growth = True
     before = frozenset({"dead_code"})
 
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return False: a plan for this alone saves less than it costs."""
+        del ops
+        return False
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Replace each repeated computation by the first."""
         if _is_timed(context):
@@ -39,6 +44,11 @@ class DeadCode(Optimization):
 
     name = "dead_code"
     tolerates_growth = True
+
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return False: a plan for this alone saves less than it costs."""
+        del ops
+        return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Drop every op that neither leads to a kept value nor has an effect."""

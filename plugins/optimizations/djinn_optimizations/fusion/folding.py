@@ -24,6 +24,10 @@ class FoldBatchNorms(Optimization):
     exact = False
     tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
 
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return True if there are convolutions and batch norms."""
+        return "aten::convolution" in ops and not ops.isdisjoint(f"aten::{norm}" for norm in _NORMS)
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Substitutions for all convolutions with nothing but a norm after them."""
         running = frozenset(context.plan.nodes)

@@ -30,6 +30,10 @@ class FuseProjections(Optimization):
     exact = False
     tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
 
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return True if there are linear layers."""
+        return "aten::linear" in ops
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Substitutions for all groups of products that can be one."""
         groups = [_substitution(context, group) for group in _groups(context)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from djinn.hooks import Optimization, OptimizationContext
 from djinn.planning import Graph, Node, OptimizationResult, Rewrite, Substitution, storage_of
 from djinn_optimizations.pooling.pairs import Pair, pair_of
-from djinn_optimizations.pooling.pooling import pooling_of
+from djinn_optimizations.pooling.pooling import POOLINGS, pooling_of
 
 
 class PoolFirst(Optimization):
@@ -24,6 +24,10 @@ class PoolFirst(Optimization):
     after = frozenset({"fold_batch_norms"})
     exact = False
     tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
+
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return True if there are poolings."""
+        return not ops.isdisjoint(POOLINGS)
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Substitutions for all poolings that had better come first."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import attrs
 
 from djinn.planning import Graph, Node, arguments
 
 _ADAPTIVE = "_adaptive_avg_pool2d"
+_OPERATIONS: Final = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d", _ADAPTIVE, "mean")
+POOLINGS: Final = frozenset({"aten::mean.dim", *(f"aten::{name}" for name in _OPERATIONS)})
 
 
 @attrs.frozen(eq=False)
@@ -32,7 +34,7 @@ class Pooling:
 
 def pooling_of(graph: Graph, node: Node) -> Pooling | None:
     """The pooling that a node does, if it leaves fewer elements; None otherwise."""
-    if node.operation not in {"max_pool2d", "max_pool2d_with_indices", "avg_pool2d", _ADAPTIVE, "mean"}:
+    if node.operation not in _OPERATIONS:
         return None
     if not node.inputs or not node.outputs or len(graph.meta(node.inputs[0]).shape) != 4:
         return None

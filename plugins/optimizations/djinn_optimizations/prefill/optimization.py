@@ -34,6 +34,11 @@ class DivideSequences(Optimization):
         """`chooser`: says how many chunks, and how long."""
         self._choose = chooser
 
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return False: it acts over several devices only."""
+        del ops
+        return False
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """One substitution for all layers, or the reason why there is none."""
         if len(context.topology.devices) < 2:

@@ -38,6 +38,11 @@ class Recomputation(Optimization):
         """`judge`: chooses among them."""
         self._judge = judge
 
+    def wants(self, ops: frozenset[str]) -> bool:
+        """Return False: it acts over several devices only."""
+        del ops
+        return False
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Replicas, by predicted times of computing and of sending over the links as they are now."""
         placement = context.placement

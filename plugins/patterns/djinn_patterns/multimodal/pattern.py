@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from djinn.hooks import Pattern
-from djinn.planning import ExecutionPhase, Graph, Modality, Node, Nodes, PatternMatch, data_kinds
+from djinn.planning import ExecutionPhase, Graph, Modality, Node, PatternMatch, data_kinds
 from djinn_core.planning.stages.annotating.kinds import DataKinds, entering_kinds
 from djinn_patterns.multimodal.adapters import adapters, projected
 from djinn_patterns.multimodal.branches import branches
@@ -90,8 +90,8 @@ def _hints(graph: Graph, kinds: DataKinds, found: Sequence[ModalityFusion]) -> M
     """The branches, which may run beside each other, what others need of them, and the ops where they meet."""
     apart = branches(graph, kinds)
     hint = {
-        "nodes": {kind.value: Nodes(branch.nodes) for kind, branch in apart.items()},
+        "nodes": {kind.value: tuple(branch.nodes) for kind, branch in apart.items()},
         "results": {kind.value: branch.results for kind, branch in apart.items()},
-        "fusion": Nodes(fusion.node.id for fusion in found),
+        "fusion": tuple(fusion.node.id for fusion in found),
     }
     return {"branches": (hint,)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from djinn.hooks import Pattern
-from djinn.planning import Graph, Node, Nodes, PatternMatch
+from djinn.planning import Graph, Node, PatternMatch
 from djinn_patterns.recommender.features import LOOK_UPS, Features, features
 
 _JOINS = frozenset({"cat", "stack"})
@@ -39,7 +39,7 @@ class IdTables(Pattern):
             reason=f"rows of {len(weights)} tables, of {rows} rows in all, are put side by side",
             # Whole tables may lie apart, as may the rows of one: a look-up sends ids there and rows back.
             hints={"spread": weights, "split_rows": weights},
-            details={"tables": len(weights), "rows": rows, "bytes": size, "look_ups": Nodes(n.id for n in tables)},
+            details={"tables": len(weights), "rows": rows, "bytes": size, "look_ups": tuple(n.id for n in tables)},
         )
 
 

@@ -15,7 +15,6 @@ from djinn.planning import (
     Gradients,
     Graph,
     Node,
-    Nodes,
     PatternMatch,
     is_given,
 )
@@ -145,7 +144,7 @@ def _match(block: _Block) -> PatternMatch:
         nodes=nodes,
         confidence=0.97,
         reason=_reason(block),
-        hints={"stage": Nodes(nodes)},
+        hints={"stage": tuple(nodes)},
         details={
             "attentions": len(block.before) + len(block.beside),
             "feed_forward": max(kinds),

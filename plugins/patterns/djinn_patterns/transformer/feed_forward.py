@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from djinn.hooks import Pattern
-from djinn.planning import Graph, Node, Nodes, PatternMatch
+from djinn.planning import Graph, Node, PatternMatch
 from djinn_patterns.transformer.layers import PRODUCTS
 from djinn_patterns.transformer.networks import Network, activations, networks_of
 
@@ -33,7 +33,7 @@ def _match(graph: Graph, network: Network) -> PatternMatch:
         nodes=network.nodes,
         confidence=0.98,
         reason=_reason(network, bends, widths),
-        hints={"fuse": Nodes(layer.product.id for layer in network.first)} if len(network.first) > 1 else {},
+        hints={"fuse": tuple(layer.product.id for layer in network.first)} if len(network.first) > 1 else {},
         details={"gated": network.gated, "layers": len(network.layers), "hidden": widths[0], "activation": bends[0]},
     )
 

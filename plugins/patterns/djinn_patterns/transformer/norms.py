@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from djinn.hooks import Pattern
-from djinn.planning import CONVOLUTION, NORMALISATION, Graph, Node, Nodes, PatternMatch, arguments, is_given
+from djinn.planning import CONVOLUTION, NORMALISATION, Graph, Node, PatternMatch, arguments, is_given
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
 _POWERS = frozenset({"pow"})  # of -0.5 and 0.5
@@ -77,7 +77,7 @@ def _match(written: WrittenNorm) -> PatternMatch:
         confidence=0.98 if written.weighted else 0.95,
         reason=f"what goes into node {written.nodes[0]}, {less}is divided by how far it spreads, which is what node "
         f"{written.root.id} ({written.root.op}) gives{then}: a {kind} that is written out",
-        hints={"fuse": Nodes(written.nodes)},
+        hints={"fuse": tuple(written.nodes)},
         details={"fused": False, "kind": kind},
     )
 

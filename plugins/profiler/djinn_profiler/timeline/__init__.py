@@ -1,6 +1,7 @@
 """Views of the time of a program: `djinn.profile()` and `djinn.explain_waits()`.
 
-- `profiling`: the block and its `Timeline`. `assembling`: from raw records to events; `submissions`, `threads`: its parts. `events`: what there is.
+- `profiling`: the block and its `Timeline`. `record_timeline`, `recording`: record it; `recorded`: the raw records. `clocks`: of executors.
+- `assembling`: from raw records to events; `submissions`, `threads`, `module_changes`: its parts. `events`: what there is.
 - `report`: the time by cause, module and line, with advice. `trace_file`: a file for Perfetto.
-- `waits`: round trips that the program waits for.
+- `waits`: round trips that the program waits for. `user_places`: the lines that wait, and advice.
 """

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import attrs
 
-from djinn_client.runtime.timeline.recorded import Range, Span, SubmissionRecord, ThreadRecord
-from djinn_client.runtime.timeline.recording import Recording
 from djinn_profiler.timeline.events import (
     ANSWER,
     CAPTURE,
@@ -34,6 +32,8 @@ from djinn_profiler.timeline.events import (
     WAIT,
     TimelineEvent,
 )
+from djinn_profiler.timeline.recorded import Range, Span, SubmissionRecord, ThreadRecord
+from djinn_profiler.timeline.recording import Recording
 from djinn_profiler.timeline.submissions import OpRun, Phases, op_runs, parts_of_wait, phases_of
 from djinn_profiler.timeline.threads import Part, divided, module_spans
 
@@ -84,6 +84,8 @@ def executor_name(number: int) -> str:
 
 def assemble(recording: Recording) -> AssembledTimeline:
     """The events of a recording."""
+    for thread in recording.threads:
+        thread.merge_times()
     by_executor: dict[int, list[SubmissionRecord]] = defaultdict(list)
     for record in recording.submissions:
         by_executor[record.executor].append(record)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from djinn import DjinnError
-from djinn_client.runtime.timeline.record_timeline import record_timeline
-from djinn_client.runtime.timeline.recording import Recording, check_alone
 from djinn_client.tracebacks import for_users
 from djinn_core.system.printable import duration
 from djinn_profiler.timeline.assembling import AssembledTimeline, assemble
 from djinn_profiler.timeline.events import TimelineEvent
+from djinn_profiler.timeline.record_timeline import record_timeline
+from djinn_profiler.timeline.recording import Recording, check_alone
 from djinn_profiler.timeline.report import TimeTotals, table, totals
 from djinn_profiler.timeline.trace_file import save_trace, trace_of
 

@@ -9,7 +9,6 @@ from typing import Final
 
 import attrs
 
-from djinn_client.runtime.timeline.user_places import ADVICE
 from djinn_core.ir.module_path import BACKWARD
 from djinn_core.system.printable import duration, unit_of
 from djinn_profiler.timeline.assembling import AssembledTimeline, ThreadTime, executor_name
@@ -37,6 +36,7 @@ from djinn_profiler.timeline.events import (
     UPLOAD,
     WAIT,
 )
+from djinn_profiler.timeline.user_places import ADVICE
 
 ROWS: Final = 16  # modules and lines that a table shows
 OUTSIDE: Final = "(outside of modules)"

@@ -9,10 +9,9 @@ from typing import Final
 
 import attrs
 
-from djinn_client.runtime.timeline.clocks import ClientClock
-from djinn_client.runtime.timeline.recorded import Span, SubmissionRecord
 from djinn_core.ir.program import describe_site
 from djinn_core.wire.timing_messages import ExecutionTimes
+from djinn_profiler.timeline.clocks import ClientClock
 from djinn_profiler.timeline.events import (
     ANSWER,
     DECODE,
@@ -25,6 +24,7 @@ from djinn_profiler.timeline.events import (
     REQUEST,
     TRANSFER,
 )
+from djinn_profiler.timeline.recorded import Span, SubmissionRecord
 
 IDLE: Final = 1e-4  # seconds that an executor may take from one thing to the next; after more it was idle
 _PAIR: Final = struct.Struct("<ff")

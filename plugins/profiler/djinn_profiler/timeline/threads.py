@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from djinn_client.runtime.timeline.recorded import Span, ThreadRecord
 from djinn_profiler.timeline.events import CAPTURE, PYTHON
+from djinn_profiler.timeline.recorded import Span, ThreadRecord
 
 
 @attrs.frozen

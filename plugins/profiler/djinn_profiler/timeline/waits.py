@@ -5,17 +5,17 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import attrs
 
-from djinn.hooks import Event, Observer
-from djinn_client.runtime.client import observed_by
-from djinn_client.runtime.timeline.user_places import ADVICE, UserPlace, UserPlaces, line_of
+from djinn_client.interception.tap import Cause, Tap, taps
 from djinn_core.system.front_end import called, preformatted
 from djinn_core.system.printable import duration, unit_of
+from djinn_profiler.timeline.user_places import ADVICE, UserPlace, UserPlaces, line_of
 
 _LINES: Final = 1000  # lines of a program that are told apart
 
@@ -43,7 +43,7 @@ class Wait:
     seconds: float
 
 
-class WaitReport(Observer):
+class WaitReport(Tap):
     """Round trips inside a block of `explain_waits()`; `str()` shows them as a table, the longest first."""
 
     def __init__(self) -> None:
@@ -51,17 +51,15 @@ class WaitReport(Observer):
         self._places = UserPlaces()
         self._found: dict[tuple[int, int, str], tuple[UserPlace, int, float]] = {}  # by identity of a code object
 
-    name = "djinn.explain_waits"
-    events = frozenset({"waited"})
-
-    def observe(self, event: Event) -> None:
-        """As `Observer.observe`: on the thread that has waited, with the stack of what it waited for."""
-        place = self._places.find(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
+    def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:  # noqa: ARG002
+        """As `Tap.waited`: on the thread that has waited, with its stack."""
+        ended = time.perf_counter()
+        place = self._places.find(sys._getframe(1), cause)  # noqa: SLF001 - the public ways build a list of all frames
         key = id(place[0]), *place[1:]
         with self._lock:
             _, times, seconds = self._found.get(key, (place, 0, 0.0))
             if times or len(self._found) < _LINES:
-                self._found[key] = place, times + 1, seconds + event.fields["seconds"]
+                self._found[key] = place, times + 1, seconds + ended - begun
 
     @property
     def waits(self) -> tuple[Wait, ...]:
@@ -116,5 +114,5 @@ def explain_waits() -> Iterator[WaitReport]:
     the line takes some microseconds a round trip; without the block nothing is looked for.
     """
     report = WaitReport()
-    with observed_by(report):
+    with taps.subscribed(report):
         yield report

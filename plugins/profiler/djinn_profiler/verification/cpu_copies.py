@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import torch
 
 from djinn.planning import TensorMeta
-from djinn_client.interception.recording.op_observer import fetch_all
-from djinn_client.interception.tensors.memory_views import memory_between
+from djinn_client.interception.tensors.partial_fetch import memory_between
 from djinn_client.interception.tensors.storage import Value
+from djinn_profiler.verification.recorded_ops import fetch_all
 
 Look = tuple[Value, TensorMeta]  # a value, and the metadata that it had when it was used
 

@@ -8,28 +8,24 @@ waits until those are checked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 
 import attrs
 import torch
 
 from djinn.compat import LazyTensor
-from djinn.errors import VerificationError
+from djinn.errors import DjinnError, VerificationError
 from djinn.hooks import get_logger
-from djinn_client.interception.recording.op_observer import (
-    is_own,
-    module_in_words,
-    place_of_op,
-    run_here,
-    unwatched,
-    watch_ops,
-)
-from djinn_client.interception.tensors.memory_views import view_of
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.tap import Tap, taps
+from djinn_client.interception.tensors.partial_fetch import view_of
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.ir.program import Call, Site, Slot, describe_site
 from djinn_profiler.verification.cpu_copies import CpuCopies, Look
 from djinn_profiler.verification.differences import Difference, Tolerance, distance, in_words
+from djinn_profiler.verification.recorded_ops import is_own, module_in_words, place_of_op, run_here
 
 log = get_logger("djinn.verify")
 
@@ -76,8 +72,11 @@ def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: boo
         RemoteError: an op failed on the executor.
         DjinnError: the block is inside another `verify()` or a `capture()` of this thread.
     """
-    checker = _Checker(Tolerance(rtol, atol, bitwise))
-    with watch_ops(checker, "djinn.verify()"):
+    thread = get_ident()
+    if current().captures or any(isinstance(tap, _Checker) and tap.thread == thread for tap in taps.all):
+        raise DjinnError("djinn.verify() works neither inside another one nor inside djinn.capture()")
+    checker = _Checker(Tolerance(rtol, atol, bitwise), thread)
+    with taps.subscribed(checker):
         try:
             yield checker.report
             checker.check()
@@ -115,11 +114,13 @@ class _UncheckedOp:
                 yield look
 
 
-class _Checker:
-    """Implements `OpObserver`."""
+class _Checker(Tap):
+    """Checks the ops of one thread, without its own."""
 
-    def __init__(self, tolerance: Tolerance) -> None:
+    def __init__(self, tolerance: Tolerance, thread: int) -> None:
         self.report = Verification()
+        self.thread = thread
+        self._loading = False
         self._tolerance = tolerance
         self._copies = CpuCopies(COPIES_BYTES)
         self._gathered: list[_UncheckedOp] = []
@@ -127,8 +128,10 @@ class _Checker:
         self._nbytes = 0
         self._before: dict[int, torch.Tensor] = {}
 
-    def before(self, call: Call, operands: Sequence[LazyTensor]) -> None:
-        """As `OpObserver.before`: what is written is fetched first."""
+    def recording(self, call: Call, operands: Sequence[LazyTensor]) -> None:
+        """As `Tap.recording`: fetch memory before `call` writes it."""
+        if self._loading or get_ident() != self.thread:
+            return
         self._before = {}
         if not call.writes:
             return
@@ -137,8 +140,7 @@ class _Checker:
             self.check()
         used = [(o.remote, o.remote.meta) for o in operands if o.remote.storage.id in written]
         if not _reason_to_skip(call) and not (len(used) == 1 and _named(call.op, _OVERWRITE)):
-            with unwatched():
-                self._copies.load(used)
+            self._load(used)
         for value, meta in used:
             if value.storage.id not in self._before:
                 copy = self._copies.take(value.storage.id)
@@ -146,14 +148,16 @@ class _Checker:
                     copy = torch.zeros(meta.extent, dtype=meta.dtype, device="cpu")
                 self._before[value.storage.id] = copy
 
-    def after(
+    def recorded(
         self,
         call: Call,
         slots: Sequence[Slot],
         operands: Sequence[LazyTensor],
         results: Sequence[torch.Tensor | None],
     ) -> None:
-        """As `OpObserver.after`."""
+        """As `Tap.recorded`."""
+        if self._loading or get_ident() != self.thread:
+            return
         reason = _reason_to_skip(call)
         if reason:
             if reason != _VIEW:
@@ -174,6 +178,13 @@ class _Checker:
         if len(self._gathered) >= BATCH_OPS or self._nbytes >= BATCH_BYTES:
             self.check()
 
+    def _load(self, looks: Iterable[Look]) -> None:
+        self._loading = True
+        try:
+            self._copies.load(looks)
+        finally:
+            self._loading = False
+
     def check(self) -> None:
         """Run what was gathered here, and compare.
 
@@ -182,8 +193,7 @@ class _Checker:
         """
         gathered, self._gathered = self._gathered, []
         self._used, self._nbytes = set(), 0
-        with unwatched():
-            self._copies.load(look for op in gathered for look in op.looks())
+        self._load(look for op in gathered for look in op.looks())
         for op in gathered:
             self._check_one(op)
 

@@ -54,7 +54,7 @@ def processor_clock(process: int) -> Clock | None:
 
 @contextmanager
 def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
-    """A clock for the session that is open. Programs are sent whole inside the block, and not in pieces.
+    """A clock for the session that is open.
 
     Raises:
         ConfigurationError: processor time was asked for of an executor that is not a process of this machine.
@@ -69,7 +69,7 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
                 f"processor time can be measured of an executor process on this machine only, if it runs Linux; {process} is not one"
             )
         clock = known
-    with client.whole_programs(), client.observed_by(observer):
+    with client.observed_by(observer):
         yield clock
 
 

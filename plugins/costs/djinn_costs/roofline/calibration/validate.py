@@ -151,7 +151,7 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     """Build a workload, run it once, and plan what it does the second time."""
     step = workload.build(device)
     seconds_of(step, clock)
-    with client.whole_programs(), djinn.capture() as recorded:
+    with djinn.capture() as recorded:
         kept = step()
     result = djinn.plan(recorded, until="place")
     djinn.synchronize()

@@ -1,0 +1,98 @@
+"""The suite for wrappers of channels."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from djinn.testing.suite import Ending, missing, require_protocol
+from djinn_core.hookspecs.channels import ChannelContext, ChannelWrapper
+from djinn_core.hookspecs.session_channel import ClientChannel
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.wire.messages import Attached, DeviceInfo
+
+
+class _Echo(ClientChannel):
+    """Returns each frame that it is sent, and notes calls of other methods."""
+
+    logged = False
+    bytes_sent = 7
+
+    def __init__(self) -> None:
+        self.limits, self.frames, self.calls = Limits(), deque[Frame](), list[str]()
+
+    def send(self, frame: Frame) -> None:
+        self.frames.append(frame)
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        del timeout
+        if not self.frames:
+            raise TimeoutError
+        return self.frames.popleft()
+
+    def copy_borrowed(self) -> None:
+        self.calls.append("copy_borrowed")
+
+    def expire(self) -> None:
+        self.calls.append("expire")
+
+    def limit_reconnect_seconds(self, patience: float) -> None:
+        self.calls.append(f"limit_reconnect_seconds {patience:g}")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class ChannelConformance(Ending):
+    """Subclass it and give the fixture `wrapper`. Sessions of the suite have no standby servers."""
+
+    @pytest.fixture
+    def wrapper(self) -> ChannelWrapper:
+        """The wrapper of channels."""
+        return missing(self, "wrapper", "your wrapper of channels")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def inner(self) -> _Echo:
+        """A channel that returns each frame."""
+        return _Echo()
+
+    @pytest.fixture
+    def wrapped(self, wrapper: ChannelWrapper, inner: _Echo) -> ClientChannel:
+        """The channel in the wrapper."""
+        attached = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
+        found = wrapper.wrap(inner, ChannelContext("tcp://server:5556", attached))
+        assert isinstance(found, ClientChannel), f"`wrap` returned {found!r}, which is no ClientChannel"
+        return found
+
+    def test_it_is_a_wrapper(self, wrapper: ChannelWrapper) -> None:
+        """It has every member."""
+        require_protocol(wrapper, "channels")
+
+    def test_all_frames_pass_in_order(self, wrapped: ClientChannel, inner: _Echo) -> None:
+        """In both directions, with their bodies; a timeout is passed on."""
+        sent = [Frame(b"%d" % number, [bytes(number)]) for number in range(5)]
+        for frame in sent:
+            wrapped.send(frame)
+        assert list(map(_content, inner.frames)) == list(map(_content, sent)), "`send` changed frames, or their order"
+        received = [wrapped.receive(1.0) for _ in sent]
+        assert list(map(_content, received)) == list(map(_content, sent)), "`receive` changed frames, or their order"
+        with pytest.raises(TimeoutError):
+            wrapped.receive(0.0)
+
+    def test_the_channel_inside_is_told_and_asked(self, wrapped: ClientChannel, inner: _Echo) -> None:
+        """Of buffers that change, of the session's end, and of facts."""
+        wrapped.copy_borrowed()
+        wrapped.limit_reconnect_seconds(3.0)
+        wrapped.expire()
+        wrapped.close()
+        assert inner.calls == ["copy_borrowed", "limit_reconnect_seconds 3", "expire", "close"], (
+            f"the channel inside was told {inner.calls}"
+        )
+        assert wrapped.bytes_sent == inner.bytes_sent, "`bytes_sent` is not that of the channel inside"
+        wrapped.limits = Limits(1, 2)
+        assert inner.limits == Limits(1, 2), "`limits` of the channel inside were not set"
+
+
+def _content(frame: Frame) -> tuple[bytes, list[bytes]]:
+    return bytes(frame.head), [bytes(part) for part in frame.body]

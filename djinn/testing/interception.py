@@ -1,0 +1,35 @@
+"""The suite for interceptions."""
+
+from __future__ import annotations
+
+import pytest
+
+from djinn.testing.suite import missing, require_protocol
+from djinn_core.hookspecs.interception import Interception
+from djinn_core.sink import Submission
+
+
+class InterceptionConformance:
+    """Subclass it and give the fixture `interception`, one that has not begun."""
+
+    @pytest.fixture
+    def interception(self) -> Interception:
+        """The interception."""
+        return missing(self, "interception", "your interception")  # type: ignore[return-value]
+
+    def test_it_is_an_interception(self, interception: Interception) -> None:
+        """It has every member."""
+        require_protocol(interception, "interception")
+
+    def test_it_gives_nothing_before_it_begins(self, interception: Interception) -> None:
+        """What it gives are submissions."""
+        for submission in interception.take():
+            assert isinstance(submission, Submission), f"`take` returned {submission!r}, which is no Submission"
+            assert not len(submission.program), "`take` returned ops, and nothing was recorded"
+
+    def test_a_session_may_end_before_anything_was_recorded(self, interception: Interception) -> None:
+        """Facts may change, too, and there are counts of ops and values."""
+        interception.forget()
+        interception.reconsider()
+        assert interception.ops() == (0, 0), "`ops` counts ops, and nothing was recorded"
+        assert interception.live(0) == 0, "`live` counts values, and there are none"

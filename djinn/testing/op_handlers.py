@@ -1,0 +1,27 @@
+"""The suite for op handlers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from djinn.testing.suite import missing, require_protocol
+from djinn_core.sink import OpHandler
+
+
+class OpHandlerConformance:
+    """Subclass it and give the fixture `op_handler`. Results of ops are for tests of your own."""
+
+    @pytest.fixture
+    def op_handler(self) -> OpHandler:
+        """The op handler."""
+        return missing(self, "op_handler", "your op handler")  # type: ignore[return-value]
+
+    def test_it_is_an_op_handler(self, op_handler: OpHandler) -> None:
+        """It has every member."""
+        require_protocol(op_handler, "op_handlers")
+
+    def test_it_says_if_it_is_needed(self, op_handler: OpHandler) -> None:
+        """Also of a call without tensors."""
+        found = op_handler.needed(torch.ops.aten.relu.default, (), {}, [], ())
+        assert isinstance(found, bool), f"`needed` returned {found!r}, which is no bool"

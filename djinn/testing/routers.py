@@ -1,0 +1,28 @@
+"""The suite for routers."""
+
+from __future__ import annotations
+
+import pytest
+
+from djinn.testing.suite import missing, require_protocol
+from djinn_core.hookspecs.routers import Router
+
+
+class RouterConformance:
+    """Subclass it and give the fixture `router`, one that has not begun."""
+
+    @pytest.fixture
+    def router(self) -> Router:
+        """The router."""
+        return missing(self, "router", "your router")  # type: ignore[return-value]
+
+    def test_it_is_a_router(self, router: Router) -> None:
+        """It has every member, and a name."""
+        require_protocol(router, "routers")
+        assert router.name, "`name` is empty, which is the name of the router of one executor"
+
+    def test_it_says_how_a_submission_runs(self, router: Router) -> None:
+        """By its parts, or by handing them to executors itself."""
+        assert type(router).submit is not Router.submit or type(router).route is not Router.route, (
+            "it overrides neither `route` nor `submit`: every program runs on the first executor"
+        )

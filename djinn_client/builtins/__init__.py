@@ -1,0 +1,1 @@
+"""The plugins that are part of the client."""

@@ -1,0 +1,89 @@
+"""The native device as a plugin: the built-in interception."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+
+from djinn_core.hookspecs import API_VERSION, hookimpl
+from djinn_core.hookspecs.interception import Interception
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.program import Call
+from djinn_core.sink import Sink, Submission
+
+djinn_api_version = API_VERSION
+
+
+class Native(Interception):
+    """The device in C++. What it is made of is imported when it begins, which is when `djinn` is imported."""
+
+    name = "native"
+
+    def begin(self, sink: Sink) -> None:
+        """As `Interception.begin`; again, it does nothing."""
+        from djinn_client.interception.install import install
+        from djinn_client.interception.sync import synchronize
+
+        super().begin(sink)
+        install()
+        self._synchronize = synchronize
+
+    def take(self, thread: int | None = None) -> Sequence[Submission]:
+        """As `Interception.take`."""
+        from djinn_client.interception.recording.recorder import SyncRequest, current, recorders
+
+        found = recorders.all() if thread is None else [current()]
+        return [recorder.take(SyncRequest()) for recorder in found]
+
+    def learn(self, call: Call, result: int, stride: tuple[int, ...]) -> None:
+        """As `Interception.learn`."""
+        from djinn_client.interception.dispatch import learn_layout
+
+        learn_layout(call, result, stride)
+
+    def reconsider(self) -> None:
+        """As `Interception.reconsider`."""
+        from djinn_client.interception.dispatch import forget_calls
+
+        forget_calls()
+
+    def forget(self) -> None:
+        """As `Interception.forget`."""
+        from djinn_client.interception.dispatch import forget_what_was_learnt
+        from djinn_client.interception.recording.recorder import recorders
+
+        recorders.drop_everything()
+        forget_what_was_learnt()
+
+    def live(self, since: int) -> int:
+        """As `Interception.live`. Cycles that the program cannot reach do not count."""
+        from djinn_client.interception.recording.recorder import recorders
+        from djinn_client.interception.tensors.storage import live_values, still_to_free
+
+        gc.collect()
+        gone, meta_only = frozenset(still_to_free()), recorders.meta_only
+        held = [handle for handle, _ in live_values() if handle not in gone and storage_of(handle) >= since]
+        return sum(not meta_only.has(handle, ()) for handle in held)
+
+    def values(self) -> list[tuple[int, int]]:
+        """As `Interception.values`."""
+        from djinn_client.interception.tensors.storage import live_values
+
+        return live_values()
+
+    def ops(self) -> tuple[int, int]:
+        """As `Interception.ops`."""
+        from djinn_client.interception.recording.recorder import recorders
+        from djinn_client.interception.shape_inference.inference_cache import inference_cache
+
+        return recorders.count_ops(), inference_cache.inferred
+
+    def synchronize(self) -> None:
+        """As `Interception.synchronize`."""
+        self._synchronize()
+
+
+@hookimpl
+def djinn_register_interception() -> Iterable[Interception]:
+    """The native device."""
+    return [Native()]

@@ -1,0 +1,105 @@
+"""Logical devices: the index that `remote_accelerator` without an index stands for, by thread, and those in calls.
+
+All tensors of an op are on one logical device, and so are its results, unless the call names a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, device_type, is_remote, logical_device
+from djinn_core.ir.program import Call
+from djinn_core.torch_private import schema_of
+
+
+def current_device() -> int:
+    """The present thread's index."""
+    return int(ops.current_index())
+
+
+def set_current_device(index: int) -> int:
+    """Make `index` the present thread's; returns the one before."""
+    before = current_device()
+    ops.set_current_index(index)
+    return before
+
+
+def index_of(device: Any) -> int:
+    """The index that a device, its name, its index or None (the present one) stands for.
+
+    Raises:
+        ValueError: it is a device of another type.
+        RuntimeError: there is no such device.
+    """
+    if device is None:
+        return current_device()
+    found = logical_device(device) if isinstance(device, int) else torch.device(device)
+    if not is_remote(found):
+        raise ValueError(f"Expected a {device_type()} device, but got: {found}")
+    return existing_index(found)
+
+
+def existing_index(device: torch.device) -> int:
+    """The index of a remote device.
+
+    Raises:
+        RuntimeError: there is no such device, as for an invalid ordinal of any accelerator.
+    """
+    given: int | None = device.index
+    index = current_device() if given is None else given
+    if index == 0:
+        return index
+    count = port.device_count()
+    if index >= count and port.counts_when_open():
+        port.sink.open()  # servers say how many devices they have
+        count = port.device_count()
+    if not 0 < index < count:
+        raise RuntimeError(f"there is no {device.type}:{index}; torch.{device.type}.device_count() is {count}")
+    return index
+
+
+_COPIES: Final = frozenset({torch.ops.aten.copy_.default, torch.ops.aten._copy_from.default})  # noqa: SLF001 - PyTorch's name
+
+
+def check_one_index(func: Any, operands: Sequence[LazyTensor]) -> None:
+    """Refuse tensors of several logical devices, as kernels of other accelerators do; copies are what copies are for.
+
+    Raises:
+        RuntimeError: they are on several.
+    """
+    indexes = {operand.remote.meta.device for operand in operands}
+    if len(indexes) < 2 or func in _COPIES:
+        return
+    first, second = (f"{device_type()}:{index}" for index in list(dict.fromkeys(_indexes(operands)))[:2])
+    names = [a.name for a in schema_of(func).arguments if "Tensor" in str(a.type)]
+    at = next(i for i, index in enumerate(_indexes(operands)) if index != operands[0].remote.meta.device)
+    argument = names[min(at, len(names) - 1)]
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}! "
+        f"(when checking argument for argument {argument} in method {func.name()})"
+    )
+
+
+def _indexes(operands: Sequence[LazyTensor]) -> list[int]:
+    return [operand.remote.meta.device for operand in operands]
+
+
+def index_of_call(call: Call) -> int:
+    """The logical device on which a call makes and writes; where it does neither, the one that it looks at."""
+    made = (meta for meta, same in zip(call.results, call.inplace, strict=True) if meta is not None and same < 0)
+    written = (call.operands[i] for i in call.writes)
+    return next((meta.device for meta in (*made, *written, *call.operands)), 0)
+
+
+def leaves_index_open(kwargs: Mapping[str, Any]) -> bool:
+    """True if a call names the remote device without an index. The current index may differ the next time."""
+    device = kwargs.get("device")
+    if not isinstance(device, torch.device):
+        return False
+    index: int | None = device.index
+    return index is None and is_remote(device) and port.device_count() > 1

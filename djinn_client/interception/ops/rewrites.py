@@ -1,0 +1,254 @@
+"""Ops that are recorded as other ops, or after a check: one section for each reason."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from djinn_client import torch_dispatch
+from djinn_client.interception.device.device_state import Handler, device_state
+from djinn_client.interception.dispatch import handles, record
+from djinn_client.interception.native.library import set_kernel
+from djinn_client.interception.shape_inference.trials import try_small
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.torch_private import schema_of
+
+aten = torch.ops.aten
+
+
+# Canonicalization: calls with the same meaning are recorded alike, so that programs match their cached templates. Ops that kernels do
+# on the way to their own are recorded as well where the client has to know what they change.
+@handles(aten.fill_.Scalar, repeats=True)
+def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`tensor.fill_(True)` is `fill_(1)` for every dtype; a bool would be a constant of the form, a number is a slot.
+
+    The last step of a `generate()` differs from the others in nothing but such a bool.
+    """
+    target, value = args
+    return record(func, (target, int(value)) if isinstance(value, bool) else args, kwargs)
+
+
+@handles(aten.index_put_.default, aten._index_put_impl_.default)
+def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record `tensor[mask] = number` as `masked_fill_` if the mask or the number is in the memory of `tensor`.
+
+    PyTorch's kernel for the CPU does so for every mask. `masked_fill_` may write to its own mask and number, `index_put_` may not.
+    """
+    target, indices, values, *rest = args
+    accumulates = kwargs.get("accumulate", rest[0] if rest else False)
+    mask = None if accumulates or values.numel() != 1 else _only_mask(target, indices)
+    if mask is None or not (_shares_memory(mask, target) or _shares_memory(values, target)):
+        return record(func, args, kwargs)
+    for _ in range(mask.dim(), target.dim() - _leading(indices)):
+        mask = aten.unsqueeze.default(mask, -1)
+    number = aten.view.default(values, []) if values.dim() else values
+    return record(aten.masked_fill_.Tensor, (target, mask, number), {})
+
+
+def _leading(indices: Sequence[torch.Tensor | None]) -> int:
+    """The number of dimensions before the first index."""
+    return next(dim for dim, index in enumerate(indices) if index is not None)
+
+
+def _only_mask(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The only index, if it is a mask that fits `target`; otherwise None."""
+    given = [index for index in indices if index is not None]
+    if len(given) != 1 or given[0].dtype not in {torch.bool, torch.uint8}:
+        return None
+    (mask,), dim = given, _leading(indices)
+    return mask if mask.shape == target.shape[dim : dim + mask.dim()] else None
+
+
+def _shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    if not isinstance(tensor, LazyTensor) or not isinstance(other, LazyTensor):
+        return False
+    return tensor.remote.storage == other.remote.storage
+
+
+@handles(aten._fused_moving_avg_obs_fq_helper.default)
+def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fake quantization by channels: observers that are empty get an element for each channel first, as the kernel does it."""
+    schema = (a.name for a in schema_of(func).arguments)
+    given = dict(zip(schema, args, strict=False)) | kwargs
+    limits = {"running_min": torch.inf, "running_max": -torch.inf}
+    if given.get("per_row_fake_quant") and given["running_min"].numel() == 0:
+        channels = given["self"].shape[given["ch_axis"]]
+        for name in ("running_min", "running_max", "scale", "zero_point"):
+            observer = aten.resize_.default(given[name], [channels])
+            if name in limits:
+                aten.fill_.Scalar(observer, limits[name])
+    return record(func, args, kwargs)
+
+
+# Ops without a deterministic kernel on any device: PyTorch's alert comes at the op. The executor computes under the same settings, but its
+# error would come at the next sync point and its warning would stay there. Alerts of further CUDA kernels come from the executor.
+@handles(aten.put.default, aten.put_.default, aten.max_unpool2d.default, aten.max_unpool3d.default)
+def record_alerting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record the op, after PyTorch's alert if deterministic algorithms are asked for.
+
+    Raises:
+        RuntimeError: as eager PyTorch.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        try:
+            try_small(func, args, kwargs)
+        except RuntimeError as error:
+            if "deterministic" in str(error):
+                raise
+    return record(func, args, kwargs)
+
+
+# Ops that PyTorch and libraries use on every device that is not a CPU, made of ops that every executor has. The fused cells of LSTM and GRU
+# and `histc` of integers exist for CUDA only, but programs must run on a CPU executor, too. Packing of sequences reads lengths and returns
+# batch sizes on the CPU, which no op on one device can do.
+def lstm_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    cell: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`aten::_thnn_fused_lstm_cell`: new hidden state, new cell state, and the workspace that only its own backward reads.
+
+    Gates are (batch, 4 * hidden), states (batch, hidden).
+    """
+    gates = _biased(input_gates, input_bias) + _biased(hidden_gates, hidden_bias)
+    entrance, forget, candidate, output = gates.chunk(4, dim=1)
+    new_cell = forget.sigmoid() * cell + entrance.sigmoid() * candidate.tanh()
+    return output.sigmoid() * new_cell.tanh(), new_cell, gates.new_empty(0)
+
+
+def gru_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    hidden: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`aten::_thnn_fused_gru_cell`: new hidden state, and the workspace that only its own backward reads.
+
+    Gates are (batch, 3 * hidden), the state (batch, hidden).
+    """
+    input_reset, input_update, input_new = _biased(input_gates, input_bias).chunk(3, dim=1)
+    hidden_reset, hidden_update, hidden_new = _biased(hidden_gates, hidden_bias).chunk(3, dim=1)
+    reset = (hidden_reset + input_reset).sigmoid()
+    update = (hidden_update + input_update).sigmoid()
+    new = (input_new + hidden_new * reset).tanh()
+    return (hidden - new) * update + new, hidden_gates.new_empty(0)
+
+
+def _biased(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return gates if bias is None else gates + bias
+
+
+def pack_padded_sequence(
+    padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`aten::_pack_padded_sequence`: packing positions on the CPU says which rows to take remotely."""
+    outer = padded.shape[:2]
+    positions = torch.arange(outer.numel(), device="cpu").view(outer)
+    rows, batch_sizes = aten._pack_padded_sequence.default(positions, lengths.to("cpu"), batch_first)
+    return padded.flatten(0, 1).index_select(0, rows.to(padded.device)), batch_sizes
+
+
+@handles(aten.histc.default)
+def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whole numbers are counted as float64, which is exact up to 2**53."""
+    values = args[0]
+    if values.is_floating_point():
+        return record(func, args, kwargs)
+    counts = record(func, (values.double(), *args[1:]), kwargs)
+    return counts.to(values.dtype)
+
+
+@handles(aten.dot.default, aten.vdot.default)
+def dot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As the kernels, which PyTorch lets see tensors that it knows to be zero."""
+    product = record(func, args, kwargs)
+    if any(isinstance(a, torch.Tensor) and a._is_zerotensor() for a in args):
+        return torch._efficientzerotensor((), dtype=product.dtype, device=product.device)
+    return product
+
+
+_MADE_OF: dict[Any, Callable[..., Any]] = {
+    aten._thnn_fused_lstm_cell.default: lstm_cell,
+    aten._thnn_fused_gru_cell.default: gru_cell,
+    aten._pack_padded_sequence.default: pack_padded_sequence,
+}
+
+
+def register() -> None:
+    """Register ops above autograd, which then differentiates what they are made of, and for inference mode; and higher-order ops."""
+    for func, made_of in _MADE_OF.items():
+        set_kernel(func.name(), made_of, "AutogradPrivateUse1")
+        handles(func)(_handler(made_of))
+    for name, op in torch_dispatch.higher_order_ops().items():
+        by_ops = torch_dispatch.made_of_ops(op)
+        traced = torch_dispatch.differentiated(op)
+        if by_ops is not None and traced is not None and name in _CONTROL_FLOW:
+            torch_dispatch.implement_under_autograd(op, _unless_traced(by_ops, traced))
+
+
+def _handler(made_of: Callable[..., Any]) -> Handler:
+    return lambda _func, args, kwargs: made_of(*args, **kwargs)
+
+
+# `nn.TransformerEncoder` with a padding mask: in evaluation PyTorch drops the padding with nested tensors, runs the layers on what is left,
+# and puts zeros where the padding was. Here the layers get the padding and a mask, and the zeros are filled in at the end.
+@handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
+def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """Check whether padding comes last in each row, in which case PyTorch drops it. Returns False, and keeps the result."""
+    kept = args[1]
+    device_state.thread.padding_is_last = not bool((kept[:, 1:] & ~kept[:, :-1]).any())
+    return False
+
+
+def pad_with_zeros(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`TransformerEncoder.forward` that returns zeros for padding where PyTorch does."""
+
+    @functools.wraps(forward)
+    def encode(
+        self: torch.nn.TransformerEncoder,
+        src: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        src_key_padding_mask: torch.Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> torch.Tensor:
+        device_state.thread.padding_is_last = False
+        out = forward(self, src, mask, src_key_padding_mask, is_causal)
+        dropped = (
+            device_state.thread.padding_is_last
+            and mask is None
+            and not torch.is_autocast_enabled()
+            and not _differentiated(self, src)
+        )
+        if not dropped or src_key_padding_mask is None or not isinstance(out, LazyTensor):
+            return out
+        padding = src_key_padding_mask if src_key_padding_mask.dtype == torch.bool else src_key_padding_mask != 0
+        zeros = out.new_zeros(out.shape[-1])
+        return torch.where(padding.unsqueeze(-1), zeros if self.norm is None else self.norm(zeros), out)
+
+    return encode
+
+
+def _differentiated(encoder: torch.nn.TransformerEncoder, src: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in (src, *encoder.layers[0].parameters()))
+
+
+# Higher-order ops that call functions of the user, such as `torch.cond`; others have gradients of their own. The functions run op by op, and
+# each op is recorded. PyTorch's autograd kernel would trace the functions, which must then be as `torch.compile` rewrites them.
+_CONTROL_FLOW = frozenset({"associative_scan", "cond", "map_impl", "scan", "while_loop"})
+
+
+def _unless_traced(by_ops: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+    """An implementation: `by_ops`, but PyTorch's own way where a tracer is to see the op whole."""
+
+    def implementation(*args: Any, **kwargs: Any) -> Any:
+        remote = any(isinstance(leaf, LazyTensor) for leaf in pytree.tree_leaves((args, kwargs)))
+        return (by_ops if remote and not torch_dispatch.dispatch_modes() else traced)(*args, **kwargs)
+
+    return implementation

@@ -1,0 +1,113 @@
+"""Arguments of calls as forms (operands, slots and constants), and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from djinn_client.interception.native.generators import operand as operand_of
+from djinn_client.interception.shape_inference.inference_cache import keep
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote
+from djinn_client.torch_dispatch import CGenerator
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.form import (
+    Argument,
+    ComplexSlot,
+    Constant,
+    Enumerated,
+    Form,
+    ListArg,
+    Operand,
+    ScalarTensor,
+    SelfDevice,
+    SessionGenerator,
+    SlotArg,
+)
+from djinn_core.ir.program import Slot
+
+FORMS_LIMIT = 16384  # remembered forms; one that was forgotten and comes again is another object, and equal
+_forms: dict[Form, Form] = {}
+_OPERAND: Final = Operand()
+
+
+def encode_form(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool, op: str | None = None
+) -> Form:
+    """The form of a call of `func`, or of an op of Djinn's own in its place; equal forms are the same object.
+
+    Raises:
+        UnsupportedOperation: an argument is of a type that cannot travel.
+    """
+    form = Form(
+        op=func.name() if op is None else op,
+        args=tuple(_encode(a, func) for a in args),
+        kwargs=tuple((n, _encode(v, func)) for n, v in kwargs.items() if n != "pin_memory"),
+        results=tuple(["new" if n else "none" for n in new]),
+        sequence=sequence,
+    )
+    return keep(_forms, form, form, FORMS_LIMIT)
+
+
+def _encode(a: Any, func: Any) -> Argument:
+    if isinstance(a, LazyTensor):
+        return _OPERAND
+    if isinstance(a, torch.Tensor):
+        remote = isinstance(a, LazyTensor) or a.dim() > 0
+        return Operand() if remote else ScalarTensor(str(a.dtype).removeprefix("torch."))
+    if a is None or isinstance(a, (bool, str)):
+        return Constant(a)
+    if isinstance(a, (int, float)):
+        return SlotArg()
+    if isinstance(a, complex):
+        return ComplexSlot()
+    if isinstance(a, (list, tuple)):
+        return ListArg(tuple([_OPERAND if isinstance(x, LazyTensor) else _encode(x, func) for x in a]))
+    return _encode_rare(a, func)
+
+
+def _encode_rare(a: Any, func: Any) -> Argument:
+    if isinstance(a, torch.dtype):
+        return Enumerated("dtype", str(a).removeprefix("torch."))
+    if isinstance(a, torch.layout):
+        return Enumerated("layout", str(a).removeprefix("torch."))
+    if isinstance(a, torch.memory_format):
+        return Enumerated("memory_format", str(a).removeprefix("torch."))
+    if isinstance(a, torch.device):
+        return SelfDevice(cpu=not is_remote(a))
+    if isinstance(a, CGenerator):
+        return SessionGenerator() if operand_of(a) is None else Operand()
+    raise UnsupportedOperation(f"{func.name()} was given a {type(a).__name__}, which cannot be sent to an executor")
+
+
+def call_arguments(
+    form: Form, operands: Sequence[torch.Tensor], slots: Sequence[Slot], device: torch.device
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call of `form`, on `device` where it names the executor's own."""
+    taken, numbers = iter(operands), iter(slots)
+    positional = [_value(argument, taken, numbers, device) for argument in form.args]
+    return positional, {name: _value(argument, taken, numbers, device) for name, argument in form.kwargs}
+
+
+def _value(argument: Argument, operands: Iterator[torch.Tensor], slots: Iterator[Slot], device: torch.device) -> Any:
+    if isinstance(argument, Operand):
+        return next(operands)
+    if isinstance(argument, SlotArg):
+        return next(slots)
+    if isinstance(argument, ComplexSlot):
+        return complex(next(slots), next(slots))
+    if isinstance(argument, ScalarTensor):
+        return _scalar(getattr(torch, argument.dtype), slots)
+    if isinstance(argument, ListArg):
+        return [_value(item, operands, slots, device) for item in argument.items]
+    if isinstance(argument, Enumerated):
+        return getattr(torch, argument.name)
+    if isinstance(argument, SelfDevice):
+        return torch.device("cpu") if argument.cpu else device
+    return argument.value if isinstance(argument, Constant) else None
+
+
+def _scalar(dtype: torch.dtype, slots: Iterator[Slot]) -> torch.Tensor:
+    number = complex(next(slots), next(slots)) if dtype.is_complex else next(slots)
+    return torch.tensor(number, dtype=dtype, device="cpu")

@@ -1,0 +1,97 @@
+"""Replay: recording a captured program or one of its nodes again, on other inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from djinn_client.interception.recording.append import append
+from djinn_client.interception.recording.arguments import call_arguments
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
+from djinn_client.interception.tensors.storage import borrow
+from djinn_core.errors import DjinnError, InvalidStage
+from djinn_core.ir.arguments import parameter_names
+from djinn_core.ir.graph import Node
+from djinn_core.ir.indexes import POOL
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.ir.program import Call, Instruction, Program
+from djinn_core.ir.values import TensorMeta
+
+
+def reissue(
+    program: Program, nodes: Iterable[int], replace: Mapping[int, int], inputs: Mapping[int, torch.Tensor]
+) -> dict[int, LazyTensor]:
+    """Record `nodes` of `program` again, with `inputs` for some of its inputs; the new tensors by old value.
+
+    Inputs that are not given are those of the capture, if they are still alive.
+
+    Raises:
+        DjinnError: a given input does not have the metadata of the one that it stands for.
+    """
+    instructions = list(program.instructions())
+    tensors: dict[int, LazyTensor] = {}
+    for node in nodes:
+        instruction = instructions[node]
+        operands = [
+            _operand(tensors, inputs, replace.get(value, value), meta)
+            for value, meta in zip(instruction.inputs, instruction.call.operands, strict=True)
+        ]
+        tensors.update(_issue(instruction, operands))
+    return tensors
+
+
+def _operand(
+    tensors: dict[int, LazyTensor], inputs: Mapping[int, torch.Tensor], value: int, meta: TensorMeta
+) -> LazyTensor:
+    if value not in tensors:
+        given = inputs.get(value)
+        tensors[value] = wrap(borrow(value, meta)) if given is None else _checked(given, meta)
+    return tensors[value]
+
+
+def _checked(given: torch.Tensor, meta: TensorMeta) -> LazyTensor:
+    if not isinstance(given, LazyTensor) or given.remote.meta is not meta:
+        raise DjinnError(
+            f"an input of shape {tuple(given.shape)}, stride {given.stride()}, {given.dtype} on {given.device} cannot "
+            f"stand for one of shape {meta.shape}, stride {meta.stride}, {meta.dtype} on remote_accelerator:{meta.device}"
+        )
+    return given
+
+
+def _issue(instruction: Instruction, operands: list[LazyTensor]) -> dict[int, LazyTensor]:
+    call = instruction.call
+    out = append(call, operands, instruction.slots)
+    results = out if call.sequence else [out]
+    made = [r for r, new in zip(results, _new(call), strict=True) if new]
+    return dict(zip(instruction.outputs, made, strict=True))
+
+
+def _new(call: Call) -> list[bool]:
+    return [meta is not None and same < 0 for meta, same in zip(call.results, call.inplace, strict=True)]
+
+
+def call_again(node: Node, operands: Sequence[torch.Tensor], changed: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The results of a node's op for other operands, in the order in which the node has them.
+
+    Args:
+        node: of a recorded program.
+        operands: tensors for `node.inputs`.
+        changed: arguments that are not as they were, by the names in the op's schema.
+
+    Raises:
+        InvalidStage: the node's op cannot be called again.
+    """
+    if node.form is None or node.op in OWN_OPERATORS:
+        raise InvalidStage(f"{node.op} (node {node.id}) cannot be called again")
+    positional, keywords = call_arguments(node.form, operands, node.slots, logical_device(POOL))
+    names = parameter_names(node.op)
+    for name, value in changed.items():
+        at = names.index(name)
+        if at < len(positional):
+            positional[at] = value
+        else:
+            keywords[name] = value
+    made = resolve(node.form.op)(*positional, **keywords)
+    return list(made) if isinstance(made, list | tuple) else [made]

@@ -1,0 +1,381 @@
+"""Trials: the CPU's kernel is called with tensors of one element, and says what it refuses.
+
+Meta kernels take dtypes, numbers and dimensions that kernels refuse. Such an op would be recorded and fail on the executor, where its line
+is a note in a message. So the client tries the ops that are listed, and all pointwise ops, before it infers a call. If the CPU's kernel
+refuses small tensors, the executor is asked: its error is raised on the user's line, or its result is used. The executor's answer for
+dtypes without a kernel on the CPU is remembered. Errors about sizes are no reason to ask, because small tensors have other sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.runtime_interface import port
+from djinn_client.interception.shape_inference.inference_cache import inference_cache
+from djinn_client.interception.shape_inference.write_checks import overlaps_itself, returning
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.tracebacks import warn_user
+from djinn_core import torch_private
+from djinn_core.ir.operators import split_name
+from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
+
+aten = torch.ops.aten
+# Ops that are tried, without the `_` of those in place. One element must not harm their kernels, nor a number among their arguments make
+# large tensors.
+_TRIED: Final = frozenset(
+    (
+        "__and__ __or__ __xor__ _cdist_forward _fused_dropout _linalg_eigh _log_softmax _prelu_kernel _softmax _unsafe_masked_index "
+        "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d abs "
+        "addbmm addmm addmv addr amax amin aminmax arange argmax argmin avg_pool1d avg_pool2d avg_pool3d baddbmm bernoulli "
+        "binary_cross_entropy bmm bucketize cauchy complex constant_pad_nd convolution count_nonzero cummax cummin cumprod cumsum dot "
+        "embedding_renorm exponential eye fill flip full full_like gather gcd ge geometric glu grid_sampler_2d gt hardswish heaviside "
+        "histc huber_loss im2col index index_add index_copy index_fill index_put index_select isin kaiser_window kthvalue lcm le "
+        "linalg_cross linalg_vector_norm linear linspace log_normal log_sigmoid_forward logcumsumexp logspace logsumexp lt masked_fill "
+        "masked_scatter matmul max max_pool2d_with_indices max_pool3d_with_indices mean median min mm mode mse_loss multi_margin_loss "
+        "multinomial mv nanmedian nansum native_batch_norm native_dropout native_layer_norm new_full nll_loss2d_forward nll_loss_forward "
+        "normal poisson polar prod put rand_like randint_like randn randn_like random randperm reflection_pad1d reflection_pad2d renorm "
+        "rrelu_with_noise rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted segment_reduce smooth_l1_loss sort std "
+        "std_mean sum take threshold topk trace tril triu uniform upsample_bicubic2d upsample_bilinear2d upsample_linear1d "
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean vdot"
+    ).split()
+)
+_ABOUT_SIZES: Final = re.compile(
+    r"(?<!non-zero )[Ss]izes?(?! 0$)|shape|kernel|small|length|groups|channels|number of elements"
+)
+_SIZES: Final = frozenset({"size", "pad", "output_size"})
+_PADDINGS: Final = frozenset({"padding", "output_padding"})
+_COUNTS: Final = {"steps": 2, "bins": 2, "n": 2, "m": 2, "window_length": 2, "k": 1, "num_samples": 1}
+_CHOICES: Final = frozenset(
+    {torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Generator, list, tuple}
+)
+_RANGE: Final = {"start": 0, "end": 1, "step": 1}
+# These write a number to a single element without a check, and check it where there are no elements.
+_FILLING: Final = frozenset({"fill", "full", "full_like", "new_full"})
+
+
+def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """Return the error with which the CPU's kernel refuses small tensors in the place of those of a call; None if it says nothing of large ones.
+
+    The arguments are meta tensors.
+    """
+    pointwise = is_pointwise(func) or {torch.Tag.pointwise, torch.Tag.out}.issubset(func.tags)
+    if not (pointwise or _packet(func) in _TRIED or any(isinstance(a, complex) for a in (*args, *kwargs.values()))):
+        return None
+    if any(isinstance(a, torch.Tensor) and a.dtype is torch.uint8 for a in _indices(func, args)):
+        return None  # a mask, whose kernel warns
+    try:
+        try_small(func, args, kwargs)
+    except NotImplementedError as error:
+        known = _kinds(func, args, kwargs) in inference_cache.supported
+        # A capture starts no server.
+        return None if known or (current().captures and not port.is_open()) else error
+    except Exception as error:
+        return None if _ABOUT_SIZES.search(str(error)) else error
+    return None
+
+
+def note_taken(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """The executor computed `func` with arguments of these dtypes."""
+    inference_cache.supported.add(_kinds(func, args, kwargs))
+
+
+def _kinds(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """An op with the dtypes and types of its arguments; a number in the shape of a CPU tensor is told from a tensor, as kernels do."""
+    return (func, *(_kind(a) for a in (*args, *kwargs.values())))
+
+
+def _kind(argument: Any) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_kind, argument))
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.device.type == "cpu"
+    return argument if type(argument) is torch.dtype else type(argument)
+
+
+def _packet(func: Any) -> str:
+    packet = split_name(func.name())[0]
+    return packet if packet.endswith("__") else packet.removesuffix("_")
+
+
+def may_be_refused(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True if kernels may refuse such sizes, of which a trial says nothing: the executor decides."""
+    doubtful = _DOUBTFUL.get(func)
+    return doubtful is not None and doubtful(*args, **kwargs)
+
+
+def _gradient_unlike(gradient: torch.Tensor, given: torch.Tensor, **_: Any) -> bool:
+    return gradient.shape != given.shape
+
+
+def _multinomial(given: torch.Tensor, samples: int, replacement: bool = False, **_: Any) -> bool:
+    categories = given.shape[-1] if given.dim() else 0
+    return categories > 1 << 24 or (not replacement and samples > categories)
+
+
+def _as_strided_scatter(
+    given: torch.Tensor, _source: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> bool:
+    reach = sum((n - 1) * step for n, step in zip(size, stride, strict=False)) + (offset or 0)
+    return 0 not in size and reach >= given.numel()
+
+
+def _scatters_in_place(given: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
+    """A mask of another shape, or one that may choose more elements than there are to take their place."""
+    fits = mask.shape == given.shape or torch.broadcast_shapes(mask.shape, given.shape) == given.shape
+    return not fits or source.numel() < given.numel()
+
+
+_DOUBTFUL: Final[Mapping[Any, Callable[..., bool]]] = {
+    aten.as_strided_scatter.default: _as_strided_scatter,
+    aten.gelu_backward.default: _gradient_unlike,
+    aten.gelu_backward.grad_input: _gradient_unlike,
+    aten.masked_scatter_.default: _scatters_in_place,
+    aten.multinomial.default: _multinomial,
+}
+
+
+def check_arguments(func: Any, args: Sequence[Any]) -> None:
+    """Check the sizes of indices, and warn on the user's line where kernels warn of masks of bytes and of filling an expanded tensor.
+
+    Raises:
+        IndexError: as eager PyTorch.
+    """
+    _check_indices(args[0] if args else None, _indices(func, args))
+    if func in _FILLS and overlaps_itself(meta_of(args[0])):
+        warn_user(
+            f"Use of {_packet(func)}_ on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
+            f"This also applies to advanced indexing e.g. {_FILLS[func]}"
+        )
+
+
+def _check_indices(given: Any, indices: Sequence[torch.Tensor | None]) -> None:
+    dim, shapes = 0, []
+    for index in indices:
+        if index is None or index.dtype not in _MASKS:
+            dim += 1
+            shapes += [] if index is None else [index.shape]
+            continue
+        if index.dtype is torch.uint8:
+            warn_user("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.")
+        for at, (size, wanted) in enumerate(zip(index.shape, given.shape[dim:], strict=False)):
+            if size != wanted:
+                raise IndexError(
+                    f"The shape of the mask {list(index.shape)} at index {at} does not match the shape of the indexed tensor "
+                    f"{list(given.shape)} at index {dim + at}"
+                )
+        dim += index.dim()
+    if shapes and broadcast([tuple(shape) for shape in shapes]) is None:
+        said = ", ".join(str(list(shape)) for shape in shapes)
+        raise IndexError(f"shape mismatch: indexing tensors could not be broadcast together with shapes {said}")
+
+
+def _indices(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    return args[1] if _packet(func) in {"index", "index_put"} else ()
+
+
+_MASKS: Final = frozenset({torch.bool, torch.uint8})
+_FILLS: Final = {
+    aten.masked_fill_.Scalar: "tensor[mask] = scalar",
+    aten.masked_fill_.Tensor: "tensor[mask] = scalar",
+    aten.index_fill_.int_Scalar: "tensor[index] = scalar",
+    aten.index_fill_.int_Tensor: "tensor[index] = scalar",
+    aten.index_put_.default: "tensor[indices] = tensor",
+}
+
+
+def warns_each_time(func: Any, args: Sequence[Any], dtypes: Iterable[torch.dtype]) -> bool:
+    """True if kernels warn of these numbers, or of results of these dtypes, at each call, so that none may be recorded without inference."""
+    if torch.complex32 in dtypes and torch.is_warn_always_enabled():
+        return True
+    if func not in {getattr(aten.random_, "from"), aten.random_.to} or not args[0].dtype.is_floating_point:
+        return False
+    whole = 2 / torch.finfo(args[0].dtype).eps  # up to here the dtype holds all integers
+    return any(type(number) is int and abs(number) > whole for number in args[1:])
+
+
+@functools.cache
+def is_pointwise(func: Any) -> bool:
+    """True if `func` computes each element from those in its place, and returns or writes one tensor."""
+    schema = torch_private.schema_of(func)
+    returned, taken = schema.returns, schema.arguments
+    if torch.Tag.pointwise not in func.tags or len(returned) != 1 or str(returned[0].type) != "Tensor":
+        return False
+    written = [a for a in taken if a.alias_info is not None]
+    if returned[0].alias_info is None:
+        return not written
+    return written == taken[:1] and bool(written[0].alias_info.is_write)
+
+
+def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape that these have together; None if they do not fit."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    rank = max(map(len, shapes))
+    made = [1] * rank
+    for shape in shapes:
+        at = rank - len(shape)
+        for size in shape:
+            if size != 1:
+                if made[at] not in {1, size}:
+                    return None
+                made[at] = size
+            at += 1
+    return tuple(made)
+
+
+def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result of the CPU's kernel for these arguments, whose tensors are made to have one element. No random number is drawn.
+
+    The element is a 1 where elements do not index others: division by 0 is refused.
+
+    Raises:
+        Exception: as eager PyTorch, and where small tensors do not fit each other.
+    """
+    names = [a.name for a in torch_private.schema_of(func).arguments]
+    length = 0 if _packet(func) in _FILLING else 1
+    filled = int(torch.Tag.pointwise in func.tags or func is aten.multinomial.default)
+    small = [_small(name, argument, length, filled) for name, argument in zip(names, args, strict=False)]
+    if func is aten.arange.start_step:
+        small = [_RANGE[name] for name in names[: len(args)]]
+    named = {name: _small(name, value, length, filled) for name, value in kwargs.items()}
+    if "correction" in names:
+        named["correction"] = 0  # kernels warn of a variance of one element
+    return _call_without_drawing(func, small, named)
+
+
+def _call_without_drawing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an op without drawing numbers from the CPU's generator.
+
+    Few ops take no generator. After these the CPU's is restored, so another thread that draws at that moment gets numbers twice.
+    """
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return func(*args, **kwargs)
+    if any(a.name == "generator" for a in torch_private.schema_of(func).arguments):
+        return func(*args, **{**kwargs, "generator": torch.Generator()})
+    state = torch.default_generator.get_state()
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch.default_generator.set_state(state)
+
+
+def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Have the CPU's kernel look at small tensors that overlap themselves where those of the call do. No random number is drawn.
+
+    Raises:
+        RuntimeError: as eager PyTorch, if the kernel refuses to write to elements that share memory.
+    """
+    filled, small = int(torch.Tag.pointwise in func.tags), dict[int, torch.Tensor]()
+
+    def overlapping(argument: Any) -> Any:
+        if isinstance(argument, (list, tuple)):
+            return [overlapping(one) for one in argument]
+        if not isinstance(argument, LazyTensor):
+            return torch.device("cpu") if isinstance(argument, torch.device) else argument
+        meta = argument.remote.meta
+        own = [min(n, 2) if step else min(n, 1) for n, step in zip(meta.shape, meta.stride, strict=True)]
+        made = torch.full(own, filled, dtype=meta.dtype).expand([min(n, 2) for n in meta.shape])
+        return small.setdefault(id(argument), made)
+
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # who records the op warns
+            named = {name: overlapping(value) for name, value in kwargs.items() if name != "generator"}
+            _call_without_drawing(func, [overlapping(one) for one in args], named)
+    except Exception as error:
+        if "more than one element of the written-to tensor" in str(error):
+            raise RuntimeError(str(error)) from None
+        # what small tensors are refused for beside that says nothing of large ones
+
+
+class PointwiseResult(msgspec.Struct, frozen=True):
+    """The metadata of a pointwise op's result, and the operand that is written, to which it gives this metadata; None if it is new."""
+
+    meta: TensorMeta
+    target: LazyTensor | None
+
+
+def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: int) -> PointwiseResult | None:
+    """The result of a pointwise op, by a trial; None where a meta kernel must tell.
+
+    PyTorch's meta kernels of these ops are written in Python and take fifty times as long as the CPU's kernel for one element. That
+    tells the dtype; the shape follows from those of the operands, and row-major operands give a row-major result.
+    """
+    out = kwargs.get("out")
+    plain = func if out is None else returning(func)
+    if plain is None or not is_pointwise(plain) or torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    others = kwargs if out is None else {name: value for name, value in kwargs.items() if name != "out"}
+    given = (*args, *others.values())
+    tensors = [a for a in given if isinstance(a, LazyTensor)]
+    if not tensors or not all(_is_plain(t.remote.meta) for t in tensors) or any(map(_is_not_taken, given)):
+        return None
+    shape = _shape_together(plain, [t.remote.meta.shape for t in tensors])
+    if shape is None:
+        return None
+    try:
+        made = try_small(plain, args, others)
+    except Exception:
+        return None  # the other way finds the error that PyTorch raises
+    meta = tensor_meta(shape, contiguous_strides(shape), 0, made.dtype, device)
+    target = args[0] if torch_private.schema_of(plain).returns[0].alias_info is not None else out
+    return PointwiseResult(meta, None) if target is None else _written(meta, target, tensors)
+
+
+def _written(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> PointwiseResult | None:
+    """The result as it is written to a tensor that has the same dtype and shape, or no elements yet."""
+    before = target.remote.meta if isinstance(target, LazyTensor) else None
+    if before is None or before.dtype is not meta.dtype or before.conj or before.neg:
+        return None
+    if before.shape == meta.shape and _is_plain(before):
+        return PointwiseResult(before, target)
+    if before.numel or any(o.remote.storage == target.remote.storage for o in operands):
+        return None
+    return PointwiseResult(tensor_meta(meta.shape, meta.stride, before.offset, meta.dtype, before.device), target)
+
+
+def _is_plain(meta: TensorMeta) -> bool:
+    """True if a tensor lies in memory row by row, and has elements."""
+    return 0 not in meta.shape and meta.stride == contiguous_strides(meta.shape) and not (meta.conj or meta.neg)
+
+
+def _is_not_taken(argument: Any) -> bool:
+    """True for arguments that may decide of more than the dtype, and for CPU tensors but numbers in their shape."""
+    if isinstance(argument, torch.Tensor):
+        return not isinstance(argument, LazyTensor) and argument.dim() > 0
+    return type(argument) in _CHOICES
+
+
+def _shape_together(func: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape that operands broadcast to; None where they do not, or where the op does not broadcast."""
+    if "_backward" in func.name() and any(shape != shapes[0] for shape in shapes):
+        return None
+    return broadcast(shapes)
+
+
+def _small(name: str, argument: Any, length: int, filled: int) -> Any:
+    if isinstance(argument, torch.Tensor) and argument.dim() == 0 and argument.device.type == "cpu":
+        return argument  # a number, which decides dtypes in another way than a tensor
+    if isinstance(argument, torch.Tensor):
+        shape = (0,) if name == "out" else [length if n else 0 for n in argument.shape]
+        return torch.full(shape, 1 if name == "lengths" else filled, dtype=argument.dtype)
+    if isinstance(argument, torch.device):
+        return torch.device("cpu")
+    if name in _COUNTS and type(argument) is int:
+        return min(argument, _COUNTS[name])
+    if name in _SIZES and isinstance(argument, (list, tuple)):
+        return [length] * len(argument)
+    if name in _PADDINGS and isinstance(argument, (list, tuple)):
+        return [min(n, 1) for n in argument]
+    if isinstance(argument, (list, tuple)):
+        return [_small(name, one, length, filled) for one in argument]
+    return argument

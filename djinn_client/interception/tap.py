@@ -1,0 +1,172 @@
+"""Taps: listeners to what the client does, such as timelines, `djinn.verify()` and observers."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import weakref
+
+    import torch
+
+    from djinn_client.interception.recording.recorder import Recorder
+    from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+    from djinn_core.ir.program import Call, Slot
+    from djinn_core.wire.messages import Completed
+
+
+class Cause(enum.StrEnum):
+    """What a thread waits for."""
+
+    NUMBER = "a number"
+    COPY = "a copy to the CPU"
+    PRINT = "printing"
+    SHAPE = "a shape"
+    SYNCHRONIZE = "synchronization"
+    CHECK = "a check of the result"
+    FULL = "too much under way"
+    UPLOAD = "an upload"
+    FIGURES = "memory figures"
+    FILES = "weights at an address"
+    OTHER = "a value"
+
+
+class _Thread(threading.local):
+    cause = Cause.OTHER
+
+
+_thread = _Thread()
+
+
+class waiting_for:  # noqa: N801 - it is used as a function, and a generator takes three times as long
+    """Context manager: what the thread waits for inside the block."""
+
+    __slots__ = ("_before", "_cause")
+
+    def __init__(self, cause: Cause) -> None:
+        self._cause = cause
+
+    def __enter__(self) -> None:
+        """Set the cause."""
+        self._before = _thread.cause
+        _thread.cause = self._cause
+
+    def __exit__(self, *_: object) -> None:
+        """Set the cause of the block around this one."""
+        _thread.cause = self._before
+
+
+def cause_of_wait() -> Cause:
+    """What the present thread waits for, if it waits."""
+    return _thread.cause
+
+
+class Tap:
+    """Base class of taps. The code that does a thing calls the method for it, on its thread; each method does nothing by default.
+
+    Only overridden methods are called. C++ hands known ops to Python only while a tap overrides `recording` or `recorded`.
+    """
+
+    def op(self, func: Any, begun: float, ended: float) -> None:
+        """Python recorded an op, or appended a recorded call (`func` is a text). Moments are `time.perf_counter()`.
+
+        C++ notes the times of ops that it records alone (`ops.time_ops`).
+        """
+
+    def recording(self, call: Call, operands: Sequence[LazyTensor]) -> None:
+        """`call` is about to be recorded with these operands."""
+
+    def recorded(
+        self,
+        call: Call,
+        slots: Sequence[Slot],
+        operands: Sequence[LazyTensor],
+        results: Sequence[torch.Tensor | None],
+    ) -> None:
+        """`call` was recorded with these scalars; `results` has the operand itself for an operand that is written."""
+
+    def module(self, entered: weakref.ref[torch.nn.Module] | str | None) -> None:
+        """The thread entered a module or `BACKWARD`, or left the innermost of them (None)."""
+
+    def taken(self, recorder: Recorder, instructions: int) -> None:
+        """The oldest unsent instructions of a recorder are about to be submitted, in one submission or several."""
+
+    def submitted(self, begun: float, instructions: int) -> None:
+        """From `begun` until now the thread submitted so many of the instructions that were taken: it planned, encoded and sent them."""
+
+    def uploaded(self, begun: float) -> None:
+        """From `begun` until now the thread uploaded a tensor."""
+
+    def sent(self, executor: int, number: int, pending: Any, begun: float, sending: float, nbytes: int) -> None:
+        """The thread encoded submission `number` of a session (`pending`: a `PendingSubmission`) from `begun` on and sent it from `sending` until now.
+
+        Executors are numbered as in their pool.
+        """
+
+    def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:
+        """The thread read the reply to submission `number`, with `nbytes` of tensors."""
+
+    def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
+        """From `begun` until now the program waited for a round trip, for submission `number` or for a question (0)."""
+
+
+class Taps:
+    """The subscribed taps of this process, as the functions to call for each method of `Tap`; none: an empty tuple.
+
+    Attributes:
+        all: the taps. show_ops: has C++ hand each op to Python, or only unknown ops; set by the device.
+        at_shutdown: the interpreter shuts down, so Python dispatches each op.
+    """
+
+    def __init__(self) -> None:
+        self.all: tuple[Tap, ...] = ()
+        self.show_ops: Callable[[bool], None] = lambda _on: None
+        self.at_shutdown = False
+        self._changing = threading.Lock()
+        self.update()
+
+    def add(self, tap: Tap) -> None:
+        """Subscribe a tap."""
+        with self._changing:
+            self.all = *self.all, tap
+            self.update()
+
+    def remove(self, tap: Tap) -> None:
+        """Unsubscribe a tap, if it is subscribed."""
+        with self._changing:
+            self.all = tuple(one for one in self.all if one is not tap)
+            self.update()
+
+    @contextmanager
+    def subscribed(self, tap: Tap) -> Iterator[None]:
+        """Subscribe a tap inside the block."""
+        self.add(tap)
+        try:
+            yield
+        finally:
+            self.remove(tap)
+
+    def update(self) -> None:
+        """Look at the taps and at `at_shutdown` again."""
+        self.op = self._of("op")
+        self.recording = self._of("recording")
+        self.recorded = self._of("recorded")
+        self.module = self._of("module")
+        self.taken = self._of("taken")
+        self.submitted = self._of("submitted")
+        self.uploaded = self._of("uploaded")
+        self.sent = self._of("sent")
+        self.answered = self._of("answered")
+        self.waited = self._of("waited")
+        self.show_ops(bool(self.recording or self.recorded) or self.at_shutdown)
+
+    def _of(self, name: str) -> tuple[Callable[..., None], ...]:
+        plain = getattr(Tap, name)
+        return tuple(getattr(tap, name) for tap in self.all if getattr(type(tap), name) is not plain)
+
+
+taps = Taps()

@@ -1,0 +1,104 @@
+"""Fetches of parts. Elements that are asked for one by one come with their page; a large tensor comes in several messages.
+
+Each fetch is a round trip. A program that asks for a third part of the same page of a storage, which has not been written since
+the first, is given it and all further ones from a copy of the page. A small storage is fetched whole when its first part is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from djinn_client.interception.dispatch import record
+from djinn_client.interception.shape_inference.meta_infer import order_of
+from djinn_client.interception.tensors.known_contents import Page
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_client.interception.tensors.storage import Value
+from djinn_core.errors import RemoteError
+from djinn_core.ir.values import TensorMeta
+
+aten: Final = torch.ops.aten
+_conj, _neg_view = (
+    getattr(aten, name).default for name in ("_conj", "_neg_view")
+)  # names of ops, not private functions
+PART_BYTES: Final = 256 << 20  # of one message
+PAGE: Final = 1 << 16  # bytes: as much as travels in the time of a round trip over most links
+SMALL_PART: Final = 4  # how many times as large as a part its page is at least
+SHARED_BYTES: Final = PAGE // SMALL_PART  # of elements that may be remembered, and are copied for the program
+_FETCHES: Final = 2  # parts of a page that are fetched by themselves
+_SMALL: Final = 4096  # bytes of a storage that is fetched whole
+
+
+def memory_between(value: Value, start: int, end: int) -> LazyTensor:
+    """The bytes from `start` to `end` of the memory that a value looks into, as one dimension; `start` is a multiple of 16."""
+    meta, plain = value.meta, wrap(value)
+    if meta.conj:
+        plain = record(_conj, (plain,), {})
+    if meta.neg:
+        plain = record(_neg_view, (plain,), {})
+    size = meta.dtype.itemsize
+    return record(aten.as_strided.default, (plain, [-(-(end - start) // size)], [1], start // size), {})  # type: ignore[no-any-return]
+
+
+def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tensor:
+    """The tensor with this metadata over a copy of the memory, which begins at byte `start`."""
+    offset = meta.offset - start // meta.dtype.itemsize
+    if copy.dtype == meta.dtype and not meta.conj and not meta.neg:  # as mostly
+        return copy.as_strided(meta.shape, meta.stride, offset)
+    with torch.inference_mode():
+        view = torch.empty(0, dtype=meta.dtype, device="cpu").set_(
+            copy.untyped_storage(), offset, meta.shape, meta.stride
+        )
+        if meta.conj:
+            view = torch.conj(view)
+        return _neg_view(view) if meta.neg else view
+
+
+def part_of(value: Value, read: Callable[[Value], torch.Tensor]) -> torch.Tensor | None:
+    """The elements of a small part of a page, not to be changed: `read` gets them, or those of the page. None for other values.
+
+    Raises:
+        RemoteError: they could not be computed.
+    """
+    meta, storage = value.meta, value.storage
+    nbytes, page = storage.nbytes, meta.offset * meta.dtype.itemsize // PAGE
+    # Values whose size only the executor knows, such as random states, have no bytes here.
+    if not 0 < meta.nbytes * SMALL_PART <= min(nbytes, PAGE):
+        return None
+    if nbytes > PAGE and page != (meta.extent * meta.dtype.itemsize - 1) // PAGE:
+        return None
+    contents = storage.contents
+    memory = contents.copies.get(Page(page))
+    if memory is None:
+        contents.fetches[page] = count = contents.fetches.get(page, 0) + 1
+        if count <= _FETCHES and nbytes > _SMALL:
+            return read(value)
+        try:
+            memory = read(memory_between(value, page * PAGE, min(nbytes, (page + 1) * PAGE)).remote).clone()
+        except RemoteError:  # of this part, or of one that was not asked for
+            return read(value)
+        contents.keep(Page(page), memory)
+    return view_of(memory, meta, page * PAGE)
+
+
+def fetch_in_parts(tensor: LazyTensor, read: Callable[[Value], torch.Tensor]) -> torch.Tensor:
+    """The tensor's elements on the CPU, fetched part after part; a dense tensor keeps its strides."""
+    meta = tensor.remote.meta
+    flat, stride = _flattened(tensor)
+    whole = torch.empty(meta.numel, dtype=meta.dtype, device="cpu")
+    step = PART_BYTES // meta.dtype.itemsize
+    for start in range(0, meta.numel, step):
+        part = record(aten.slice.Tensor, (flat, 0, start, min(start + step, meta.numel)), {})
+        whole[start : start + step] = read(part.remote)
+    return whole.as_strided(meta.shape, stride)
+
+
+def _flattened(tensor: LazyTensor) -> tuple[LazyTensor, tuple[int, ...]]:
+    """The elements in one dimension, in the order of memory where there are no gaps, and the strides that this means."""
+    meta = tensor.remote.meta
+    if order_of(meta.shape, meta.stride) is not None:
+        return record(aten.as_strided.default, (tensor, [meta.numel], [1], meta.offset), {}), meta.stride
+    dense = record(aten.clone.default, (tensor,), {"memory_format": torch.contiguous_format})
+    return record(aten.view.default, (dense, [meta.numel]), {}), dense.stride()

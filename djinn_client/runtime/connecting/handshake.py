@@ -1,0 +1,416 @@
+"""Handshake: connect to a server's gateway and then to one of its executors, over the fastest transport that works."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import SplitResult
+
+import attrs
+import msgspec
+import torch
+
+from djinn_core import torch_private
+from djinn_core.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DjinnError,
+    PluginError,
+    ProtocolError,
+    ServerBusy,
+    TransportError,
+)
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
+from djinn_core.ir import layout_operators, operators
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import (
+    at_host,
+    has_transport,
+    is_loopback,
+    is_own_socket,
+    parse_url,
+    transport_for,
+)
+from djinn_core.protocol.tls_transports import secure_schemes, trusting
+from djinn_core.registry.version import djinn_version
+from djinn_core.system.directories import cache_directory
+from djinn_core.system.files import user_id
+from djinn_core.system.printable import one_line
+from djinn_core.system.shared_files import replace_file, version_of
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import (
+    PROTOCOL_VERSION,
+    Attach,
+    Attached,
+    Hello,
+    ProtocolClose,
+    Refused,
+    Welcome,
+    decode,
+    encode,
+)
+
+# An address behind a firewall swallows packets without a reply; the relay is there for that, so do not wait long.
+DIRECT_SECONDS = 3.0
+REASON_SECONDS = 1.0  # for which the reason is waited for that the other end sends before it closes a connection
+DIGESTS_LIMIT: Final = 64
+BYTES_LIMIT: Final = 1 << 16  # of the file of digests
+# A server that has not answered the first question properly cannot have this process set a gigabyte aside.
+GREETING = Limits(head=4 << 20, body=0, buffers=0)
+_CLOSED = "the other end closed the connection"  # as transports say it
+_log = get_logger("djinn.runtime")
+M = TypeVar("M", bound=Message)
+
+
+@attrs.frozen
+class Server:
+    """A server, and how a client reaches it.
+
+    Attributes:
+        urls: its addresses.
+        token: shown to it.
+        transports: those that may be used.
+        timeout: seconds that any single step may take.
+    """
+
+    urls: tuple[str, ...]
+    token: str = attrs.field(repr=False)
+    transports: tuple[Transport, ...]
+    timeout: float
+
+
+class Gateway(msgspec.Struct, frozen=True):
+    """A gateway that let this client in, at `url`, after the addresses in `fallbacks` did not work."""
+
+    connection: Connection
+    url: str
+    welcome: Welcome
+    fallbacks: tuple[str, ...] = ()
+    relayed: bool = False
+
+
+class ReachedExecutor(msgspec.Struct, frozen=True):
+    """An executor that let this client in, at `url`, after the addresses in `fallbacks` did not work.
+
+    `welcome`: the reply of its gateway, which passes frames on if it is `relayed`.
+    """
+
+    connection: Connection
+    attached: Attached
+    url: str
+    fallbacks: tuple[str, ...]
+    welcome: Welcome
+    relayed: bool = False
+
+
+def reach_executor(server: Server, device: str, hint: str = "", secondary: bool = False) -> ReachedExecutor:
+    """Connect to an executor of `server` for `device`: by its own address, or over the gateway where that does not work.
+
+    `hint`: what the server is told of the work, for the choice of an executor. `secondary`: it is no load to come.
+
+    Raises:
+        PluginError: no transport serves any address of the server.
+        ServerBusy: the server has no room for now.
+        TransportError: no server answers, or what answers is no server of Djinn's; or the executor cannot be reached either way.
+        AccessRefused: the server or the executor said no; the message says why.
+    """
+    gateway = reach_gateway(server, device, hint, secondary)
+    reached = None
+    try:
+        reached = _reach_behind(gateway, server)
+    finally:
+        if reached is None or not reached.relayed:
+            gateway.connection.close()
+    return reached
+
+
+def reach_gateway(server: Server, device: str, hint: str = "", secondary: bool = False) -> Gateway:
+    """Connect to the first address of `server` that answers, fastest transport first, and show the token.
+
+    Arguments and errors are those of `reach_executor`.
+    """
+    known, urls = server.transports, server.urls
+    hello = Hello(
+        PROTOCOL_VERSION, server.token, djinn_version(), str(torch.__version__), device, client_name(), hint, secondary
+    )
+    errors: list[tuple[str, DjinnError]] = []
+    for url in _fastest_first(urls, known):
+        try:
+            connection, welcome = greet(url, hello, Welcome, server)
+        except (AccessRefused, ServerBusy):
+            raise
+        except DjinnError as error:
+            errors.append((url, error))
+            continue
+        connection.limits = Limits()
+        fallbacks = tuple(given_up(*pair) for pair in (*_passed_over(urls, url, known), *errors))
+        return Gateway(connection, url, welcome, fallbacks, transport_for(url, known).capabilities.relayed)
+    reason = unreachable([error for _, error in errors])
+    raise reason from next((error for _, error in errors if error is not reason), None)
+
+
+def _reach_behind(gateway: Gateway, server: Server) -> ReachedExecutor:
+    """Connect to the executor that `gateway` named, or have the gateway pass frames on where that does not work."""
+    fallbacks, welcome = list(gateway.fallbacks), gateway.welcome
+    for url, transport in direct_ways(gateway, server.transports):
+        try:
+            connection = transport.connect(url, GREETING, min(server.timeout, DIRECT_SECONDS))
+            attached = attach(connection, welcome.ticket, server.timeout, url)
+        except ServerBusy:
+            raise
+        except DjinnError as error:  # another program may listen there, as at the end of a tunnel
+            fallbacks.append(given_up(url, error))
+            continue
+        return ReachedExecutor(connection, attached, url, tuple(fallbacks), welcome)
+    try:
+        attached = attach(gateway.connection, welcome.ticket, server.timeout, gateway.url)
+    except AccessRefused as error:  # an executor that was reached before may have said why
+        raise AccessRefused("; ".join([str(error), *fallbacks])) from error
+    return ReachedExecutor(gateway.connection, attached, gateway.url, tuple(fallbacks), welcome, relayed=True)
+
+
+def attach(connection: Connection, ticket: str, timeout: float, url: str = "the executor") -> Attached:
+    """Show the ticket; closes the connection if it is not accepted.
+
+    Raises:
+        TransportError: no proper reply within `timeout` seconds.
+        AccessRefused: the executor said no.
+    """
+    attached = ask(connection, Attach(ticket, cached_operators_digest()), Attached, timeout, url)
+    connection.limits = Limits()
+    return attached
+
+
+def greet(url: str, question: Message, kind: type[M], server: Server) -> tuple[Connection, M]:
+    """Connect to an address of `server` and ask a first question.
+
+    Raises:
+        PluginError: no transport serves the address.
+        TransportError: no server answers there. If it hangs up without a word, as one that expects TLS does, the message hints at TLS.
+        AccessRefused: the server said no.
+    """
+    transport = transport_for(url, server.transports)
+    try:
+        connection = transport.connect(url, GREETING, server.timeout)
+        return connection, ask(connection, question, kind, server.timeout, url)
+    except TransportError as error:
+        variant = transport.secured(TlsOptions())
+        if isinstance(error, ServerBusy) or variant is None or _CLOSED not in str(error):
+            raise
+        scheme, _, rest = url.partition("://")
+        secured = dict(zip(transport.schemes, variant.schemes, strict=False)).get(scheme)
+        if secured is None:
+            raise
+        raise TransportError(f"{error}. If that server speaks TLS, its address is {secured}://{rest}") from error
+
+
+def client_name() -> str:
+    """Name of this client in `djinn status`."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # a container's user without a name, and a service of Windows
+        user = str(user_id())
+    return one_line(f"{user}@{socket.gethostname()} process {os.getpid()}")[:256]
+
+
+def ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
+    """The reply to a question; the connection is closed if there is none.
+
+    Raises:
+        TransportError: no proper reply within `timeout` seconds.
+        AccessRefused: the other end refuses.
+    """
+    try:
+        reply = decode(_reply_to(connection, question, timeout).head)
+        if isinstance(reply, Refused):
+            raise _refusal(reply, url)
+        if not isinstance(reply, kind):
+            detail = getattr(reply, "reason", type(reply).__name__)
+            raise TransportError(f"{url} answered with something else than {kind.__name__}: {detail}")
+    except TimeoutError as error:
+        connection.close()
+        raise TransportError(f"{url} did not answer within {timeout:g} s (setting connect_timeout)") from error
+    except ProtocolError as error:
+        connection.close()
+        raise TransportError(f"what answers at {url} is no server of Djinn's: {error}") from error
+    except DjinnError:
+        connection.close()
+        raise
+    return reply
+
+
+def _refusal(reply: Refused, url: str) -> DjinnError:
+    reason = f"{url} refused: {reply.reason}"
+    if reply.retry:
+        return ServerBusy(reason, reply.retry_after)
+    refused = AccessRefused(reason)
+    refused.crashes_executors = reply.crashes_executors
+    return refused
+
+
+def _reply_to(connection: Connection, question: Message, timeout: float) -> Frame:
+    try:
+        connection.send(Frame(encode(question)))
+    except TransportError as error:
+        # The other end may have said why it hung up before it heard the question.
+        try:
+            return connection.receive(REASON_SECONDS)
+        except (TransportError, TimeoutError):
+            raise error from None
+    return connection.receive(timeout)
+
+
+def slowness(url: str, transports: Iterable[Transport]) -> float:
+    """A number that is greater for slower transports; infinite for an address that none serves."""
+    known = tuple(transports)
+    return -transport_for(url, known).capabilities.speed if has_transport(url, known) else float("inf")
+
+
+def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> list[str]:
+    """`urls` by the speed of their transports; those that none serves stay in, last, so that errors name them."""
+    return sorted(urls, key=lambda url: slowness(url, transports))
+
+
+def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
+    """The executor's addresses that this client can try, fastest first.
+
+    None behind a transport that is relayed; nor behind a tunnel or a proxy, where they may lead to another server.
+    """
+    if gateway.relayed:
+        return []
+    if _came_through_another(gateway):
+        _log.info("reached through a tunnel or a proxy: the gateway passes frames on", url=gateway.url)
+        return []
+    reached = parse_url(gateway.url)
+    elsewhere = bool(gateway.welcome.fingerprint)
+    if elsewhere and not _is_authentic(reached, transports):
+        _log.warning("an executor on another machine is named without TLS, which is not followed", url=gateway.url)
+        return []
+    known = trusting(transports, gateway.welcome.fingerprint)
+    urls = _fastest_first(_believed(gateway.welcome.urls, reached, known, elsewhere), known)
+    return [(url, transport_for(url, known)) for url in urls]
+
+
+def _is_authentic(reached: SplitResult, transports: tuple[Transport, ...]) -> bool:
+    """True if no other machine can have answered in the place of the gateway."""
+    host = reached.hostname or ""
+    return reached.scheme in secure_schemes(transports) or not host or is_loopback(host)
+
+
+def _believed(
+    urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...], elsewhere: bool
+) -> Iterator[str]:
+    """Those of a server's `urls` that a client follows, which reached it at `reached`.
+
+    They lead to the same host or to a socket of this user's, so that a server cannot have clients talk to a third party, and
+    under TLS where it was reached so; over a transport that has to be named, or is for this host, only if it was reached by that.
+    `elsewhere`: they lead to any machine, under TLS with the certificate that the transports accept and no other.
+    """
+    host, secure = reached.hostname or "", secure_schemes(transports)
+    for url in urls:
+        try:
+            scheme, way = parse_url(url).scheme, transport_for(url, transports)
+        except (ConfigurationError, PluginError) as error:
+            _log.debug("an address of the server's is left out", error=str(error))
+            continue
+        if way.capabilities.named_only and reached.scheme not in way.schemes:
+            _log.debug("an address is left out whose scheme was not named", url=url)
+        elif way.capabilities.same_host:
+            near = not elsewhere and (not host or is_loopback(host))
+            if near and (is_own_socket(url) or (scheme != "unix" and reached.scheme in way.schemes)):
+                yield url
+        elif (elsewhere or reached.scheme in secure) and scheme not in secure:
+            _log.warning("the server names an address without TLS, which is not followed", url=url)
+        else:
+            yield at_host(url, host) if host and not elsewhere else url
+
+
+def _came_through_another(gateway: Gateway) -> bool:
+    reached = parse_url(gateway.url)
+    listening = [parse_url(url) for url in gateway.welcome.gateway]
+    return (reached.scheme, reached.port) not in {(url.scheme, url.port) for url in listening}
+
+
+def _passed_over(
+    urls: Sequence[str], taken: str, transports: tuple[Transport, ...]
+) -> Iterator[tuple[str, PluginError]]:
+    """Addresses named before the one that was taken which no transport serves, each with the error that says so."""
+    for url in urls[: urls.index(taken)]:
+        try:
+            transport_for(url, transports)
+        except PluginError as error:
+            yield url, error
+
+
+def given_up(url: str, error: DjinnError) -> str:
+    """An address and why it was given up."""
+    return f"{url} because: {error}"
+
+
+def unreachable(errors: Sequence[DjinnError]) -> DjinnError:
+    """Error to raise where no server could be reached."""
+    misnamed = [error for error in errors if isinstance(error, (PluginError, ConfigurationError))]
+    if errors and len(misnamed) == len(errors):
+        return misnamed[0]
+    reasons = "; ".join(str(error) for error in errors) or "no server is configured"
+    end = "" if reasons.endswith("?") else "."
+    question = "" if "`djinn serve` running" in reasons else " Is `djinn serve` running there?"
+    return TransportError(f"cannot reach a server: {reasons}{end}{question} `djinn doctor` tells more")
+
+
+def close_reason(connection: Connection) -> str:
+    """The reason among the frames that were received before a send failed; empty if there is none. Other frames are dropped."""
+    deadline = time.monotonic() + REASON_SECONDS
+    try:
+        while True:
+            message = decode(connection.receive(max(0.0, deadline - time.monotonic())).head)
+            if isinstance(message, ProtocolClose):
+                return message.reason
+    except (TimeoutError, TransportError, ProtocolError) as error:
+        get_logger("djinn.session").debug("the other end closed the connection without a reason", detail=str(error))
+        return ""
+
+
+def cached_operators_digest() -> str:
+    """As `operators_digest`, from the disk where an earlier process has kept it."""
+    path = cache_directory() / "operators.json"
+    try:
+        key = _digest_key()
+    except OSError:  # Djinn was imported from an archive
+        return operators.operators_digest()
+    kept = _read_digests(path)
+    if (found := kept.get(key)) is None:
+        found = kept[key] = operators.operators_digest()
+        _write_digests(path, kept)
+    return found
+
+
+def _digest_key() -> str:
+    files = [version_of(Path(str(module.__file__))) for module in (operators, layout_operators)]
+    known = sorted(name for name in torch_private.dispatched_operators() if name.startswith("aten::"))
+    facts = (torch.__version__, torch.version.git_version, files, known)
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def _read_digests(path: Path) -> dict[str, str]:
+    try:
+        if path.stat().st_size <= BYTES_LIMIT:
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    return {}
+
+
+def _write_digests(path: Path, kept: dict[str, str]) -> None:
+    latest = dict(list(kept.items())[-DIGESTS_LIMIT:])
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(path, msgspec.json.encode(latest))
+    except OSError as error:
+        _log.debug("the digest of the allow-list is not kept", file=str(path), error=str(error))

@@ -1,0 +1,159 @@
+"""Plugins that exist in this process alone: objects, and modules that no other process can import. They stay at the client."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from djinn_core.errors import PluginError
+from djinn_core.logs import get_logger
+from djinn_core.registry.embedded_executors import find_starter
+from djinn_core.registry.kinds import EXECUTOR_KINDS, KINDS, Kind
+from djinn_core.settings import Settings
+
+if TYPE_CHECKING:
+    from djinn_core.registry.embedded_executors import EmbeddedExecutor
+    from djinn_core.registry.registry import Registry
+
+_MAIN: Final = "__main__"  # another module in every process
+_log = get_logger("djinn.runtime")
+
+
+def names_for_executors(plugins: Sequence[Any] | None) -> tuple[str, ...] | None:
+    """Names by which executors of this program's own load the plugins; those that have none stay at the client.
+
+    Raises:
+        PluginError: one of these has hooks that an executor calls; the message says which, and what to do.
+    """
+    if plugins is None:
+        return None
+    for plugin, reason in _confined(plugins):
+        needed = [kind.hook for kind in _kinds(plugin) if _is_for_executors(kind)]
+        if needed:
+            raise PluginError(
+                f"the plugin {_label(plugin)} cannot be used: {reason}, and its {_listed(needed)} would have to be called in the "
+                "executor, which is another process. Put it into a module that lies on the import path, and pass that "
+                'module or its name; or have the executor in this process: djinn.configure(executor="inline")'
+            )
+        _log.info("a plugin stays at the client", plugin=_label(plugin), reason=reason)
+    return tuple(name for plugin in plugins if (name := _name_elsewhere(plugin)))
+
+
+def check_for_servers(plugins: Sequence[Any] | None) -> None:
+    """Check that plugins which exist in this process alone have hooks for it: a server loads plugins of its own.
+
+    Raises:
+        PluginError: one has none; the message says what to do.
+    """
+    for plugin, reason in _confined(plugins or ()):
+        kinds = _kinds(plugin)
+        left = [kind.hook for kind in kinds if _is_for_executors(kind) or kind.processes == ("gateway",)]
+        if not left:
+            continue
+        advice = (
+            "Install it where `djinn serve` runs, as a module that lies on the import path there (its setting `plugins` "
+            "may name it)"
+        )
+        if len(left) == len(kinds):
+            raise PluginError(
+                f"the plugin {_label(plugin)} would do nothing: {reason}, and its {_listed(left)} are for servers, which load "
+                f"their own plugins. {advice}, and leave it out here"
+            )
+        _log.warning(
+            "a part of a plugin is for servers, which load their own plugins",
+            plugin=_label(plugin),
+            reason=reason,
+            hooks=left,
+            advice=advice,
+        )
+
+
+def _confined(plugins: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    """The plugins that exist in this process alone, each with the reason."""
+    for plugin in plugins:
+        if _name_elsewhere(plugin):
+            continue
+        if isinstance(plugin, ModuleType):
+            yield plugin, "it is a module that other processes do not find under this name"
+        else:
+            yield plugin, "it is an object, which no other process can import"
+
+
+def _name_elsewhere(plugin: Any) -> str:
+    """The name by which another process loads the same plugin; empty if there is none."""
+    if isinstance(plugin, str):
+        return plugin
+    return plugin.__name__ if isinstance(plugin, ModuleType) and _is_importable(plugin) else ""
+
+
+def _is_importable(module: ModuleType) -> bool:
+    """True if a process with this import path finds the file of `module` under its name."""
+    own = module.__spec__
+    if module.__name__ == _MAIN or own is None or not own.has_location or own.origin is None:
+        return False
+    found = _spec_of(module.__name__)
+    return found is not None and found.origin is not None and Path(found.origin).resolve() == Path(own.origin).resolve()
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    """The spec that an import of that name would find now; `importlib.util.find_spec` gives that of a loaded module."""
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
+    if parent and path is None:
+        return None
+    specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _kinds(plugin: Any) -> tuple[Kind, ...]:
+    return tuple(kind for kind in KINDS if hasattr(plugin, kind.hook))
+
+
+def _is_for_executors(kind: Kind) -> bool:
+    """True if executors call the hook and clients do not; a transport is of use at either end."""
+    return "executor" in kind.processes and "client" not in kind.processes
+
+
+def _label(plugin: Any) -> str:
+    name = getattr(plugin, "__name__", "") or getattr(plugin, "name", "")
+    return repr(name if isinstance(name, str) and name else type(plugin).__name__)
+
+
+def _listed(hooks: Sequence[str]) -> str:
+    return " and ".join(hooks)
+
+
+def start_executors(
+    settings: Settings,
+    registry: Registry | None = None,
+    joining: tuple[int, int] | None = None,
+    unused_seconds: float = 0.0,
+) -> tuple[EmbeddedExecutor, ...]:
+    """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
+
+    Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
+
+    Args:
+        settings: say what and how many.
+        registry: has the engines of plugins, of which the settings may name one; None before plugins are loaded.
+        joining: as in `ExecutorStarter.start`.
+        unused_seconds: as in `ExecutorStarter.start`.
+
+    Raises:
+        PluginError: a plugin has hooks for executors, and these cannot import it.
+        StartupError: the server package is not installed, or a process cannot be started.
+    """
+    if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
+        return ()
+    starter = find_starter()
+    names = names_for_executors(settings.plugins)
+    if registry is not None:  # other machines need not have what only clients use
+        names = registry.used_in(EXECUTOR_KINDS, names)
+    there = attrs.evolve(settings, plugins=names)
+    return starter.start(there, registry.executors if registry is not None else (), joining, unused_seconds)

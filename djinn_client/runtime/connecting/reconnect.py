@@ -1,0 +1,347 @@
+"""Reconnection: after a break, the client reaches the executor again and continues the session."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from djinn_client.runtime.connecting.handshake import (
+    DIRECT_SECONDS,
+    REASON_SECONDS,
+    Server,
+    ask,
+    direct_ways,
+    reach_gateway,
+    slowness,
+)
+from djinn_core.errors import AccessRefused, DjinnError, TransportError
+from djinn_core.hookspecs.session_channel import ClientChannel, Reconnection
+from djinn_core.hookspecs.transports import Connection, Limits, Transport
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import transport_for
+from djinn_core.protocol.backoff import Backoff
+from djinn_core.protocol.delivery.reconnect_limit import BREAKS_LIMIT, ReconnectLimit
+from djinn_core.protocol.delivery.reliable_connection import NotReconnected, ReliableConnection
+from djinn_core.protocol.net.striping import StripingConnection
+from djinn_core.protocol.tls_transports import trusting
+from djinn_core.registry.embedded_executors import EmbeddedExecutor
+from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask
+from djinn_core.wire.message_base import GROUP_BYTES, Message
+from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
+
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 2.0
+_PARALLEL_CONNECTIONS: Final = 4  # to another machine
+_PARALLEL_TRIES: Final = 3  # connections that break may do so because of those parallel to them
+_log = get_logger("djinn.session")
+Reached = tuple[Connection, Resumed]
+
+
+class ResumingConnection(ReliableConnection, ClientChannel):
+    """Implements `ClientChannel` over one connection after the other, for as long as the executor has a lease for the session."""
+
+    _probes = True
+    crashes_executors: bool = False
+
+    def __init__(
+        self, inner: Connection, redial: Reconnection, patience: float, server: str, parallel: int = 0
+    ) -> None:
+        """`patience`: seconds after which it gives up. `parallel`: as the setting `parallel_connections`."""
+        super().__init__(inner)
+        self._parallel = parallel
+        self._parallel_tries = _PARALLEL_TRIES
+        self._watch(inner)
+        self._redial = redial
+        self._patience = patience
+        self._server = server
+        self._reconnecting = threading.Lock()
+        self._reconnects = ReconnectLimit((0, 0))  # frames received at both ends
+        self.resumed = 0
+        self._when_resumed: list[Callable[[float], None]] = []
+
+    @property
+    def reconnection(self) -> Reconnection:
+        """As `ClientChannel.reconnection`."""
+        return self._redial
+
+    def limit_reconnect_seconds(self, patience: float) -> None:
+        """As `ClientChannel.limit_reconnect_seconds`."""
+        self._patience = min(self._patience, patience)
+
+    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
+        """As `ClientChannel.call_when_resumed`."""
+        self._when_resumed.append(resumed)
+
+    def _follow(self, inner: Connection) -> None:
+        super()._follow(inner)
+        self._watch(inner)
+
+    def _watch(self, inner: Connection) -> None:
+        """Open parallel connections once there is much to carry; none to this machine, unless they were asked for."""
+        if isinstance(inner, StripingConnection) and self._parallel_tries:
+            number = self._parallel or (1 if inner.local else _PARALLEL_CONNECTIONS)
+            if number > 1:
+                inner.call_when_many(lambda: self._start_parallel(inner, number))
+
+    def _start_parallel(self, inner: StripingConnection, number: int) -> None:
+        self._parallel_tries -= 1
+        opening = threading.Thread(
+            target=self._open_parallel, args=(inner, number), name="djinn-connections", daemon=True
+        )
+        try:
+            opening.start()
+        except RuntimeError as error:  # no more threads, as when the program ends
+            _log.info("large tensors go over one connection", server=self._server, reason=str(error))
+
+    def _open_parallel(self, inner: StripingConnection, number: int) -> None:
+        group, opened = secrets.token_bytes(GROUP_BYTES), list[StripingConnection]()
+        try:
+            while len(opened) < number:
+                one = self._redial.parallel_connection(group)
+                if not isinstance(one, StripingConnection):
+                    one.close()
+                    raise TransportError("the transport has no parallel connections")
+                opened.append(one)
+            inner.use_parallel(group, opened)
+        except (DjinnError, OSError) as error:
+            _log.info("large tensors go over one connection", server=self._server, reason=str(error))
+            for one in opened:
+                one.close()
+
+    def _restore(self, broken: Connection, error: TransportError) -> None:
+        while not self._reconnecting.acquire(timeout=LOOK_SECONDS):
+            _raise_if_interrupted()
+        try:
+            if self._inner is not broken:
+                return
+            seconds = self._reconnect(error)
+        finally:
+            self._reconnecting.release()
+        for resumed in self._when_resumed:  # without the lock: an observer may use the session and reconnect
+            resumed(seconds)
+
+    def _reconnect(self, error: TransportError) -> float:
+        """Dial until the session is resumed, and return the seconds. The caller holds `_reconnecting`."""
+        if self._closed:
+            raise TransportError(self._closed)
+        self._take_close_reason()
+        if self._expired:
+            raise error
+        received = self._retire()
+        self._check_limit(received, error)
+        _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
+        started = time.monotonic()
+        self._dial_until(started + self._patience, received, error)
+        seconds = time.monotonic() - started
+        _log.warning("connected again", server=self._server, seconds=round(seconds, 3))
+        return seconds
+
+    def _check_limit(self, received: int, error: TransportError) -> None:
+        """Give up where connections break again and again before a frame is received: the frames that are sent cause it."""
+        if self._reconnects.record_break((received, self._outbox.acknowledged)):
+            self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was received over them")
+
+    def _take_close_reason(self) -> None:
+        """Receive the frames that came before the connection broke: the reason may be among them."""
+        if not self._reading.acquire(blocking=False):
+            return
+        deadline = time.monotonic() + REASON_SECONDS
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                frame = self._read(self._inner, left)
+                if frame is not None:
+                    self._early.append(frame)
+        except (TransportError, TimeoutError) as end:
+            _log.debug("nothing more came", reason=str(end))
+        finally:
+            self._reading.release()
+
+    def _dial_until(self, deadline: float, received: int, error: TransportError) -> None:
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while not self._expired:
+            _raise_if_interrupted()
+            try:
+                inner, theirs = self._dial(received, max(0.1, deadline - time.monotonic()))
+                self._adopt(inner, theirs)
+            except AccessRefused as refused:
+                self.crashes_executors = refused.crashes_executors
+                self._give_up(f"{error}; the server does not go on with it: {refused}")
+            except DjinnError as again:
+                pause = backoff.jittered()
+                if time.monotonic() + pause > deadline:
+                    self._give_up(f"{error}; no server has answered for {self._patience:g} s since then: {again}")
+                _log.debug("cannot connect again yet", server=self._server, reason=str(again))
+                _sleep(pause)
+            else:
+                self.resumed += 1
+                return
+        self._give_up(str(error))
+
+    def _dial(self, received: int, seconds: float) -> tuple[Connection, int]:
+        try:
+            with interrupt_mask.unmasked():
+                return self._redial(received, seconds)
+        except KeyboardInterrupt:
+            interrupt_mask.put_back()
+            raise NotReconnected from None
+
+    def _give_up(self, reason: str) -> None:
+        self._closed = reason
+        raise TransportError(reason)
+
+
+def _sleep(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        _raise_if_interrupted()
+        time.sleep(min(left, LOOK_SECONDS))
+
+
+def _raise_if_interrupted() -> None:
+    if interrupt_mask.pending:
+        raise NotReconnected
+
+
+@attrs.define
+class ExecutorReconnection(ABC):
+    """Base of `Reconnection`: reaches the executor that has a session, and shows the session's secret.
+
+    Attributes:
+        session, secret: of the session. instance: of the process that had the session last.
+    """
+
+    session: str
+    secret: str = attrs.field(repr=False)
+    instance: str
+
+    def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
+        """As `Reconnection.__call__`.
+
+        Raises:
+            AccessRefused: the session is over.
+            DjinnError: the executor does not answer, for the time being.
+        """
+        connection, resumed = self._ask(Resume(self.session, self.secret, received), seconds)
+        self.instance = resumed.instance
+        return connection, resumed.received
+
+    def parallel_connection(self, group: bytes) -> Connection:
+        """As `Reconnection.parallel_connection`. Raises as `__call__`."""
+        return self._ask(ParallelAttach(self.session, self.secret, group))[0]
+
+    def control_channel(self) -> Connection:
+        """As `Reconnection.control_channel`. Raises as `__call__`."""
+        return self._ask(ControlAttach(self.session, self.secret))[0]
+
+    @abstractmethod
+    def _ask(self, question: Message, seconds: float = math.inf) -> Reached:
+        """Reach the executor within `seconds` and ask. Raises as `__call__`."""
+
+
+@attrs.define
+class ServerReconnection(ExecutorReconnection):
+    """Reconnects to an executor of a server: directly, or by way of the gateway.
+
+    Attributes:
+        server, device: the server, and the number of the executor there.
+        direct: address of the executor; empty if the gateway relays. fingerprint: as in `Welcome`.
+        recoverable: True if an executor that is started in the place of one that died recovers its sessions.
+    """
+
+    server: Server
+    device: str
+    direct: str
+    fingerprint: str
+    recoverable: bool
+
+    def parallel_connection(self, group: bytes) -> Connection:
+        """As `Reconnection.parallel_connection`: there is none where the gateway relays. Raises as `__call__`."""
+        if not self.direct:
+            raise TransportError("the gateway passes frames on")
+        return self._ask_at(self.direct, self.server.timeout, ParallelAttach(self.session, self.secret, group))[0]
+
+    def _ask(self, question: Message, seconds: float = math.inf) -> Reached:
+        timeout = min(self.server.timeout, seconds)
+        if self.direct:
+            try:
+                return self._ask_at(self.direct, min(timeout, DIRECT_SECONDS), question)
+            except TransportError as error:
+                if not isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
+                    raise
+                # An executor listens until it ends.
+                if not self.recoverable:
+                    raise AccessRefused(f"no executor listens at {self.direct} any more") from error
+        return self._ask_gateway(question, timeout)
+
+    def _ask_gateway(self, question: Message, timeout: float) -> Reached:
+        """Ask by way of the gateway, which knows if another executor has taken its place."""
+        try:
+            gateway = reach_gateway(attrs.evolve(self.server, timeout=timeout), self.device, secondary=True)
+        except AccessRefused as error:
+            raise TransportError(f"{error}") from error  # while an executor is started again, there is none
+        self.fingerprint = gateway.welcome.fingerprint
+        with contextlib.ExitStack() as stack:
+            stack.callback(gateway.connection.close)
+            for url, _ in direct_ways(gateway, self.server.transports) if self.direct else ():
+                try:
+                    found = self._ask_at(url, min(timeout, DIRECT_SECONDS), question)
+                except TransportError as error:
+                    _log.debug("an address does not work", url=url, reason=str(error))
+                else:
+                    self.direct = url
+                    return found
+            stack.pop_all()
+        return gateway.connection, ask(gateway.connection, question, Resumed, timeout, gateway.url)
+
+    def _ask_at(self, url: str, timeout: float, question: Message) -> Reached:
+        transport = transport_for(url, trusting(self.server.transports, self.fingerprint))
+        connection = transport.connect(url, Limits(), timeout)
+        return connection, ask(connection, question, Resumed, self.server.timeout, url)
+
+
+@attrs.define
+class EmbeddedReconnection(ExecutorReconnection):
+    """Reconnects to an executor of this program's own, or to another one that is started where that has ended.
+
+    Attributes:
+        timeout: seconds that any single step may take. start_timeout: seconds until an executor is ready.
+        ending: how the last executor that died has ended.
+    """
+
+    executor: EmbeddedExecutor
+    transports: tuple[Transport, ...]
+    timeout: float
+    start_timeout: float
+    ending: str = ""
+
+    def _ask(self, question: Message, seconds: float = math.inf) -> Reached:
+        if not self.executor.alive:  # one that is about to end refuses connections, and is asked again
+            self.ending = self.executor.ending
+            if not self.executor.recoverable:
+                raise AccessRefused(f"its executor {self.ending} and left no journal")
+            self.executor.start_again()
+        start = min(self.start_timeout, seconds)
+        url, connection = connect_executor(self.executor, self.transports, start, self.timeout)
+        try:
+            return connection, ask(connection, question, Resumed, self.timeout, url)
+        except AccessRefused as error:
+            how = f" (the last executor that died {self.ending})" if self.ending else ""
+            raise AccessRefused(f"{error}{how}") from error
+
+
+def connect_executor(
+    executor: EmbeddedExecutor, transports: tuple[Transport, ...], seconds: float, timeout: float
+) -> tuple[str, Connection]:
+    """The executor's address that the fastest transport reaches, and a connection to it. `seconds`: until it is ready."""
+    urls = executor.wait_ready(seconds).urls
+    known = executor.trusted(transports)
+    url = min(urls, key=lambda url: slowness(url, known))
+    return url, transport_for(url, known).connect(url, Limits(), timeout)

@@ -1,0 +1,193 @@
+"""The client's end of one executor of a session: submissions out, replies in, and uploads beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import torch
+
+from djinn_client.runtime.connecting.open import OpenSession
+from djinn_client.runtime.executor_link import ExecutorLink
+from djinn_client.runtime.observing import Observers
+from djinn_client.runtime.planning.planner import Planner
+from djinn_client.runtime.receiving.failures import Failures
+from djinn_client.runtime.receiving.replies import Replies
+from djinn_client.runtime.receiving.reply_reader import ReplyReader
+from djinn_client.runtime.sending.cancellation import due
+from djinn_client.runtime.sending.submissions import Submissions
+from djinn_client.runtime.sending.uploads import UploadCompressor, Uploader
+from djinn_client.runtime.stats import Stats
+from djinn_core.hookspecs.routers import PendingReply
+from djinn_core.ir.stored_tensor import StoredTensor
+from djinn_core.sink import M, Submission, SubmissionReply
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import DeviceInfo
+from djinn_core.wire.weight_messages import ReadProgressReply, ReadProgressRequest
+
+if TYPE_CHECKING:
+    from djinn_core.ir.profile import WorkloadProfile
+
+# Seconds for which executors, one after the other, may keep their replies about what they still read.
+READING_PATIENCE: Final = 0.25
+SHOWN_BYTES: Final = 64 << 20  # of reads, from which on observers are told how far they are
+
+
+class ExecutorReply(PendingReply):
+    """Reply of one executor to the submission of a number."""
+
+    __slots__ = ("number", "replies")
+
+    def __init__(self, replies: Replies, number: int) -> None:
+        self.replies = replies
+        self.number = number
+
+    def wait(self) -> SubmissionReply:
+        """As `Replies.wait`."""
+        return self.replies.wait(self.number)
+
+    def is_there(self) -> bool:
+        """As `Replies.has_come`."""
+        return self.replies.has_come(self.number)
+
+    def discard(self) -> None:
+        """As `Replies.discard`."""
+        self.replies.discard(self.number)
+
+    def abandon(self) -> None:
+        """As `Replies.abandon`."""
+        self.replies.abandon(self.number)
+
+    def mark_unobserved(self) -> None:
+        """As `Replies.mark_unobserved`."""
+        self.replies.mark_unobserved(self.number)
+
+
+class ExecutorClient:
+    """Implements `Executor`.
+
+    Sending is serialised by the sink's lock; whichever thread waits for a reply reads the connection.
+
+    Attributes:
+        unread: bytes that it was told to read since `follow_reads`, where there are observers.
+    """
+
+    def __init__(
+        self, opened: OpenSession, planner: Planner, stats: Stats, observers: Observers, failures: Failures, number: int
+    ) -> None:
+        """`opened`: the session that has begun. `failures`, `number`: as in `ReplyReader`."""
+        self.opened = opened
+        attached, channel, server = opened.attached, opened.connection, opened.url
+        self.link = ExecutorLink(channel, stats, server, opened.server)
+        self.replies = Replies(self.link, ReplyReader(failures, number), stats)
+        self.count_as(number)
+        self.uploads = Uploader(
+            self.link, self.replies, stats, observers, attached.caches_weights, UploadCompressor(opened.compressions)
+        )
+        self.submissions = Submissions(self.link, self.replies, planner, stats, observers)
+        self._observers = observers
+        channel.call_when_resumed(lambda seconds: observers.tell("reconnected", server=server, duration=seconds))
+        self.unread = 0
+
+    def count_as(self, number: int) -> None:
+        """Number its failures, as in `ReplyReader`."""
+        failures = self.replies.reader.failures
+        self.replies.reader = ReplyReader(failures, number)
+        if number:
+            failures.read_by(number, self.replies.receive_until)
+
+    @property
+    def device(self) -> DeviceInfo:
+        """As `Executor.device`."""
+        return self.opened.attached.device
+
+    @property
+    def server(self) -> str:
+        """Address that was reached."""
+        return self.link.server
+
+    def submit(self, submission: Submission) -> ExecutorReply:
+        """As `Executor.submit`.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        if self.unread:
+            follow_reads((self,), self._observers)
+        number = self.submissions.submit(submission)
+        if submission.later is not None:
+            self.replies.deferred.defer(number, submission.later)
+        return ExecutorReply(self.replies, number)
+
+    def upload(self, handle: int, source: torch.Tensor | StoredTensor) -> None:
+        """As `Executor.upload`.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        with interrupt_mask:
+            if not isinstance(source, StoredTensor):
+                self.uploads.upload(handle, source)
+                return
+            self.uploads.read(handle, source)
+        self.unread += source.nbytes if self._observers.wants("reading") else 0
+
+    def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
+        """As `Executor.expect_uploads`."""
+        if tensors:
+            self._observers.tell("uploading", bytes=sum(t.nbytes for t in tensors))
+        with interrupt_mask:
+            self.uploads.expect(tensors)
+
+    def left_to_read(self, patience: float) -> int:
+        """Bytes that are still to be read; the executor may wait for so many seconds until there are none.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        return self.replies.ask(ReadProgressRequest(patience), ReadProgressReply).left
+
+    def ask(self, message: Message, kind: type[M]) -> M:
+        """As `Executor.ask`.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        reply = self.replies.ask(message, kind)
+        if refused := getattr(reply, "refused", ""):
+            return msgspec.structs.replace(reply, refused=f"{self.link.called}: {refused}")
+        return reply
+
+    @property
+    def last_profile(self) -> WorkloadProfile | None:
+        """As `Executor.last_profile`.
+
+        Programs that ran without a plan are analysed now. Facts in matches, such as the number of keys, and value ids are those of
+        the program when it came first.
+        """
+        return self.submissions.planner.last_profile
+
+
+def follow_reads(executors: Sequence[ExecutorClient], observers: Observers) -> None:
+    """Tell observers how far executors are, until all is read or the program is interrupted; nothing where it is little.
+
+    Raises:
+        SessionLost: an executor is gone.
+    """
+    expected = sum(executor.unread for executor in executors)
+    if expected < SHOWN_BYTES:
+        return
+    left = {number: executor.unread for number, executor in enumerate(executors) if executor.unread}
+    for executor in executors:
+        executor.unread = 0
+    until = due()
+    while left and not interrupt_mask.pending and (until is None or time.monotonic() < until):
+        patience = READING_PATIENCE / len(left)
+        for number in list(left):
+            with interrupt_mask.uninterruptible:
+                left[number] = executors[number].left_to_read(patience)
+        left = {number: bytes_left for number, bytes_left in left.items() if bytes_left}
+        observers.tell("reading", done=max(0, expected - sum(left.values())), expected=expected)

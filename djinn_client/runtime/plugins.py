@@ -1,0 +1,88 @@
+"""Plugins of a client, and their integrations: what libraries are told of the device when the user's program imports them.
+
+The entry-point group of a plugin with integrations names the library at whose import the plugin is loaded, such as
+`djinn.integrations.transformers`, so that importing `djinn` imports no plugin. The setting `plugins` leaves these
+plugins alone, as libraries may be imported before anything is configured; the setting `disable` counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import partial
+from types import ModuleType
+
+from djinn_client.interception.on_import import adapt_on_import
+from djinn_client.runtime.context import ClientContext, context
+from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.hookspecs.integrations import Integration
+from djinn_core.logs import get_logger
+from djinn_core.registry.builtin_plugins import builtin_plugins
+from djinn_core.registry.discovery import PluginCandidate
+from djinn_core.registry.kinds import CLIENT_KINDS
+from djinn_core.registry.loading import PluginLoader
+from djinn_core.registry.registry import Registry, open_registry
+from djinn_core.registry.selection import Selection
+from djinn_core.settings import Settings, resolve
+
+_log = get_logger("djinn.plugins")
+
+
+def open_plugins(settings: Settings | None = None, kinds: Collection[str] = CLIENT_KINDS) -> Registry:
+    """Return the plugins that `settings`, or those in the environment, select. Those of each kind are loaded when it is first asked for.
+
+    Raises:
+        ConfigurationError: a setting is malformed.
+        PluginError: a plugin that the settings name cannot be used.
+    """
+    selection = Selection.from_settings(resolve().settings if settings is None else settings)
+    return open_registry(selection, builtins=builtin_plugins(), kinds=kinds)
+
+
+def is_disabled(plugin: str) -> bool:
+    """Return True if the settings in force disable a plugin. For integrations, whose changes stay when they are disabled later."""
+    return context.settings is not None and plugin in context.settings.disable
+
+
+def integrate_registered(context: ClientContext, registry: Registry) -> None:
+    """Call the integrations of all plugins in use that were not called yet."""
+    for one in registry.integrations:
+        row = registry.owners["integrations", one.name]
+        _integrate(context, one, row.name, row.label)
+
+
+def integrate_candidates(context: ClientContext, candidates: Iterable[PluginCandidate]) -> None:
+    """Load plugins during the import of a library, which goes on even if a plugin fails."""
+    settings = _settings(context)
+    for candidate in candidates:
+        try:
+            _integrate_candidate(context, candidate, settings)
+        except DjinnError as error:
+            _log.warning("a plugin cannot be used", plugin=candidate.name, error=str(error))
+
+
+def _integrate_candidate(context: ClientContext, candidate: PluginCandidate, settings: Settings) -> None:
+    loader = PluginLoader(Selection.from_settings(settings), {"integrations"}, libraries=True)
+    loader.take(candidate, requested=True)
+    for one in loader.load("integrations"):
+        _integrate(context, one, candidate.name, candidate.label)
+    loader.tell_failures()
+
+
+def _integrate(context: ClientContext, one: Integration, plugin: str, label: str) -> None:
+    """Have an integration called with its module, once in this process."""
+    if context.integrated.setdefault(one.name, one) is one:  # atomic: libraries are imported on any thread
+        adapt_on_import({one.module: partial(_adapt, context, one, plugin)}, by=label)
+
+
+def _adapt(context: ClientContext, one: Integration, plugin: str, module: ModuleType) -> None:
+    """Its plugin may have been disabled since the library was imported, of which this is a part."""
+    if plugin not in _settings(context).disable:
+        one.adapt(module)
+
+
+def _settings(context: ClientContext) -> Settings:
+    """The settings in force. What is malformed is told at the first use of the device, and nothing is disabled until then."""
+    try:
+        return context.settings or resolve(context.overrides).settings
+    except ConfigurationError:
+        return Settings()

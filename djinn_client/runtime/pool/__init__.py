@@ -1,1 +1,0 @@
-"""Several executors behind one device: where values are, which of them runs what, and what travels between them."""

@@ -1,0 +1,84 @@
+"""The sink of this process: hands what interception gives it to the session that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime.context import ClientContext
+from djinn_client.runtime.planning.session_planner import load_plugins
+from djinn_client.runtime.session import Session
+from djinn_core.errors import SessionLost
+from djinn_core.hookspecs.routers import PendingReply
+from djinn_core.ir.stored_tensor import StoredTensor
+from djinn_core.sink import Facts, M, Sink, Submission, SubmissionReply
+from djinn_core.system.interrupts import InterruptibleLock
+from djinn_core.wire.message_base import Message
+
+
+class ClientSink(Sink):
+    """Implements `Sink` with the session of a context."""
+
+    facts: Facts = port
+
+    def __init__(self, context: ClientContext, begin: Callable[[], object]) -> None:
+        """`begin`: begins a session."""
+        self._context = context
+        self._begin = begin
+
+    @property
+    def lock(self) -> InterruptibleLock:  # type: ignore[override] # looked up each time: a forked child has a new one
+        """As `Sink.lock`."""
+        return port.lock
+
+    def open(self) -> None:
+        """As `Sink.open`."""
+        if self._context.session is None or port.forked:
+            if port.lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - the documented order of the locks
+                raise SessionLost("the session has ended")
+            self._begin()
+        if self._context.kinds_to_load and not port.lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - the same
+            load_plugins(self._context)
+
+    def _session(self) -> Session:
+        session = self._context.session
+        while session is None:
+            self.open()
+            session = self._context.session
+        return session
+
+    def submit(self, submission: Submission) -> PendingReply:
+        """As `Sink.submit`."""
+        return self._session().router.submit(submission)
+
+    def wait(self, ticket: PendingReply) -> SubmissionReply:
+        """As `Sink.wait`."""
+        return ticket.wait()
+
+    def is_there(self, ticket: PendingReply) -> bool:
+        """As `Sink.is_there`."""
+        return ticket.is_there()
+
+    def abandon(self, ticket: PendingReply | None = None, *, later: bool = False) -> None:
+        """As `Sink.abandon`."""
+        if ticket is None:
+            if (session := self._context.session) is not None:
+                session.interrupted()
+        elif later:
+            ticket.mark_unobserved()
+        else:
+            ticket.discard()
+
+    def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
+        """As `Sink.upload`."""
+        self._session().router.upload(handle, source, device)
+
+    def expect(self, tensors: Sequence[torch.Tensor]) -> None:
+        """As `Sink.expect`."""
+        self._session().router.expect(tensors)
+
+    def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
+        """As `Sink.ask`."""
+        return self._session().router.ask(message, kind, device)

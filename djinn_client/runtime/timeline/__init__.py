@@ -1,1 +1,0 @@
-"""Timelines: what `djinn.profile()` records of the client, its links and its executors, on one clock."""

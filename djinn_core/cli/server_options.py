@@ -1,0 +1,22 @@
+"""Options of commands that ask servers. Plugins import this file to list their commands, so it imports little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options about which servers are asked, handed to `command` as `servers` and `connection_file`."""
+    connection_file = click.option(
+        "--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote."
+    )
+    server = click.option(
+        "--server",
+        "servers",
+        multiple=True,
+        help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+    )
+    return server(connection_file(command))

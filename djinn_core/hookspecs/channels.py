@@ -1,0 +1,121 @@
+"""`djinn_register_channels`: wrap the channel of a session to its executor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.hookspecs.session_channel import ClientChannel, PlainChannel, Reconnection
+from djinn_core.wire.messages import Attached
+
+
+class WrappedChannel(PlainChannel, ClientChannel):
+    """Pass everything on to the channel inside. Derive from it, and override the methods that differ."""
+
+    _inner: ClientChannel
+
+    def __init__(self, inner: ClientChannel) -> None:
+        super().__init__(inner)
+
+    @property
+    def crashes_executors(self) -> bool:
+        """As `ClientChannel.crashes_executors`."""
+        return self._inner.crashes_executors
+
+    @property
+    def logged(self) -> bool:
+        """As `ClientChannel.logged`."""
+        return self._inner.logged
+
+    @property
+    def successor(self) -> Attached | None:
+        """As `ClientChannel.successor`."""
+        return self._inner.successor
+
+    @property
+    def reconnection(self) -> Reconnection | None:
+        """As `ClientChannel.reconnection`."""
+        return self._inner.reconnection
+
+    def limit_reconnect_seconds(self, patience: float) -> None:
+        """As `ClientChannel.limit_reconnect_seconds`."""
+        self._inner.limit_reconnect_seconds(patience)
+
+    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
+        """As `ClientChannel.call_when_resumed`."""
+        self._inner.call_when_resumed(resumed)
+
+    def copy_borrowed(self) -> None:
+        """As `SessionChannel.copy_borrowed`."""
+        self._inner.copy_borrowed()
+
+    def expire(self) -> None:
+        """As `SessionChannel.expire`."""
+        self._inner.expire()
+
+
+@attrs.frozen
+class StandbyServer:
+    """A server that may take over a session.
+
+    Attributes:
+        name: address of the server, as messages call it.
+        open: begins another session there, and returns its channel and the reply of its executor. It raises `DjinnError` if the server
+            cannot be reached or refuses the client.
+    """
+
+    name: str
+    open: Callable[[], tuple[ClientChannel, Attached]]
+
+
+@attrs.frozen
+class ChannelContext:
+    """A session that has begun.
+
+    Attributes:
+        server: the server's address, as messages call it.
+        attached: reply of the executor that has the session, with its device and version of PyTorch.
+        standby: servers that may take the session over, in order of preference. Empty if the setting `standby` is, and for wrappers
+            that do not declare `takes_over`.
+        log_bytes: limit of the frames that may be logged for that on this machine's disk.
+    """
+
+    server: str
+    attached: Attached
+    standby: tuple[StandbyServer, ...] = ()
+    log_bytes: int = 0
+
+
+class ChannelWrapper(ABC):
+    """Wrap the client's channel to an executor, on the thread that begins the session.
+
+    A session calls `send` of the channel from several threads, and `receive` from one at a time. A slow channel delays the program.
+    An exception ends the session. The channel must pass on all frames, in order.
+
+    Attributes:
+        name: unique among wrappers of channels.
+        takes_over: True if it continues a lost session on one of `ChannelContext.standby`. The setting `standby` requires such a wrapper.
+    """
+
+    name: str
+    takes_over: bool = False
+
+    @abstractmethod
+    def wrap(self, channel: ClientChannel, context: ChannelContext) -> ClientChannel:
+        """Return the channel that the session uses: a `WrappedChannel` around `channel`, or `channel` itself to leave it as it is."""
+
+
+@hookspec
+def djinn_register_channels(settings: Any) -> Iterable[ChannelWrapper]:
+    """Return the wrappers of channels that this plugin offers.
+
+    Called once in the client process, before the first session begins, and when the plugins are configured again. Each wrapper wraps the
+    channel of each session: first the one that takes sessions over, then the others by name. The core uses the first by name of several
+    that take sessions over. If `wrap` raises, no session begins, and the error names the plugin. If the hook raises, the plugin is disabled.
+    """
+    del settings
+    raise NotImplementedError

@@ -1,0 +1,88 @@
+"""Interception: records the ops of the user's program, and hands what it recorded to the runtime through a `Sink`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.ir.program import Call, Program
+from djinn_core.sink import Sink, Submission, SubmissionReply, Ticket
+
+
+class Interception(ABC):
+    """Makes a remote device of the process: records the ops of the user's program, and hands programs to a sink.
+
+    Programs are values of `djinn_core.ir`. `run` and `synchronize` are for its own use and the client's.
+
+    Attributes:
+        name: unique among interceptions.
+        sink: set by `begin`.
+    """
+
+    name: str
+
+    def begin(self, sink: Sink) -> None:
+        """Make the device known to PyTorch, and record from now on. Called before the first session, and again when settings change."""
+        self.sink = sink
+
+    @abstractmethod
+    def take(self, thread: int | None = None) -> Sequence[Submission]:
+        """Take what was recorded so far, of one thread or of all; the caller submits it in this order before it releases the sink's lock."""
+
+    def learn(self, call: Call, result: int, stride: tuple[int, ...]) -> None:  # noqa: B027 - not needed by all
+        """An executor lays out a result of calls like `call` with these strides, and not as it was predicted."""
+
+    def reconsider(self) -> None:  # noqa: B027 - not needed by all
+        """Facts have changed, such as the ops that a server lacks: forget what was concluded from them."""
+
+    def forget(self) -> None:  # noqa: B027 - not needed by all
+        """The session has ended: drop what was recorded for it, and what was learnt of its devices. The caller holds the sink's lock."""
+
+    def live(self, since: int) -> int:
+        """Number of values that the program holds of storages numbered from `since`."""
+        del since
+        return 0
+
+    def values(self) -> Sequence[tuple[int, int]]:
+        """Every value that was made and not given up to be freed in a submission: its handle, and the bytes of its storage."""
+        return ()
+
+    def ops(self) -> tuple[int, int]:
+        """Numbers of ops that were recorded so far, and that were inferred with a meta kernel."""
+        return 0, 0
+
+    def send(self, fetch: tuple[int, ...] = (), describe: tuple[int, ...] = (), synchronize: bool = False) -> Ticket:
+        """Send what was recorded so far, and ask for values."""
+        self.sink.open()
+        with self.sink.lock:
+            *before, last = self.take() or [Submission(Program((), (), ()))]
+            for submission in before:
+                self.sink.submit(submission)
+            return self.sink.submit(
+                msgspec.structs.replace(last, fetch=fetch, describe=describe, synchronize=synchronize)
+            )
+
+    def run(
+        self, fetch: tuple[int, ...] = (), describe: tuple[int, ...] = (), synchronize: bool = False
+    ) -> SubmissionReply:
+        """As `send`, and wait for the reply."""
+        return self.sink.wait(self.send(fetch, describe, synchronize))
+
+    def synchronize(self) -> None:
+        """Send what was recorded so far and wait until the devices have finished it."""
+        self.run(synchronize=True)
+
+
+@hookspec
+def djinn_register_interception(settings: Any) -> Iterable[Interception]:
+    """Return the interceptions that this plugin offers.
+
+    Called once in the client process, when the plugins are first needed or configured again. The setting `interception` names the one that
+    is used; by default it is the built-in `native`, which makes its device when `djinn` is imported. An exception disables the plugin.
+    """
+    del settings
+    raise NotImplementedError

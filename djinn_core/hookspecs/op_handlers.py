@@ -1,0 +1,19 @@
+"""Op handlers: run calls of ops that the device cannot record as one instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.sink import OpHandler
+
+
+@hookspec
+def djinn_register_op_handlers(settings: Any) -> Iterable[OpHandler]:
+    """Return the op handlers that this plugin offers.
+
+    Called once in the client process, when the device first needs an op handler. An exception disables the plugin.
+    """
+    del settings
+    raise NotImplementedError

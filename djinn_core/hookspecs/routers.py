@@ -1,0 +1,322 @@
+"""Routers: which executor of a session runs which part of a program, and which executor has the memory of a value."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+import torch
+
+from djinn_core.errors import DjinnError, UnsupportedOperation
+from djinn_core.hookspecs import hookspec
+from djinn_core.ir.program import Program
+from djinn_core.ir.stored_tensor import StoredTensor
+from djinn_core.sink import DescribedValue, M, Submission, SubmissionReply
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import DeviceInfo
+
+if TYPE_CHECKING:
+    from djinn_core.ir.costs import NetworkTopology
+    from djinn_core.ir.graph import ProgramGraph
+    from djinn_core.ir.profile import WorkloadProfile
+    from djinn_core.ir.result import PipelineResult
+
+EMPTY: Final = Program((), (), ())
+
+
+class PendingReply(ABC):
+    """Reply to a submission that asked for values. It keeps the connection that it comes from."""
+
+    @abstractmethod
+    def wait(self) -> SubmissionReply:
+        """As `Sink.wait`."""
+
+    @abstractmethod
+    def is_there(self) -> bool:
+        """As `Sink.is_there`."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Give up a result that would be waited for later. Safe in finalizers."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Give up a result that a thread began to wait for."""
+
+    @abstractmethod
+    def mark_unobserved(self) -> None:
+        """Report errors of this thread's submissions after this one only where their results are used."""
+
+
+class Executor(Protocol):
+    """One executor of a session. The caller of all methods holds the sink's lock."""
+
+    @property
+    def device(self) -> DeviceInfo:
+        """Its device."""
+
+    @property
+    def last_profile(self) -> WorkloadProfile | None:
+        """Profile of the program that was sent to it last; None if none was sent."""
+
+    def submit(self, submission: Submission) -> PendingReply:
+        """As `Sink.submit`."""
+
+    def upload(self, handle: int, source: torch.Tensor | StoredTensor) -> None:
+        """As `Sink.upload`."""
+
+    def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
+        """As `Sink.expect`."""
+
+    def ask(self, message: Message, kind: type[M]) -> M:
+        """As `Sink.ask`."""
+
+
+E = TypeVar("E", bound=Executor)
+
+
+class Executors(Generic[E]):
+    """Executors of a session by number, from 0. No number is given again: executors know each other by number.
+
+    Attributes:
+        members: all executors that the session ever had, by number.
+        present: numbers of the executors that are in the session now, in order. here: these executors, in the same order.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[E] = []
+        self.present: list[int] = []
+        self.here: list[E] = []
+        self._heirs: dict[int, int] = {}
+
+    def enter(self, executor: E) -> int:
+        """Add an executor; its number."""
+        self.members.append(executor)
+        self.here = [*self.here, executor]
+        self.present = [*self.present, len(self.members) - 1]
+        return self.present[-1]
+
+    @property
+    def indexes(self) -> list[int]:
+        """Return the executor numbers of the device indexes 1, 2 and so on."""
+        return [self.number_at(index) for index in range(1, len(self.members) + 1)]
+
+    def number_at(self, index: int) -> int:
+        """Number of the executor that an index of the device stands for, from 1: if one has left, the executor that has its values."""
+        number = index - 1
+        while number in self._heirs:
+            number = self._heirs[number]
+        return number
+
+    def at(self, index: int) -> list[E]:
+        """The executor of an index from 1, or all executors for index 0."""
+        return [self.members[self.number_at(index)]] if index else self.here
+
+    def leave(self, number: int, heir: int) -> None:
+        """Remove an executor. The index of the device that stands for it stands for `heir` from now on."""
+        self.present = [other for other in self.present if other != number]
+        self.here = [self.members[other] for other in self.present]
+        self._heirs[number] = heir
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One executor's part of a submission.
+
+    Attributes:
+        executor: number of the executor.
+        submission: what it runs, frees and answers.
+        brings: values that are copied to it before, each with the number of the executor that has it.
+    """
+
+    executor: int
+    submission: Submission
+    brings: tuple[tuple[int, int], ...] = ()
+
+
+class JoinedReplies(PendingReply):
+    """Reply to a submission of which several executors, or none, answer a part. A wait that was interrupted keeps what has come."""
+
+    def __init__(self, submission: Submission, parts: Sequence[tuple[Submission, PendingReply]]) -> None:
+        """`parts`: what each executor was asked for, and its reply."""
+        self._asked = submission.fetch, submission.describe
+        self._late = submission.later is not None
+        self.waiting = list(parts)
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._described: dict[int, DescribedValue] = {}
+        self._seconds = 0.0
+        self.errors: list[DjinnError] = []
+
+    def wait(self) -> SubmissionReply:
+        """As `PendingReply.wait`."""
+        with interrupt_mask:
+            try:
+                while self.waiting:
+                    self._take(*self.waiting[0])
+                    del self.waiting[0]
+            except BaseException:
+                if not self._late:
+                    for _, pending in self.waiting[1:]:
+                        pending.abandon()
+                raise
+        if self.errors:
+            error, *others = self.errors
+            for other in others:
+                error.add_note(f"also: {other}")
+            raise error
+        fetch, describe = self._asked
+        return SubmissionReply(
+            tuple([self._tensors[value] for value in fetch]),
+            tuple([self._described[value] for value in describe]),
+            self._seconds,
+        )
+
+    def _take(self, submission: Submission, pending: PendingReply) -> None:
+        try:
+            reply = pending.wait()
+        except DjinnError as error:
+            self.errors.append(error)
+            self.failed(error)
+        else:
+            self._tensors.update(zip(submission.fetch, reply.tensors, strict=True))
+            self._described.update(zip(submission.describe, reply.described, strict=True))
+            self._seconds = max(self._seconds, reply.server_seconds)
+
+    def failed(self, error: DjinnError) -> None:
+        """An executor has answered with an error; the replies of all others are still waited for."""
+
+    def is_there(self) -> bool:
+        """As `PendingReply.is_there`."""
+        return all(pending.is_there() for _, pending in self.waiting)
+
+    def discard(self) -> None:
+        """As `PendingReply.discard`."""
+        for _, pending in self.waiting:
+            pending.discard()
+
+    def abandon(self) -> None:
+        """As `PendingReply.abandon`."""
+        for _, pending in self.waiting:
+            pending.abandon()
+
+    def mark_unobserved(self) -> None:
+        """As `PendingReply.mark_unobserved`."""
+        for _, pending in self.waiting:
+            pending.mark_unobserved()
+
+
+class Router:
+    """Says which executor runs which part of each program. Callers hold the sink's lock, but not for `home`, `topology`, `last_profile` and `watch`.
+
+    This class is the router of a session with one executor, which runs every program as it is. A router of a plugin says in `route`
+    which executors run a program, in `upload` where values go, and in `home` where they are. It overrides `submit` if it hands the parts
+    to executors itself. Each session uses a shallow copy of the registered router, and `begin` sets what belongs to the session.
+
+    Attributes:
+        name: unique among routers; the setting `router` names the one of sessions with several executors.
+        preference: of the routers with a preference, the one with the greatest is the default.
+        executors: of the session, set by `begin`.
+    """
+
+    name = ""
+    preference: int | None = None
+
+    def begin(self, executors: Executors[Any], held: Iterable[tuple[int, int]] | None = None) -> None:
+        """Route programs of a session that begins, or that had one executor so far.
+
+        `held`: values of the first executor if it was the only one: handles, and bytes of their storages; None if the session begins.
+
+        Raises:
+            DjinnError: it cannot. The session keeps the executors and the router that it had.
+        """
+        del held
+        self.executors = executors
+
+    def join(self, numbers: Sequence[int]) -> None:
+        """Use executors that have joined `executors`.
+
+        Raises:
+            DjinnError: it cannot; they leave again.
+        """
+        raise UnsupportedOperation(f"executors cannot join: the router {self.name!r} takes no more than it began with")
+
+    def leave(self, numbers: Sequence[int]) -> None:
+        """Move everything that some executors hold to the others, and remove these from `executors`.
+
+        Raises:
+            DjinnError: it cannot; the session has the executors that it had.
+        """
+        raise UnsupportedOperation(f"executors cannot leave: the router {self.name!r} keeps those it began with")
+
+    def route(self, submission: Submission) -> Sequence[Part]:
+        """Return the parts of a submission, in the order in which they are sent.
+
+        Every value to fetch, describe or free is in the submission of a part whose executor has it.
+        """
+        return (Part(self.executors.present[0], submission),)
+
+    def submit(self, submission: Submission) -> PendingReply:
+        """As `Sink.submit`: send the parts of a submission."""
+        parts = self.route(submission)
+        members = self.executors.members
+        if len(parts) == 1 and parts[0].submission is submission and not parts[0].brings:
+            return members[parts[0].executor].submit(submission)  # type: ignore[no-any-return]
+        asked = []
+        for part in parts:
+            for value, source in part.brings:
+                reply = members[source].submit(Submission(EMPTY, fetch=(value,))).wait()
+                members[part.executor].upload(value, reply.tensors[0])
+            asked.append((part.submission, members[part.executor].submit(part.submission)))
+        return JoinedReplies(submission, [one for one in asked if one[0].is_answered])
+
+    def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
+        """As `Sink.upload`."""
+        self.executors.at(device)[0].upload(handle, source)
+
+    def expect(self, tensors: Sequence[torch.Tensor]) -> None:
+        """As `Sink.expect`."""
+        self.executors.here[0].expect_uploads(tensors)
+
+    def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
+        """As `Sink.ask`."""
+        return self.executors.at(device)[0].ask(message, kind)  # type: ignore[no-any-return]
+
+    def home(self, storage: int) -> int | None:
+        """Number of the executor that has the memory of a storage; None if no executor has it yet."""
+        del storage
+        return self.executors.present[0]
+
+    def plan_anew(self) -> None:
+        """Forget plans: settings or plugins have changed that they depend on."""
+
+    def plan(self, graph: ProgramGraph) -> PipelineResult | None:
+        """The plan that a program would get now; None if it would be planned for one device."""
+        del graph
+        return None
+
+    def topology(self) -> NetworkTopology | None:
+        """Devices of the executors and links between them as they are now; None if the router does not know them."""
+        return None
+
+    def last_profile(self) -> WorkloadProfile | None:
+        """Profile of the program that was sent last; None if none was sent."""
+        return self.executors.here[0].last_profile  # type: ignore[no-any-return]
+
+    def watch(self) -> None:
+        """Watch executors of a session that an engine started, also a single one: the engine may take their places away."""
+
+    def close(self) -> None:
+        """The session ends: stop what goes on in the background."""
+
+
+@hookspec
+def djinn_register_routers(settings: Any) -> Iterable[Router]:
+    """Return the routers that this plugin offers.
+
+    Called once in the client process, when a session with several executors or an engine's begins, or executors join. The setting
+    `router` names one. An exception disables the plugin.
+    """
+    del settings
+    raise NotImplementedError

@@ -1,0 +1,157 @@
+"""Session channels: the connection of a session, whether it outlives a broken transport connection or not, and the client's end of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts
+from djinn_core.wire.messages import Attached
+
+
+class SessionChannel(Connection):
+    """A connection that may use the memory of sent frames until `copy_borrowed` is called, and that may continue over another connection after a break."""
+
+    @abstractmethod
+    def copy_borrowed(self) -> None:
+        """Copy sent frames whose memory is still used, because it is about to change."""
+
+    @abstractmethod
+    def expire(self) -> None:
+        """Allow no further connection; the present one continues."""
+
+
+class WrappedConnection(SessionChannel):
+    """Base of session channels over another connection: what that connection tells of itself is passed on."""
+
+    def __init__(self, inner: Connection) -> None:
+        self._inner = inner
+
+    @property
+    def bytes_sent(self) -> int:
+        """As `Connection.bytes_sent`."""
+        return self._inner.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """As `Connection.bytes_received`."""
+        return self._inner.bytes_received
+
+    @property
+    def held(self) -> int:
+        """As `Connection.held`."""
+        return self._inner.held
+
+    @property
+    def peer(self) -> str:
+        """As `Connection.peer`."""
+        return self._inner.peer
+
+    @property
+    def certificate(self) -> bytes:
+        """As `Connection.certificate`."""
+        return self._inner.certificate
+
+    @property
+    def link(self) -> LinkFacts:
+        """As `Connection.link`."""
+        return self._inner.link
+
+
+class PlainChannel(WrappedConnection):
+    """Implements `SessionChannel` over a single connection, with which the session ends. It uses no memory of sent frames."""
+
+    @property
+    def limits(self) -> Limits:
+        """As `Connection.limits`."""
+        return self._inner.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._inner.limits = limits
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`."""
+        self._inner.send(frame)
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        return self._inner.receive(timeout)
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        self._inner.close()
+
+    def copy_borrowed(self) -> None:
+        """As `SessionChannel.copy_borrowed`: there is nothing to copy."""
+
+    def expire(self) -> None:
+        """As `SessionChannel.expire`: there is no further connection."""
+
+
+class Reconnection(Protocol):
+    """Connects to the executor that has a session. `instance`: the process of the last connection."""
+
+    instance: str
+
+    def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
+        """Reconnect: a connection that continues the session, and the number of frames that the executor has received.
+
+        `received`: number of frames that this end has received.
+
+        Raises:
+            AccessRefused: the session is over.
+            DjinnError: there is none within `seconds`.
+        """
+
+    def parallel_connection(self, group: bytes) -> Connection:
+        """A connection parallel to that of the session, which the executor knows as one of `group`.
+
+        Raises:
+            DjinnError: there is none.
+        """
+
+    def control_channel(self) -> Connection:
+        """A control channel of the session.
+
+        Raises:
+            DjinnError: there is none, for the time being.
+        """
+
+
+class ClientChannel(SessionChannel):
+    """The client's end of a session's channel. By default its session is lost with the connection.
+
+    The properties have defaults. A subclass may override one with an attribute that it declares in its class.
+    """
+
+    @property
+    def crashes_executors(self) -> bool:
+        """True if the session itself crashes executors, so that another one would crash as well."""
+        return False
+
+    @property
+    def logged(self) -> bool:
+        """True if sent frames are logged to be replayed on another server. Values between executors then pass through the client, too."""
+        return False
+
+    @property
+    def successor(self) -> Attached | None:
+        """Reply of the executor that has taken over the session; None while the first one has it."""
+        return None
+
+    @property
+    def reconnection(self) -> Reconnection | None:
+        """Reconnection to the executor after a break; None if there is none."""
+        return None
+
+    def limit_reconnect_seconds(self, patience: float) -> None:
+        """Stop reconnecting after `patience` seconds, if that is sooner."""
+
+    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
+        """Call `resumed` whenever the session goes on over a new connection, with the seconds without one."""
+
+
+class PlainClientChannel(PlainChannel, ClientChannel):
+    """Implements `ClientChannel` over a single connection: the session is lost with it."""

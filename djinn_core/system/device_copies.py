@@ -1,0 +1,182 @@
+"""Copies between the host and an accelerator: through page-locked blocks, uploads and downloads on streams of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+BLOCK: Final = 4 << 20  # bytes
+BLOCKS: Final = 15  # less than 2 x 32 MiB: one half is filled while the other half is copied
+SMALL: Final = 64 << 10  # bytes that come back on the compute stream: changing streams would take longer than the copy
+_UNDER_WAY: Final = 4  # blocks of one download
+
+
+class PinnedRing:
+    """Page-locked blocks, allocated when they are first needed and reused in the order in which they were returned.
+
+    Thread-safe. A caller that holds a block must not wait for another one, so that some thread can always go on.
+    """
+
+    def __init__(self, allocate: Callable[[], torch.Tensor], count: int = BLOCKS) -> None:
+        """`allocate`: makes a block. `count`: how many there are at most."""
+        self._allocate, self._left = allocate, count
+        self._idle: deque[tuple[torch.Tensor, Any]] = deque()  # with the event of the last copy
+        self._changed = threading.Condition()
+
+    def take(self) -> torch.Tensor:
+        """Return a block that no copy uses. Wait for one if necessary."""
+        with self._changed:
+            while (found := self._next()) is None:
+                self._changed.wait()
+        return self._settled(*found)
+
+    def try_take(self) -> torch.Tensor | None:
+        """Return a block that no copy uses; None if every block is in use."""
+        with self._changed:
+            if self._idle and (event := self._idle[0][1]) is not None and not event.query() and not self._left:
+                return None
+            found = self._next()
+        return self._settled(*found) if found is not None else None
+
+    def give(self, block: torch.Tensor, event: Any = None) -> None:
+        """Return a block. `event`: is reached when the last copy from the block or to it has ended."""
+        with self._changed:
+            self._idle.append((block, event))
+            self._changed.notify()
+
+    def drop(self) -> None:
+        """Give up a block that a copy may still use, because of an error. Another one is allocated in its place."""
+        with self._changed:
+            self._left += 1
+            self._changed.notify()
+
+    def _next(self) -> tuple[torch.Tensor, Any] | None:
+        if self._idle and (not self._left or self._idle[0][1] is None or self._idle[0][1].query()):
+            return self._idle.popleft()
+        if self._left:
+            self._left -= 1
+            try:
+                return self._allocate(), None
+            except BaseException:
+                self._left += 1
+                raise
+        return None
+
+    def _settled(self, block: torch.Tensor, event: Any) -> torch.Tensor:
+        if event is not None:
+            try:
+                event.synchronize()
+            except BaseException:
+                self.drop()
+                raise
+        return block
+
+
+class DeviceCopies:
+    """Copies between the host and one accelerator. Thread-safe. Ops run on the stream that is current here when it is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._compute = torch.accelerator.current_stream(device)
+        try:
+            self._up, self._down = torch.Stream(device), torch.Stream(device)
+        except (RuntimeError, NotImplementedError):  # MPS has one queue
+            self._up = self._down = self._compute
+        self._ring = PinnedRing(_pinned_block)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Return memory for an upload, which belongs to the upload stream."""
+        with self._up:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
+    def write(self, target: torch.Tensor, data: torch.Tensor) -> None:
+        """Copy bytes of the host to `target`, of the same size. Returns when the bytes are in page-locked memory."""
+        for piece in _pieces(data.numel()):
+            block = self._ring.take()
+            try:
+                here = block[: piece.stop - piece.start].copy_(data[piece])
+                with self._up:
+                    target[piece].copy_(here, non_blocking=True)
+                event = self._up.record_event()
+            except BaseException:
+                self._ring.drop()
+                raise
+            self._ring.give(block, event)
+
+    def overwrite(self, target: torch.Tensor, data: torch.Tensor) -> None:
+        """Copy bytes of the host to memory of the compute stream, after the ops that may use it and before later ones."""
+        self._up.wait_event(self._compute.record_event())
+        self.write(target, data)
+        self._compute.wait_event(self._up.record_event())
+
+    def commit(self, target: torch.Tensor) -> torch.Tensor:
+        """Have ops that are issued later wait, on the device, for the copies to `target`."""
+        if self._up is self._compute:
+            return target
+        self._compute.wait_event(self._up.record_event())
+        target.record_stream(self._compute)  # the upload stream must not reuse the memory while ops read it
+        return target
+
+    def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return `tensor` in host memory, with its strides unless it has gaps. Ops that are issued meanwhile are not waited for."""
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            return tensor.cpu()
+        extent = 1 + sum([(n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
+        if not tensor.numel():
+            extent = 0
+        elif extent > tensor.numel():
+            tensor, extent = tensor.contiguous(), tensor.numel()
+        source = tensor.as_strided((extent,), (1,)).view(torch.uint8)
+        here = torch.empty(source.numel(), dtype=torch.uint8)
+        self._read(source, here)
+        return here.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
+
+    def _read(self, source: torch.Tensor, here: torch.Tensor) -> None:
+        stream = self._compute
+        if source.numel() > SMALL:
+            stream = self._down
+            stream.wait_event(self._compute.record_event())
+        under_way: deque[tuple[slice, torch.Tensor, Any]] = deque()
+        try:
+            for piece in _pieces(source.numel()):
+                if len(under_way) == _UNDER_WAY:
+                    self._finish(here, *under_way.popleft())
+                while (block := self._ring.try_take() if under_way else self._ring.take()) is None:
+                    self._finish(here, *under_way.popleft())
+                try:
+                    with stream:
+                        block[: piece.stop - piece.start].copy_(source[piece], non_blocking=True)
+                    under_way.append((piece, block, stream.record_event()))
+                except BaseException:
+                    self._ring.drop()
+                    raise
+            while under_way:
+                self._finish(here, *under_way.popleft())
+        finally:
+            for _, block, event in under_way:
+                self._ring.give(block, event)
+
+    def _finish(self, here: torch.Tensor, piece: slice, block: torch.Tensor, event: Any) -> None:
+        try:
+            event.synchronize()
+            here[piece] = block[: piece.stop - piece.start]
+        except BaseException:
+            self._ring.drop()
+            raise
+        self._ring.give(block)
+
+
+def _pinned_block() -> torch.Tensor:
+    """Return a page-locked block that may be written in inference mode and outside of it."""
+    with torch.inference_mode(mode=False):
+        return torch.empty(BLOCK, dtype=torch.uint8, pin_memory=True)
+
+
+def _pieces(size: int) -> Iterator[slice]:
+    """Slices that cover `size` bytes in order, each of at most `BLOCK`."""
+    for start in range(0, size, BLOCK):
+        yield slice(start, min(start + BLOCK, size))

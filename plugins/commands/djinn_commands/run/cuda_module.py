@@ -1,0 +1,298 @@
+"""`torch.cuda`: each public function is the remote device's, or PyTorch's own over those, or refused.
+
+PyTorch's own is kept where it is written with other public functions. A function of `torch.remote_accelerator` takes the
+place of the one of the same name. What is left knows of a driver that is not there, and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, NoReturn
+
+import attrs
+import torch
+import torch.backends.cuda
+import torch.backends.cudnn
+import torch.cuda
+import torch.utils.flop_counter  # which warns that there is no Triton where PyTorch says it has CUDA: before it does
+from torch.profiler import record_function
+
+from djinn_client.interception.device import memory
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.device.indexes import current_device, set_current_device
+from djinn_core.errors import UnsupportedOperation
+
+STAND_IN_VERSION = "12.8"  # for programs that take the version apart; the executor's own is not known
+# PyTorch writes these with other functions of `torch.cuda`, or without any.
+KEPT = frozenset(
+    "CudaError DeferredCudaCallError cudaStatus device device_of get_arch_list get_device_capability get_device_name get_gencode_flags "
+    "is_tf32_supported max_memory_cached memory_cached reset_max_memory_allocated reset_max_memory_cached".split()
+)
+_NO_DRIVER = "there is no driver on this machine to ask; `djinn status` shows what the server knows"
+# By reason the functions and classes that are refused. Later versions of PyTorch may have more.
+_REFUSED = {
+    "a CUDA graph would have to be captured on the executor. Run the code without it: Djinn sends a repeated program by its name only, "
+    "which is what a graph is for": "CUDAGraph graph graph_pool_handle",
+    "the executor's allocator is not this process's to steer": "CUDAPluggableAllocator MemPool caching_allocator_alloc "
+    "caching_allocator_delete caching_allocator_disabled change_current_allocator host_memory_stats host_memory_stats_as_nested_dict "
+    "memory_snapshot memory_stats_as_nested_dict reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool",
+    _NO_DRIVER: "ExternalStream GreenContext clock_rate current_blas_handle current_solver_handle device_memory_used "
+    "get_stream_from_external list_gpu_processes memory_usage power_draw temperature utilization",
+}
+REFUSED_BECAUSE = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
+
+
+class _OpenRanges(threading.local):
+    def __init__(self) -> None:
+        self.ranges: list[record_function] = []
+
+
+_open = _OpenRanges()
+
+
+def range_push(msg: str) -> int:
+    """Begin a nested range; the depth of its beginning."""
+    begun = record_function(msg)
+    begun.__enter__()
+    _open.ranges.append(begun)
+    return len(_open.ranges) - 1
+
+
+def range_pop() -> int:
+    """End the innermost range; the depth that is left, or -2 if there was none, as NVTX says."""
+    if not _open.ranges:
+        return -2
+    _open.ranges.pop().__exit__(None, None, None)
+    return len(_open.ranges)
+
+
+def range_start(msg: str) -> int:
+    """Begin a range that any thread may end; its number."""
+    del msg
+    return 0
+
+
+def range_end(range_id: int) -> None:
+    """End a range."""
+
+
+def mark(msg: str) -> None:
+    """Mark a moment."""
+
+
+@contextmanager
+def nvtx_range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+    """A block, or a decorated function, as a range."""
+    range_push(msg.format(*args, **kwargs))
+    try:
+        yield
+    finally:
+        range_pop()
+
+
+_NVTX: dict[str, Any] = {
+    **{function.__name__: function for function in (mark, range_end, range_pop, range_push, range_start)},
+    "range": nvtx_range,
+}
+
+
+@attrs.frozen
+class CudaProperties:
+    """GPU properties that programs ask for; sizes in bytes. Numbers that an executor does not tell are those of an A100.
+
+    A CPU has no compute capability; programs get the first that has bfloat16 and TF32, since they ask in order to know
+    whether they may use the two.
+    """
+
+    name: str
+    total_memory: int
+    multi_processor_count: int
+    major: int
+    minor: int
+    warp_size: int = 32
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    regs_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 49152
+    shared_memory_per_multiprocessor: int = 167936
+    L2_cache_size: int = 0
+    clock_rate: int = 0
+    memory_clock_rate: int = 0
+    memory_bus_width: int = 0
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    gcnArchName: str = ""  # noqa: N815 - AMD's name
+    uuid: str = ""
+
+
+_CAPABILITY_OF_CPUS = (8, 0)
+
+
+def get_device_properties(device: Any = None) -> CudaProperties:
+    """The properties of a device; connects at first use.
+
+    Raises:
+        RuntimeError: there is no such device.
+    """
+    found = memory.get_device_properties(device)
+    major, minor = (found.major, found.minor) if found.major else _CAPABILITY_OF_CPUS
+    return CudaProperties(found.name, found.total_memory, max(1, found.multi_processor_count), major, minor)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """There is nothing to do."""
+
+
+def no(*_: Any, **__: Any) -> bool:
+    """It is not so on a remote device."""
+    return False
+
+
+def yes(*_: Any, **__: Any) -> bool:
+    """It is so on a remote device."""
+    return True
+
+
+def one() -> int:
+    """`torch.cuda.device_count`: all executors as one device, so that no script divides its work over indexes of a pool."""
+    return 1
+
+
+def call_now(callable: Callable[[], Any], **_: Any) -> None:  # noqa: A002 - PyTorch names it so
+    """`torch.cuda._lazy_call`: the device needs no initialisation that a call could wait for."""
+    callable()
+
+
+def exchange_device(index: int) -> int:
+    """`torch.cuda._exchange_device`: make `index` the current one unless it is negative; the one before."""
+    return set_current_device(index) if index >= 0 else -1
+
+
+def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
+    """The callables as they are: what they do is recorded and sent by its name anyway."""
+    return callables
+
+
+def set_sync_debug_mode(mode: int | str) -> None:
+    """Only the default, in which nothing is told about sync points.
+
+    Raises:
+        UnsupportedOperation: another mode.
+    """
+    if mode not in {0, "default"}:
+        raise UnsupportedOperation("torch.cuda.set_sync_debug_mode: djinn.stats()['round_trips'] counts sync points")
+
+
+def memory_fraction(*_: Any) -> float:
+    """`torch.cuda.get_per_process_memory_fraction`: nothing is set aside."""
+    return 1.0
+
+
+class CudartModule:
+    """`torch.cuda.cudart()`: profiling of a process that has no GPU can be started and stopped; the rest is refused."""
+
+    class cudaError:  # noqa: N801 - NVIDIA's name
+        """Codes of errors."""
+
+        success = 0
+
+    cudaProfilerStart = cudaProfilerStop = staticmethod(lambda: 0)  # noqa: N815 - NVIDIA's names
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnsupportedOperation(f"torch.cuda.cudart().{name}: {_NO_DRIVER}")
+
+
+_runtime = CudartModule()
+
+OWN: dict[str, Any] = {
+    "caching_allocator_enable": nothing,
+    "check_error": nothing,
+    "cudart": lambda: _runtime,
+    "device_count": one,
+    "get_allocator_backend": lambda: "native",
+    "get_device_properties": get_device_properties,
+    "get_per_process_memory_fraction": memory_fraction,
+    "get_sync_debug_mode": lambda: 0,
+    "ipc_collect": nothing,
+    "make_graphed_callables": make_graphed_callables,
+    "set_per_process_memory_fraction": nothing,
+    "set_sync_debug_mode": set_sync_debug_mode,
+}
+_INTERNAL: dict[str, Any] = {
+    "_exchange_device": exchange_device,
+    "_get_device": lambda device: torch.device("cuda", current_device()) if device is None else torch.device(device),
+    "_initialized": True,
+    "_lazy_call": call_now,
+    "_lazy_init": nothing,
+    "_maybe_exchange_device": exchange_device,
+}
+_OF_DEVICE = ("_is_in_bad_fork", "default_generators")
+
+
+def replace() -> None:
+    """Put the remote device's functions in the place of those of `torch.cuda`, wherever PyTorch keeps them."""
+    remote = getattr(torch, DEVICE_NAME)
+    for name in functions():
+        if name not in KEPT:
+            _put(name, OWN.get(name) or getattr(remote, name, None) or _refusal(name))
+    for name, member in _INTERNAL.items():
+        _put(name, member)
+    for name in _OF_DEVICE:
+        _put(name, getattr(remote, name))
+    for name, member in _NVTX.items():
+        setattr(torch.cuda.nvtx, name, member)
+    torch.backends.cuda.is_built = yes
+    torch.backends.cudnn.is_acceptable = no
+    torch.version.cuda = torch.version.cuda or STAND_IN_VERSION
+
+
+def functions() -> list[str]:
+    """The public functions and classes of `torch.cuda`, without types of tensors and storages."""
+    return [
+        name
+        for name in torch.cuda.__all__
+        if callable(getattr(torch.cuda, name)) and not name.endswith(("Tensor", "Storage"))
+    ]
+
+
+def _put(name: str, member: Any) -> None:
+    """Set `torch.cuda.<name>`, and the same name in the modules of `torch.cuda` that hold the same object."""
+    before = getattr(torch.cuda, name, None)
+    member = _of_its_own(name, member)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition("torch.cuda")[:2] == ("", "torch.cuda") and vars(module).get(name) is before:
+            setattr(module, name, member)
+    setattr(torch.cuda, name, member)
+
+
+def _of_its_own(name: str, member: Any) -> Any:
+    """A function that no other name shares: `torch.compile` tells functions apart by identity."""
+    if not isinstance(member, FunctionType):
+        return member
+    copied = FunctionType(member.__code__, member.__globals__, name, member.__defaults__, member.__closure__)
+    return functools.update_wrapper(copied, member, assigned=("__module__", "__doc__", "__kwdefaults__"))
+
+
+def _refusal(name: str) -> Any:
+    original = getattr(torch.cuda, name)
+    message = (
+        f"torch.cuda.{name} under `djinn run`: {REFUSED_BECAUSE.get(name, 'it has no counterpart on a remote device')}"
+    )
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedOperation(message)
+
+    if inspect.isclass(original):  # still a class, for those who ask `isinstance`
+        return type(name, (), {"__init__": refuse, "__doc__": message})
+    return functools.wraps(original)(refuse)

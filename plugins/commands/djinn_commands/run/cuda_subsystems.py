@@ -1,0 +1,131 @@
+"""Subsystems of PyTorch that know `cuda` by name: autocasting, `torch.compile`, `DataParallel`, process groups and profilers.
+
+PyTorch keeps whether and in which dtype to autocast for each device type, behind a few functions that take its name.
+
+PyTorch's C++ knows one accelerator, which has the remote device's own name. Autograd asks that for streams, also for the tensors
+that are generated while a backward pass is traced: those have the own name, or no stream would be found for them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.autograd.profiler
+import torch.cuda.memory
+import torch.distributed
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn.parallel import comm
+
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_commands.run.cuda_tensors import meant
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.logs import get_logger
+
+_log = get_logger("djinn.interception")
+_AUTOCAST = ("get_autocast_dtype", "is_autocast_enabled", "set_autocast_dtype", "set_autocast_enabled")
+
+
+def _by_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have `cuda` mean the remote device. `is_autocast_enabled` and `set_autocast_enabled` without a device mean `cuda`, too."""
+
+    @functools.wraps(function)
+    def by_device(device_type: Any = "cuda", *args: Any) -> Any:
+        if not isinstance(device_type, str):
+            device_type, args = "cuda", (device_type, *args)
+        return function(DEVICE_NAME if device_type == "cuda" else device_type, *args)
+
+    return by_device
+
+
+_DEVICE_PLACE = 7  # of the device among the arguments of `_make_wrapper_subclass`
+
+
+def _make_with_own_name() -> None:
+    make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+
+    @functools.wraps(make)
+    def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is FunctionalTensor and len(args) >= _DEVICE_PLACE:
+            before, device, after = args[: _DEVICE_PLACE - 1], args[_DEVICE_PLACE - 1], args[_DEVICE_PLACE:]
+            args = (*before, meant(device), *after)
+        return make(cls, *args, **kwargs)
+
+    torch.Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # type: ignore[method-assign]
+
+
+def _accept_both_names() -> None:
+    """`torch.accelerator`'s functions, some of which compiled functions call with the device of a tensor."""
+    index: Callable[..., int] = torch.accelerator._utils._get_device_index
+
+    @functools.wraps(index)
+    def index_of_either(device: Any, optional: bool = False) -> int:
+        return index(meant(device), optional)
+
+    for module in (torch.accelerator, torch.accelerator.memory, torch.accelerator._utils):
+        module._get_device_index = index_of_either  # type: ignore[attr-defined]
+
+
+def scatter(tensor: torch.Tensor, devices: Sequence[Any] | None = None, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """The whole of `tensor` on the one device.
+
+    Raises:
+        UnsupportedOperation: there is more than one.
+    """
+    if devices is None or len(devices) != 1:
+        raise UnsupportedOperation(
+            "tensors cannot be scattered: a session has one device. Use DataParallel(device_ids=[0])"
+        )
+    return (tensor.to(devices[0]),)
+
+
+def _without_nccl(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        if backend is None or "nccl" in str(backend).lower():
+            raise UnsupportedOperation(
+                "torch.distributed cannot connect remote devices: run the script in one process, without torchrun, or "
+                "name the backend 'gloo' for tensors on the CPU"
+            )
+        init(backend, *args, **kwargs)
+
+    return init_process_group
+
+
+def _without_cuda(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def __init__(  # noqa: N807 - it becomes the constructor
+        self: Any, enabled: bool = True, *, use_cuda: bool = False, use_device: str | None = None, **kwargs: Any
+    ) -> None:
+        if use_cuda or use_device == "cuda":
+            _log.warning("the profiler shows this process, not the executor's GPU")
+            use_device = None
+        init(self, enabled, use_device=use_device, **kwargs)
+
+    return __init__
+
+
+def _refuse_history(*_: Any, **__: Any) -> NoReturn:
+    raise UnsupportedOperation(
+        "histories of GPU memory are not kept on executors; torch.cuda.memory_stats() has figures"
+    )
+
+
+def replace() -> None:
+    """Have each of them use the remote device, or refuse, or look at this process alone."""
+    for name in _AUTOCAST:
+        setattr(torch, name, _by_device(getattr(torch, name)))
+    for verb in ("get", "set"):
+        dtype = functools.partial(getattr(torch, f"{verb}_autocast_dtype"), DEVICE_NAME)
+        setattr(torch, f"{verb}_autocast_gpu_dtype", dtype)
+    _make_with_own_name()
+    _accept_both_names()
+    comm.scatter = scatter
+    if torch.distributed.is_available():
+        torch.distributed.init_process_group = _without_nccl(torch.distributed.init_process_group)
+    profile: Any = torch.autograd.profiler.profile
+    profile.__init__ = _without_cuda(profile.__init__)
+    for name in ("_record_memory_history", "_dump_snapshot", "_snapshot"):
+        setattr(torch.cuda.memory, name, _refuse_history)

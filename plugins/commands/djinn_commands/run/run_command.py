@@ -1,0 +1,112 @@
+"""`djinn run`: a script written for CUDA, on the remote device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--server", metavar="SERVER", help="Name (`djinn login`) or URL of the server to use, in place of those configured."
+)
+@click.option("--stats", is_flag=True, help="At the end, print what was sent and waited for to standard error.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a timeline of the run that Perfetto opens (`.gz`: compressed), and print where the time went to standard error.",
+)
+@click.option("--verbose", is_flag=True, help="Say on standard error what `cuda` stands for.")
+@click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module, as with `python -m`.")
+@click.argument("script", metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    script: str,
+    arguments: tuple[str, ...],
+    server: str | None,
+    stats: bool,
+    trace: Path | None,
+    verbose: bool,
+    as_module: bool,
+) -> None:
+    """Run SCRIPT with its ARGUMENTS as Python would, with the device `cuda` being the remote one.
+
+    Options stand before the script; all that follows it is the script's.
+    """
+    if not as_module and not Path(script).exists():
+        raise click.UsageError(f"There is no file '{script}'.")
+    if trace is not None and not trace.parent.is_dir():
+        raise click.UsageError(f"There is no folder '{trace.parent}' for the trace.")
+    from djinn_commands.script import Script, end_by_interrupt
+
+    interrupted = end_by_interrupt()
+    if server is not None:
+        os.environ["DJINN_SERVERS"] = server  # for processes that the script starts, too
+    from djinn_commands.run.cuda_names import install_in_processes
+
+    install_in_processes()
+    _connect(verbose)
+    with _counting(stats), _traced(trace):
+        try:
+            Script(script, arguments, as_module).run()
+        except KeyboardInterrupt:
+            interrupted()
+            raise SystemExit(130) from None
+
+
+def _connect(verbose: bool) -> None:
+    """Connect now where servers are configured: a wrong address or token is an error before the script does anything."""
+    from djinn_client.runtime import client
+
+    settings = client.settings()
+    if verbose or settings.servers or settings.connection_file:
+        client.init()
+    if not verbose:
+        return
+    device = client.device()
+    assert device is not None
+    click.echo(f"djinn: cuda:0 is {device.id} of the executor ({device.name})", err=True)
+
+
+@contextmanager
+def _counting(wanted: bool) -> Iterator[None]:
+    """Print the counters when the block ends, however it ends."""
+    try:
+        yield
+    finally:
+        if wanted:
+            from djinn_client.runtime import client
+
+            sys.stdout.flush()
+            for name, count in client.stats().items():
+                click.echo(f"djinn: {name} {count:,}", err=True)
+
+
+@contextmanager
+def _traced(file: Path | None) -> Iterator[None]:
+    """Write a timeline of the block to a file when it ends, however it ends."""
+    if file is None:
+        yield
+        return
+    from djinn.profiler import profile
+
+    timeline = None
+    try:
+        with profile() as timeline:
+            yield
+    finally:
+        if timeline is not None:
+            sys.stdout.flush()
+            click.echo(timeline.table(), err=True)
+            try:
+                timeline.save(file)
+            except OSError as error:
+                click.echo(f"djinn: the trace cannot be written: {error}", err=True)
+            else:
+                click.echo(f"djinn: the trace is in {file}: open it at https://ui.perfetto.dev", err=True)

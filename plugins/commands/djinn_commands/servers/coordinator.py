@@ -1,0 +1,97 @@
+"""`djinn.compat.coordinator()`: the configured servers, their executors, how busy they are, and how they assign sessions."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting.servers import ask_servers
+from djinn_client.tracebacks import for_users
+from djinn_core.errors import DjinnError
+from djinn_core.wire.messages import ExecutorStatus, Status
+
+
+@attrs.frozen
+class ExecutorView:
+    """Executor of a server. Sizes are in bytes.
+
+    Attributes:
+        device: id of its device. process: its number on the server's machine.
+        state: `ready`, `starting`, `restarting` or `silent`.
+        sessions: number of its sessions. held: what these hold.
+        load: share of the last seconds in which it ran programs, and one for each session that is to begin.
+        memory: what its device has; 0 if that is not known. memory_free: what is free there; None if that is not known.
+    """
+
+    device: str
+    process: int
+    state: str
+    sessions: int
+    held: int
+    load: float
+    memory: int
+    memory_free: int | None
+
+
+@attrs.frozen
+class ServerView:
+    """A configured server.
+
+    Attributes:
+        url: the address at which it was asked.
+        error: why it did not answer; empty: it did, and what follows is known.
+        policy: name of its assignment policy.
+        load: load of its least loaded device by all tenants, by which clients of several servers choose.
+        executors: those of this client's tenant.
+    """
+
+    url: str
+    error: str = ""
+    policy: str = ""
+    load: float = 0.0
+    executors: tuple[ExecutorView, ...] = ()
+
+
+@attrs.frozen
+class Coordinator:
+    """Servers of this client at one moment; none where its executor is its own."""
+
+    servers: tuple[ServerView, ...]
+
+    @property
+    def executors(self) -> tuple[ExecutorView, ...]:
+        """Executors of all servers."""
+        return tuple(executor for server in self.servers for executor in server.executors)
+
+    @property
+    def sessions(self) -> int:
+        """Number of the sessions on all of them."""
+        return sum(executor.sessions for executor in self.executors)
+
+    @property
+    def load(self) -> float:
+        """Load of all of them together, in devices."""
+        return sum(executor.load for executor in self.executors)
+
+
+@for_users
+def coordinator() -> Coordinator:
+    """Ask the configured servers for their executors, sessions, load, memory and assignment policy. Begins no session.
+
+    Raises:
+        ConfigurationError: the connection file cannot be read, or there is no token.
+        PluginError: a plugin that was asked for cannot be used.
+    """
+    return Coordinator(tuple(_server(url, reply) for url, reply in ask_servers(client.settings()).items()))
+
+
+def _server(url: str, reply: Status | DjinnError) -> ServerView:
+    if isinstance(reply, DjinnError):
+        return ServerView(url, str(reply))
+    return ServerView(url, "", reply.assignment, reply.load, tuple(map(_executor, reply.executors)))
+
+
+def _executor(one: ExecutorStatus) -> ExecutorView:
+    held = sum(session.memory for session in one.sessions)
+    sessions, device = len(one.sessions), one.device
+    return ExecutorView(device.id, one.process, one.state, sessions, held, one.load, device.memory, device.memory_free)

@@ -1,0 +1,398 @@
+"""What `djinn doctor` finds: versions, plugins, settings with their origins, servers, and what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from djinn_client.runtime.connecting.servers import ask_each, ask_status, find_servers
+from djinn_client.runtime.planning.constraints import policy_for
+from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
+from djinn_core.hookspecs.transports import Transport
+from djinn_core.planning.pipeline import asked_by_size
+from djinn_core.registry.builtin_plugins import builtin_plugins
+from djinn_core.registry.discovery import of_another_release
+from djinn_core.registry.embedded_executors import INSTALL_SERVER, check_starter
+from djinn_core.registry.registry import Registry, survey
+from djinn_core.registry.report import PluginRow
+from djinn_core.registry.selection import Selection
+from djinn_core.settings import (
+    PREFIX,
+    ResolvedSettings,
+    SettingRow,
+    Settings,
+    config_file,
+    resolve,
+    unknown_variables,
+)
+from djinn_core.torch_private import missing
+from djinn_core.wire.messages import Status
+
+T = TypeVar("T")
+
+_INSTALL = "Install Djinn from its checkout: `pip install -e . -e ./plugins/tcp -e ./plugins/commands`."
+_OPTIONAL = ("djinn-native", "djinn-server")  # clients need the one, machines that serve the other
+PATIENCE = 5.0  # seconds for each server: a person is waiting
+
+
+@attrs.frozen
+class Finding:
+    """Something that is wrong. `fatal` where Djinn cannot work before it is mended."""
+
+    what: str
+    mend: str
+    fatal: bool = True
+
+
+@attrs.frozen
+class ServerRow:
+    """A configured server: whether it lets us in, and what it runs; otherwise why not, and how to mend it."""
+
+    url: str
+    reachable: bool
+    detail: str
+    mend: str = ""
+
+
+@attrs.frozen
+class Diagnosis:
+    """Everything that was found out. `findings` is empty if all is well. `transports`: facts by name of a transport."""
+
+    versions: Mapping[str, str]
+    plugins: tuple[PluginRow, ...]
+    settings: tuple[SettingRow, ...]
+    configuration_file: str
+    servers: tuple[ServerRow, ...]
+    findings: tuple[Finding, ...]
+    transports: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def well(self) -> bool:
+        """True if nothing fatal was found."""
+        return not any(finding.fatal for finding in self.findings)
+
+
+def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
+    """Look at this installation. Changes nothing and raises nothing of Djinn's: what is wrong becomes a finding."""
+    environ = os.environ if environ is None else environ
+    findings = [*check_versions(versions()), *check_torch()]
+    resolved = _caught(lambda: resolve(environ=environ), findings, "Correct the value that the message names.")
+    if resolved is None:
+        findings += check_variables(environ, ())
+        return Diagnosis(versions(), (), (), str(config_file(environ)), (), tuple(findings))
+    findings += check_file(resolved)
+    registry = (
+        _caught(lambda: load(resolved), findings, "Correct the value that the message names, or disable the plugin.")
+        or Registry()
+    )
+    findings += (*check_plugins(registry.rows, resolved.settings), *check_variables(environ, registry.rows))
+    findings += check_growth(registry, resolved.settings)
+    findings += check_server_side(registry, resolved.settings)
+    _caught(check_starter, findings, "Install djinn and djinn-server of one release.")
+    mend = "Correct the setting `servers` or the connection file."
+    servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
+    findings += check_servers(servers)
+    rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows()) + registry.plugin_settings
+    known = {one.name: facts for one in registry.transports if (facts := one.facts())}
+    return Diagnosis(versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings), known)
+
+
+def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> SettingRow:
+    """Default placement policies, where the user named none, and the reason for each."""
+    if row.name != "placement_policy" or settings.placement_policy:
+        return row
+    one, several = (policy_for(settings, registry.placement_policies, devices) for devices in (1, 2))
+    if one == several:
+        return SettingRow(row.name, one, f"{row.origin}: no policy for several executors is in use")
+    return SettingRow(
+        row.name, f"{several} over several executors, {one} on one", f"{row.origin}: {several} is installed"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of Djinn and of what it needs; an empty string for what is not installed. And of optional packages that are."""
+    found = {"python": platform.python_version()}
+    for name in ("djinn", *(name for name in required_versions() if name != "python"), *_OPTIONAL):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if name not in _OPTIONAL:
+                found[name] = ""
+    return found
+
+
+def required_versions() -> dict[str, str]:
+    """Python and the distributions that the metadata of `djinn` asks for, with the least version of each; not those of extras."""
+    try:
+        described = metadata.metadata("djinn")
+    except metadata.PackageNotFoundError:  # a finding of its own
+        return {}
+    lines = (line.partition(";") for line in described.get_all("Requires-Dist") or ())
+    required = [requirement for requirement, _, marker in lines if "extra" not in marker]
+    return dict(_requirement(text) for text in (f"python{described['Requires-Python']}", *required))
+
+
+def _requirement(text: str) -> tuple[str, str]:
+    """Name and least version of `torch>=2.11`; an empty string where any version will do."""
+    found = re.match(r"([\w.-]+)(?:[^>]*>=\s*([\d.]+))?", text)
+    assert found is not None
+    return found[1], found[2] or ""
+
+
+def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
+    """Check for a package that is too old, missing, of another release, or another project's under Djinn's name."""
+    required = required_versions()
+    for name, version in found.items():
+        if not version:
+            yield Finding(f"{name} is not installed.", _INSTALL)
+        elif _numbers(version) < _numbers(required.get(name, "")):
+            shown = "Python" if name == "python" else name
+            yield Finding(f"{shown} {version} is too old.", f"Install {shown} {required[name]} or newer.")
+        elif name.startswith("djinn-") and version != found["djinn"] and _is_ours(found["djinn"]):
+            yield Finding(
+                f"{name} {version} does not fit djinn {found['djinn']}.",
+                "Install both of one release, from one checkout or from one folder of wheels.",
+            )
+    if found["djinn"] and not _is_ours(found["djinn"]):
+        yield Finding(
+            f"The installed `djinn` {found['djinn']} is another project of that name.",
+            "Uninstall it and install Djinn from its checkout.",
+        )
+
+
+def _is_ours(version: str) -> bool:
+    """Return True if a version of `djinn` is one of ours: the other project of that name has lower ones."""
+    return _numbers(version) >= (26,)
+
+
+def check_torch() -> Iterator[Finding]:
+    """Private functions of torch that interception needs and this torch lacks."""
+    for name in missing():
+        yield Finding(
+            f"torch has no {name}, which interception needs.",
+            "Install a torch that has it; `make` installs one that works (see TORCH in the Makefile).",
+        )
+
+
+def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) -> Iterator[Finding]:
+    """Variables that look like ours and are not; those that begin with a plugin's name are the plugin's own."""
+    owned = tuple(f"{PREFIX}{row.name.upper()}_" for row in plugins if row.name.isidentifier())
+    for variable, meant in unknown_variables(environ).items():
+        if not meant and variable.startswith(owned):
+            continue
+        hint = f"Did you mean {meant}?" if meant else "Unset it, or see docs/configuration.md."
+        yield Finding(f"The environment sets {variable}, which means nothing to Djinn.", hint, fatal=False)
+
+
+def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
+    """A configuration or connection file with a token that others may read."""
+    settings = resolved.settings
+    in_file = resolved.origins["token"].startswith("file ")
+    if resolved.file is not None and in_file and _others_read(resolved.file):
+        yield Finding(
+            f"{resolved.file} holds the token and others may read it.", f"chmod 600 {resolved.file}", fatal=False
+        )
+    connection = settings.connection_file
+    # Whether the file is there at all is found out when servers are asked.
+    if connection is not None and connection.exists() and _others_read(connection):
+        yield Finding(f"Others may read the token in {connection}.", f"chmod 600 {connection}", fatal=False)
+
+
+def load(resolved: ResolvedSettings) -> Registry:
+    """The plugins in use; what cannot be used is among its rows."""
+    found, _ = survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins())
+    return found
+
+
+def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[Finding]:
+    """Plugins that cannot be used: fatal where they were asked for by name, or where all must load. And those of another release."""
+    named = settings.plugins or ()
+    for row in rows:
+        if row.status == "active" and (advice := of_another_release(row.distribution, row.version)):
+            yield Finding(f"{row.label} is in use.", f"{advice[0].upper()}{advice[1:]}.", fatal=False)
+        if row.status != "failed":
+            continue
+        if row.name in named:
+            mend = "Install or mend it, or take it out of the setting `plugins`."
+        else:
+            mend = f"Update or uninstall it, or leave it out with DJINN_DISABLE={row.name}."
+        yield Finding(row.error or f"{row.label} failed.", mend, fatal=settings.strict or row.name in named)
+
+
+def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """Plugins in use with which plans hold for fewer sizes."""
+    policies = [policy_for(settings, registry.placement_policies, devices) for devices in (1, 2)]
+    found = (asked_by_size(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler) for p in policies)
+    names = list(dict.fromkeys(name for asked in found for name in asked))
+    if names:
+        yield Finding(
+            f"Plans are made again where sizes change more than fourfold, because of {', '.join(names)}.",
+            "Say `tolerates_growth = True` in what always says the same for other sizes, or leave its plugin out.",
+            fatal=False,
+        )
+
+
+def check_server_side(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """Check what executors and `djinn serve` of this machine would refuse. Without the server's package there are none."""
+    if find_spec("djinn_server") is not None:
+        yield from check_executor_choices(registry, settings)
+        yield from check_authenticators(registry, settings)
+        yield from check_assignment(registry, settings)
+    elif not (settings.servers or settings.connection_file):
+        yield Finding(
+            "No server is configured, and the package djinn-server, which runs programs on this machine, is not installed.",
+            f"Name a server (`djinn login`, or the setting `servers`). {INSTALL_SERVER}",
+            fatal=False,  # a program may name one itself
+        )
+
+
+def check_executor_choices(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """Compilers and memory policies that the settings name and no plugin offers: an executor would not start with them."""
+    offered = {
+        "compilers": (settings.compilers, [one.name for one in registry.compilers]),
+        "memory_policy": ((settings.memory_policy,), [one.name for one in registry.memory_policies]),
+    }
+    for setting, (names, there) in offered.items():
+        for name in names:
+            if name not in there:
+                yield Finding(
+                    f"The setting `{setting}` names {name!r}, which no plugin in use offers.",
+                    f"Install its plugin, or choose among: {', '.join(there) or 'none'}.",
+                    fatal=not (settings.servers or settings.connection_file),
+                )
+
+
+def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """Authenticators that the settings name and no plugin offers: `djinn serve` would not start with them."""
+    there = [one.name for one in registry.authenticators]
+    for name in settings.authenticators:
+        if name not in there:
+            yield Finding(
+                f"The setting `authenticators` names {name!r}, which no plugin in use offers.",
+                f"Install its plugin on the server, or choose among: {', '.join(there) or 'none'}.",
+                fatal=False,
+            )
+
+
+def check_assignment(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """An assignment policy that the settings name and no plugin offers: `djinn serve` would not start with it."""
+    there = [one.name for one in registry.assignment_policies]
+    if settings.assignment not in there:
+        yield Finding(
+            f"The setting `assignment` names {settings.assignment!r}, which no plugin in use offers.",
+            f"Install its plugin on the server, or choose among: {', '.join(there) or 'none'}.",
+            fatal=False,
+        )
+
+
+def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:
+    """Each configured server, asked once; none where the embedded executor is used."""
+    servers = find_servers(settings, transports)
+    if servers is None:
+        return ()
+    timeout = min(settings.connect_timeout, PATIENCE)
+    return tuple(_server_row(*found) for found in ask_each(servers, transports, timeout, ask_status))
+
+
+def _server_row(url: str, status: Status | DjinnError) -> ServerRow:
+    if isinstance(status, DjinnError):
+        return ServerRow(url, reachable=False, detail=str(status), mend=_server_mend(status))
+    several = len(status.executors) > 1
+    named = (f"{n} {e.device.id}" if several else e.device.id for n, e in enumerate(status.executors))
+    devices = ", ".join(named) or "no executor yet"
+    return ServerRow(url, reachable=True, detail=f"djinn {status.version}, {devices}")
+
+
+def _server_mend(error: DjinnError) -> str:
+    if isinstance(error, AccessRefused):
+        return "Use that server's token: copy the connection file that it wrote, or set DJINN_TOKEN."
+    if isinstance(error, PluginError):
+        return "`djinn plugins` shows which transports are there."
+    return "Start `djinn serve` there, or check the address, the tunnel and firewalls in between."
+
+
+def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
+    """Addresses that do not let us in: fatal where none does."""
+    useless = not any(row.reachable for row in rows)
+    for row in rows:
+        if not row.reachable:
+            what = row.detail if row.url in row.detail else f"{row.url}: {row.detail}"
+            yield Finding(what, row.mend, fatal=useless)
+
+
+def _caught(ask: Callable[[], T], findings: list[Finding], mend: str) -> T | None:
+    """The result of `ask`; an error of Djinn's becomes a finding."""
+    try:
+        return ask()
+    except DjinnError as error:
+        kind = "The configuration is wrong: " if isinstance(error, ConfigurationError) else ""
+        findings.append(Finding(f"{kind}{error}", mend))
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _others_read(path: Path) -> bool:
+    return bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+
+
+_NOTHING = {"None": "", "()": ""}  # values of settings that say nothing
+
+
+def show(diagnosis: Diagnosis, console: Console) -> None:
+    """Print what was found out."""
+    versions = list(diagnosis.versions.items())
+    plugins = [
+        (row.name, row.kind, ", ".join(row.processes), f"{row.distribution} {row.version}", row.status)
+        for row in diagnosis.plugins
+    ]
+    settings = [(row.name, _NOTHING.get(row.value, row.value), row.origin) for row in diagnosis.settings]
+    console.print(_pairs("Versions", ("what", "version"), versions), "")
+    console.print(_pairs("Plugins", ("name", "kind", "called in", "from", "status"), plugins), "")
+    console.print(_pairs("Settings", ("name", "value", "where it came from"), settings), "")
+    _say(console, f"Configuration file: {diagnosis.configuration_file or 'none'}")
+    for name, facts in diagnosis.transports.items():
+        _say(console, f"Transport {name}: {facts}")
+    for server in diagnosis.servers:
+        _say(console, f"Server {server.url}: {server.detail if server.reachable else 'of no use, see below'}")
+    if not diagnosis.servers and diagnosis.well:
+        _say(console, "Servers: none; an executor on this machine starts at first use.")
+    console.print()
+    _show_findings(diagnosis, console)
+
+
+def _show_findings(diagnosis: Diagnosis, console: Console) -> None:
+    for finding in diagnosis.findings:
+        console.print("[red]wrong[/red]  " if finding.fatal else "[yellow]note[/yellow]   ", end="")
+        _say(console, f"{finding.what}\n       {finding.mend}")
+    if diagnosis.well:
+        console.print("[green]All is well.[/green]" if not diagnosis.findings else "[green]Djinn works.[/green]")
+
+
+def _say(console: Console, text: str) -> None:
+    """Text as it is, broken by the terminal if at all, so that addresses can be copied and searched for."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _pairs(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

@@ -1,0 +1,139 @@
+"""`djinn login`, `djinn logout` and `djinn servers`: servers' addresses, tokens and certificates that are kept under names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from djinn_core.errors import ConfigurationError, DjinnError
+
+if TYPE_CHECKING:
+    from djinn_core.protocol.connection_file import ConnectionFile
+
+PATIENCE = 10.0  # seconds for each address
+
+
+@click.command(name="login")
+@click.argument("server")
+@click.option("--name", help="Name of the log-in; without it, the server's host name.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File whose first line is the token. Without it, you are asked; where there is no terminal, standard input is read.",
+)
+@click.option(
+    "--fingerprint", default="", help="Fingerprint of the server's certificate, where no authority signed it."
+)
+def login(server: str, name: str | None, token_file: Path | None, fingerprint: str) -> None:
+    """Keep SERVER under a name: an address such as tcps://gpu-box:5556, or a file that `djinn serve` wrote.
+
+    The server is asked if it accepts the token. From then on, `--server NAME`, the setting `servers` and DJINN_SERVERS take the
+    name in place of an address.
+    """
+    from djinn_client.runtime.connecting.logins import Login, is_login_name
+    from djinn_commands.servers.logins import save_login
+    from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
+
+    if "://" in server:
+        content = ConnectionFile((server,), _token(token_file), _fingerprint(fingerprint))
+    else:
+        content = read_connection_file(Path(server).expanduser())
+    host = urlsplit(content.urls[0]).hostname or "" if content.urls else ""
+    called = name or host
+    if not is_login_name(called):
+        raise ConfigurationError(
+            f"the server has no host name that could be the log-in's ({called!r}): give --name NAME"
+        )
+    accepted = _check(content)
+    path = save_login(Login(called, content))
+    click.echo(f"Logged in to {accepted} as {called!r}: use it with --server {called} or DJINN_SERVERS={called}")
+    click.echo(f"The token is in {path}, which only you can read; `djinn logout {called}` removes it", err=True)
+
+
+def _token(file: Path | None) -> str:
+    """The token, never from the command line, which other users can read."""
+    if file is not None:
+        lines = file.read_text(errors="replace").splitlines()
+    elif sys.stdin.isatty():
+        lines = [click.prompt("Token", hide_input=True)]
+    else:
+        lines = sys.stdin.readline().splitlines()
+    token = lines[0].strip() if lines else ""
+    if not token:
+        raise ConfigurationError("no token was given: type it, pass it on standard input, or name --token-file FILE")
+    return token
+
+
+def _fingerprint(given: str) -> str:
+    """A fingerprint as it is written in connection files; without one, that of the settings, if there is one."""
+    from djinn_core.settings import resolve
+
+    found = resolve({"tls_fingerprints": given} if given else None).settings.tls_fingerprints
+    if len(found) > 1:
+        raise ConfigurationError("there are several fingerprints: give the one of this server with --fingerprint")
+    return found[0] if found else ""
+
+
+def _check(content: ConnectionFile) -> str:
+    """The first address at which the server accepts the token.
+
+    Raises:
+        DjinnError: none does.
+    """
+    import attrs
+
+    from djinn_client.runtime.connecting.servers import ask_servers
+    from djinn_core.settings import resolve
+
+    given: dict[str, object] = {"servers": content.urls, "token": content.token}
+    if content.fingerprint:
+        given["tls_fingerprints"] = content.fingerprint
+    settings = resolve(given).settings
+    patient = attrs.evolve(settings, connection_file=None, connect_timeout=min(settings.connect_timeout, PATIENCE))
+    replies = ask_servers(patient)
+    errors = [reply for reply in replies.values() if isinstance(reply, DjinnError)]
+    for url, reply in replies.items():
+        if not isinstance(reply, DjinnError):
+            return url
+    if errors:
+        raise errors[0]
+    raise ConfigurationError("the connection file names no address: copy it again from the server")
+
+
+@click.command(name="logout")
+@click.argument("name")
+def logout(name: str) -> None:
+    """Remove the log-in NAME from this machine. Its token stays valid: the server's operator revokes it."""
+    from djinn_commands.servers.logins import forget_login
+
+    forget_login(name)
+    click.echo(f"removed the log-in {name}")
+
+
+@click.command(name="servers")
+@click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a log-in.")
+def servers(as_json: bool) -> None:
+    """List the servers that you have logged in to."""
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from djinn_commands.servers.logins import list_logins
+
+    logins = list_logins()
+    if as_json:
+        rows = [{"name": one.name, "urls": one.content.urls, "fingerprint": one.content.fingerprint} for one in logins]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    elif not logins:
+        click.echo("no log-ins: `djinn login ADDRESS` makes one")
+    else:
+        table = Table("name", "addresses", "certificate", box=None, pad_edge=False)
+        for one in logins:
+            shown = one.content.fingerprint[:23] + "..." if one.content.fingerprint else ""
+            table.add_row(one.name, Text(", ".join(one.content.urls)), shown)
+        Console().print(table)

@@ -1,0 +1,117 @@
+"""Commands that ask servers: `djinn status`, `djinn kill` and `djinn published`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import click
+
+from djinn_core.cli.server_options import server_options
+
+WATCH_SECONDS = 2.0
+
+
+@click.command(name="status")
+@server_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a server.")
+@click.option("--watch", is_flag=True, help="Again every two seconds, until Ctrl-C; `djinn top` shows rates, too.")
+def status(servers: tuple[str, ...], connection_file: Path | None, as_json: bool, watch: bool) -> None:
+    """Show the sessions, executors, devices and memory of servers."""
+    from rich.console import Console
+
+    from djinn_client.runtime.connecting.servers import ask_named
+    from djinn_commands.servers.status_text import show_all
+    from djinn_core.wire.messages import Status
+
+    console = Console(highlight=False)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            found = ask_named(servers, connection_file)
+            if watch and console.is_terminal and not as_json:
+                console.clear()
+            show_all(console, found, as_json=as_json)
+            if not watch:
+                break
+            time.sleep(WATCH_SECONDS)
+    if not watch and not any(isinstance(reply, Status) for reply in found.values()):
+        raise SystemExit(1)
+
+
+@click.command(name="kill")
+@click.argument("session")
+@server_options
+def kill(session: str, servers: tuple[str, ...], connection_file: Path | None) -> None:
+    """End SESSION, named by the beginning of its name as `djinn status` shows it.
+
+    What it computes is stopped before the next op, its tensors are freed, and its program gets SessionLost. The operator may end every
+    session, a tenant its own.
+    """
+    import attrs
+
+    from djinn_client.runtime.connecting.servers import PATIENCE
+    from djinn_commands.servers.killing import kill_session
+    from djinn_core.errors import ConfigurationError
+    from djinn_core.settings import resolve
+    from djinn_core.wire.messages import Killed
+
+    given = {"servers": servers or None, "connection_file": connection_file}
+    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
+    replies = kill_session(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)), session)
+    if not replies:
+        raise ConfigurationError(
+            "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file that `djinn serve` wrote "
+            "with --connection-file or DJINN_CONNECTION_FILE. Ctrl-C or djinn.cancel() stop what a program of your own runs"
+        )
+    killed = [reply for reply in replies.values() if isinstance(reply, Killed)]
+    for one in killed:
+        click.echo(f"ended session {one.session} of {one.client}")
+    if not killed:
+        raise click.ClickException("; ".join(dict.fromkeys(str(reply) for reply in replies.values())))
+
+
+@click.command(name="published")
+@server_options
+@click.option("--remove", "removed", multiple=True, metavar="NAME", help="Remove this name first. May be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a name.")
+def published(servers: tuple[str, ...], connection_file: Path | None, removed: tuple[str, ...], as_json: bool) -> None:
+    """List the names under which weights are published, with their bytes and the time that is left to them.
+
+    Without a server, those that programs with executors of their own have published on this machine.
+    """
+    import attrs
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    import djinn
+    from djinn_core.system.printable import size_text
+
+    if servers:
+        djinn.configure(servers=servers)
+    if connection_file is not None:
+        djinn.configure(connection_file=connection_file)
+    for name in removed:
+        djinn.weights.unpublish(name)
+    found = list(djinn.weights.published().values())
+    if as_json:
+        rows = [attrs.asdict(one) for one in found]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return
+    if not found:
+        click.echo("nothing is published")
+        return
+    table = Table("name", "size", "published", "expires", box=None, pad_edge=False)
+    for one in found:
+        times = f"{_span(one.age)} ago", f"in {_span(one.seconds_left)}"
+        table.add_row(Text(one.name), size_text(one.nbytes), *times)
+    Console(highlight=False).print(table)
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

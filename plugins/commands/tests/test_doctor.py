@@ -1,0 +1,150 @@
+"""`djinn doctor` says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from djinn_commands.servers import diagnosis
+from djinn_commands.servers.diagnosis import ServerRow, check_servers, check_torch, check_versions, diagnose, versions
+from djinn_core import torch_private
+from djinn_core.cli import main
+
+
+@pytest.fixture
+def environ(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return {}
+
+
+def findings(environ):
+    return {finding.what: finding for finding in diagnose(environ).findings}
+
+
+def test_a_sound_installation_is_well(environ):
+    done = CliRunner().invoke(main, ["doctor", "--json"], env=environ)
+    found = json.loads(done.output)
+    assert (done.exit_code, found["well"]) == (0, True)
+    assert found["versions"]["djinn"].startswith("26.")
+    assert {"name": "scheduler", "value": "sequential", "origin": "default"} in found["settings"]
+    policy = next(row for row in found["settings"] if row["name"] == "placement_policy")
+    assert policy["value"] == "cost_based over several executors, single on one"
+    assert policy["origin"] == "default: cost_based is installed"
+    assert {"cpu", "local"} <= {row["name"] for row in found["plugins"] if row["status"] == "active"}
+
+
+def test_for_people_too(environ):
+    done = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SCHEDULER": "mine"})
+    assert "environment DJINN_SCHEDULER" in " ".join(done.output.split())
+    assert "All is well." in done.output
+
+
+def test_an_older_torch_is_named(monkeypatch):
+    monkeypatch.setattr(torch_private, "NEEDED", (*torch_private.NEEDED, "torch._C._no_such_function"))
+    (finding,) = check_torch()
+    assert "torch._C._no_such_function" in finding.what
+    assert "Install a torch" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "message"),
+    [
+        ("python", "3.10.1", "Python 3.10.1 is too old"),
+        ("torch", "2.4.0", "torch 2.4.0 is too old"),
+        ("djinn", "1.1.14", "another project of that name"),
+        ("msgspec", "", "msgspec is not installed"),
+        ("blake3", "0.4.1", "blake3 0.4.1 is too old"),
+        ("djinn-tcp", "", "djinn-tcp is not installed"),
+        ("djinn-tcp", "26.10.0", "djinn-tcp 26.10.0 does not fit djinn 26."),
+        ("djinn-native", "26.10.0", "djinn-native 26.10.0 does not fit djinn 26."),
+        ("djinn-server", "26.10.0", "djinn-server 26.10.0 does not fit djinn 26."),
+    ],
+)
+def test_versions_that_will_not_do(name, version, message):
+    (finding,) = check_versions(versions() | {name: version})
+    assert message in finding.what
+    assert finding.mend
+
+
+def test_everything_that_djinn_needs_is_listed():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    needed = {re.match(r"[\w.-]+", requirement)[0] for requirement in project["dependencies"]}
+    assert set(versions()) == needed | {"python", "djinn", "djinn-native", "djinn-server"}
+    assert all(versions().values())
+
+
+def test_machine_without_the_server_package_is_asked_for_a_server_alone(environ, monkeypatch):
+    monkeypatch.setattr(diagnosis, "find_spec", lambda _: None)
+    environ |= {"DJINN_MEMORY_POLICY": "bogus", "DJINN_AUTHENTICATORS": "bogus", "DJINN_ASSIGNMENT": "bogus"}
+    (finding,) = diagnose(environ).findings
+    assert "No server is configured, and the package djinn-server" in finding.what
+    assert "pip install ./djinn_server" in finding.mend
+    assert not finding.fatal
+    assert "djinn-server" not in str([*findings(environ | {"DJINN_SERVERS": "unix:///nonexistent.sock"})])
+
+
+def test_an_unreachable_server_is_named(environ):
+    found = diagnose(environ | {"DJINN_SERVERS": "unix:///nonexistent.sock", "DJINN_TOKEN": "hush"})
+    assert not found.well
+    (row,) = found.servers
+    assert (row.url, row.reachable) == ("unix:///nonexistent.sock", False)
+    assert "hush" not in repr(found)
+
+
+def test_a_missing_connection_file_is_named(environ):
+    (finding,) = findings(environ | {"DJINN_CONNECTION_FILE": "/nonexistent.json"}).values()
+    assert "/nonexistent.json" in finding.what
+
+
+def test_a_readable_token_is_a_note(environ, tmp_path):
+    file = tmp_path / "djinn" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('token = "hush"')
+    file.chmod(0o644)
+    found = diagnose(environ)
+    assert found.well
+    assert [finding.mend for finding in found.findings] == [f"chmod 600 {file}"]
+    file.chmod(0o600)
+    assert not diagnose(environ).findings
+
+
+def test_a_variable_that_means_nothing_is_a_note(environ):
+    found = findings(environ | {"DJINN_SERVRES": "tcp://x", "DJINN_CPU_MINE": "1"})
+    assert not any("DJINN_CPU_MINE" in what for what in found)  # of the plugin `cpu`
+    assert "Did you mean DJINN_SERVERS?" in [finding.mend for finding in found.values()]
+
+
+def test_a_plugin_that_was_asked_for_and_is_not_there_is_fatal(environ):
+    found = diagnose(environ | {"DJINN_PLUGINS": "nosuch"})
+    assert not found.well
+    assert "take it out of the setting `plugins`" in found.findings[0].mend
+
+
+def test_one_address_that_works_is_enough():
+    good = ServerRow("tcp://a:1", reachable=True, detail="djinn 26, cpu:0")
+    bad = ServerRow("http://a:2", reachable=False, detail="no server answers at http://a:2", mend="Start it.")
+    assert [finding.fatal for finding in check_servers((good, bad))] == [False]
+    assert [(finding.what, finding.fatal) for finding in check_servers((bad,))] == [(bad.detail, True)]
+
+
+def test_what_is_printed_is_not_broken_into_lines_when_piped(environ):
+    url = "unix:///a/rather/long/path/that/no/line/of/eighty/columns/will/ever/hold/nonexistent.sock"
+    done = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SERVERS": url, "DJINN_TOKEN": "hush"})
+    assert done.exit_code == 1
+    assert f"Server {url}: of no use, see below" in done.output
+    assert "Start `djinn serve` there" in done.output
+    assert "All is well" not in done.output
+
+
+def test_choices_of_executors_that_no_plugin_offers_are_named(environ):
+    assert "All is well." in CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_MEMORY_POLICY": "lru"}).output
+    found = findings(environ | {"DJINN_MEMORY_POLICY": "mru", "DJINN_COMPILERS": "nothing"})
+    policy = found["The setting `memory_policy` names 'mru', which no plugin in use offers."]
+    assert policy.fatal
+    assert "lru, next_use" in policy.mend
+    assert found["The setting `compilers` names 'nothing', which no plugin in use offers."].fatal

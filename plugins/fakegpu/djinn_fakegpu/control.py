@@ -1,0 +1,82 @@
+"""Figures of the device, and faults that tests plant in it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import attrs
+import torch
+
+FaultKind = Literal["sticky", "hang", "slow", "out_of_memory"]
+
+
+def counters() -> dict[str, int]:
+    """Return what the process did so far, by name.
+
+    `launches`, `ops_outside_graphs`, `graph_launches`, `copies_*` and `bytes_*` by direction (`host_to_device`, `pageable_to_device`,
+    `device_to_host`, `device_to_pageable`, `within_device`, `between_devices`), `synchronizations` and the same by cause,
+    `host_allocations`, `pinned_bytes_peak`, `device_allocations`, `out_of_memory`, `missing_waits`, `misuses`. A name that is missing
+    counts 0.
+    """
+    return dict(torch.ops.fakegpu.counters())
+
+
+def reset_counters() -> None:
+    """Count from zero."""
+    torch.ops.fakegpu.reset_counters()
+
+
+@attrs.frozen
+class Counted:
+    """Counters of a `with` block: `counted["launches"]`."""
+
+    before: dict[str, int] = attrs.field(factory=dict)
+
+    def __enter__(self) -> Self:
+        self.before.update(counters())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        after = counters()
+        for name in after.keys() | self.before.keys():
+            self.before[name] = after.get(name, 0) - self.before.get(name, 0)
+
+    def __getitem__(self, name: str) -> int:
+        return self.before.get(name, 0)
+
+
+def inject(kind: FaultKind, op: str = "", *, after: int = 0, seconds: float = 0.0) -> None:
+    """Let the next op fail whose name contains `op`, or the one that comes `after` as many others.
+
+    Args:
+        kind: `sticky`: a device-side assert, after which every call fails until the process ends. `hang`: the op never ends. `slow`: it
+            takes `seconds` of simulated time longer. `out_of_memory`: the next allocation fails.
+        op: part of the op's name, such as `aten::mm`. Copies are `an upload`, `a download` and `a copy between devices`.
+        after: how many such ops run first.
+        seconds: for `slow`.
+    """
+    torch.ops.fakegpu.inject(kind, op, after, seconds)
+
+
+def failed_op() -> str:
+    """Return the op at which a sticky error occurred, which errors do not tell; empty if there was none."""
+    return str(torch.ops.fakegpu.failed_op())
+
+
+def configure(**figures: float) -> None:
+    """Change the simulated hardware.
+
+    `flops`, `bandwidth`, `link` and `peer` a second; `launch` and `issue` in seconds; `pace`: real seconds that a simulated one takes, 0
+    for none; `memory` in bytes.
+    """
+    torch.ops.fakegpu.configure({name: float(value) for name, value in figures.items()})
+
+
+def now() -> float:
+    """Return the simulated time of the host in seconds."""
+    return float(torch.ops.fakegpu.now())
+
+
+def stream_time(stream: torch.Stream) -> float:
+    """Return the simulated time at which what was issued to a stream is complete."""
+    return float(torch.ops.fakegpu.stream_time(stream.device_index, stream.stream_id))

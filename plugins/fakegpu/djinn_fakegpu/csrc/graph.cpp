@@ -1,0 +1,218 @@
+// Graphs: `torch.accelerator.Graph` captures ops with the addresses that they use, and replays them.
+#include "fake.h"
+
+#include <ATen/core/GraphImplInterface.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstring>
+#include <fstream>
+
+namespace fakegpu {
+
+enum class HostCopyKind : uint8_t { kNone, kUpload, kDownload };
+
+// Arguments and results are views for the CPU, which own no memory: a graph knows addresses alone.
+struct Node {
+  c10::OperatorHandle op;
+  Stack arguments;
+  std::vector<at::Tensor> results;  // undefined where the op writes an argument
+  c10::DeviceIndex random;          // device whose generator the op draws from, or -1
+  HostCopyKind copy = HostCopyKind::kNone;  // with page-locked memory: from the second argument to the first
+};
+
+// A block that was allocated before the capture. Its serial number is another one if the address was given out again.
+struct Needed {
+  uintptr_t address;
+  int64_t serial;
+  bool written;
+};
+
+struct Graph {
+  Lane* lane = nullptr;
+  std::vector<Node> nodes;
+  std::vector<Needed> needed;
+  std::set<Block*> memory;  // allocated during the capture
+  std::string spoiled;
+};
+
+namespace {
+
+void collect(const c10::IValue& value, std::vector<at::Tensor>* into) {
+  if (value.isTensor()) into->push_back(value.toTensor());
+  else if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorVector()) into->push_back(t);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector()) into->push_back(t.value_or(at::Tensor()));
+  }
+}
+
+Graph*& capturing() {
+  static Graph* one = nullptr;
+  return one;
+}
+
+struct FakeGraph final : at::GraphImplInterface {
+  explicit FakeGraph(const at::GraphImplArgs&) {}
+  ~FakeGraph() override { reset(); }
+
+  void capture_begin(at::MempoolId_t, at::GraphCaptureMode) override {
+    Guard guard(mutex());
+    check_alive();
+    auto& lane = current_lane();
+    TORCH_CHECK(!capturing(), "fakegpu: another graph is being captured");
+    TORCH_CHECK(lane.index % kStreams, "fakegpu: a graph must be captured on a stream that is not the default stream");
+    graph.lane = &lane;
+    lane.capture = capturing() = &graph;
+    count("captures");
+  }
+  void capture_end() override {
+    Guard guard(mutex());
+    TORCH_CHECK(capturing() == &graph, "fakegpu: this graph is not being captured");
+    graph.lane->capture = capturing() = nullptr;
+    if (graph.spoiled.empty()) return;
+    const auto reason = graph.spoiled;
+    reset();
+    TORCH_CHECK(false, "fakegpu: the capture failed: ", reason);
+  }
+  void instantiate() override {}
+  void replay() override;
+  void reset() override {
+    Guard guard(mutex());
+    if (capturing() == &graph) graph.lane->capture = capturing() = nullptr;
+    for (auto* block : graph.memory) end_of_graph(block);
+    graph = Graph();
+  }
+  at::MempoolId_t pool() const override { return {0, 1}; }
+  void enable_debug_mode() override {}
+  void debug_dump(const std::string& path) override {
+    std::ofstream file(path);
+    for (const auto& node : graph.nodes) file << node.op.operator_name() << '\n';
+  }
+  Graph graph;
+};
+using at::GraphImplRegistry, at::RegistererGraphImplRegistry;
+C10_REGISTER_CLASS(GraphImplRegistry, FAKEGPU, FakeGraph)  // the name of the device in capitals
+
+void check_addresses(const Graph& graph) {
+  for (const auto& needed : graph.needed) {
+    auto* block = block_of(reinterpret_cast<void*>(needed.address), false);
+    if (block && block->serial == needed.serial && !block->freed) continue;
+    TORCH_CHECK(false, "fakegpu: a graph is replayed that uses 0x", std::hex, needed.address, std::dec,
+                ", whose tensor was freed since the capture: copy new data into the tensors that were captured");
+  }
+}
+
+void run_node(const Node& node) {
+  auto stack = node.arguments;
+  {
+    std::optional<DeviceRandom> random;
+    if (node.random >= 0) random.emplace(node.random);
+    node.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  }
+  std::vector<at::Tensor> made;
+  for (const auto& value : stack) collect(value, &made);
+  for (size_t i = 0; i < made.size() && i < node.results.size(); ++i) {
+    if (node.results[i].defined()) node.results[i].copy_(made[i]);
+  }
+}
+
+void run_copy(const Node& node, double done) {
+  Guard guard(mutex());
+  const auto &to = node.arguments[0].toTensor(), &from = node.arguments[1].toTensor();
+  auto *into = static_cast<char*>(to.data_ptr()), *data = static_cast<char*>(from.data_ptr());
+  if (node.copy == HostCopyKind::kUpload) {
+    host_copies_arrive(data, from.nbytes());
+    std::memcpy(into, data, from.nbytes());
+    host_lends(data, from.nbytes(), done);
+  } else {
+    host_receives(into, {data, data + from.nbytes()}, done);
+  }
+  count_copy(node.copy == HostCopyKind::kUpload ? "host_to_device" : "device_to_host", from.nbytes());
+}
+
+double seconds_of(const Node& node) {
+  if (node.copy != HostCopyKind::kNone) return static_cast<double>(node.arguments[0].toTensor().nbytes()) / hardware().link;
+  double bytes = 0;
+  std::vector<at::Tensor> all(node.results);
+  for (const auto& value : node.arguments) collect(value, &all);
+  for (const auto& t : all) bytes += t.defined() ? static_cast<double>(t.nbytes()) : 0;
+  return bytes / hardware().bandwidth;
+}
+
+void FakeGraph::replay() {
+  auto& lane = current_lane();
+  TORCH_CHECK(!graph.nodes.empty() || graph.lane, "fakegpu: nothing was captured");
+  Launch launch("a graph", lane);
+  {
+    Guard guard(mutex());
+    check_addresses(graph);
+    for (const auto& needed : graph.needed) {
+      auto* block = block_of(reinterpret_cast<void*>(needed.address));
+      launch.add(block, 0, block->requested, needed.written);
+    }
+    for (auto* block : graph.memory) launch.add(block, 0, block->requested, true);
+  }
+  launch.check();
+  at::AutoDispatchBelowADInplaceOrView below;
+  double seconds = 0;
+  for (const auto& node : graph.nodes) seconds += std::max(seconds_of(node), hardware().launch / 2);  // kernels follow one another faster
+  const auto done = launch.finish(seconds);
+  for (const auto& node : graph.nodes) {
+    if (node.copy == HostCopyKind::kNone) run_node(node);
+    else run_copy(node, done);
+  }
+  count("graph_launches");
+  count("ops_in_graphs", static_cast<int64_t>(graph.nodes.size()));
+}
+
+void need(Graph* graph, const at::Tensor& t, bool written) {
+  if (!t.defined() || !t.numel()) return;
+  auto* block = block_of_kernel(raw_address(t.storage().unsafeGetStorageImpl()));
+  if (!block || graph->memory.contains(block)) return;
+  for (auto& known : graph->needed) {
+    if (known.address != block->address) continue;
+    known.written |= written;
+    return;
+  }
+  graph->needed.push_back({block->address, block->serial, written});
+}
+
+}  // namespace
+
+void check_no_capture(const char* cause) {
+  Guard guard(mutex());
+  if (C10_LIKELY(!capturing())) return;
+  capturing()->spoiled = cause;
+  TORCH_CHECK(false, "fakegpu: operation not permitted when a stream is capturing: ", cause);
+}
+
+void keep_in_graph(Graph* graph, Block* block) {
+  block->graph = graph;
+  graph->memory.insert(block);
+}
+
+void capture_op(Graph* graph, const c10::OperatorHandle& op, c10::DeviceIndex random, Stack arguments, const std::vector<bool>& written,
+                const Stack& results, const std::vector<int>& same) {
+  Guard guard(mutex());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    std::vector<at::Tensor> used;
+    collect(arguments[i], &used);
+    for (const auto& t : used) need(graph, t, written[i]);
+  }
+  std::vector<at::Tensor> made;
+  for (size_t i = 0; i < results.size(); ++i) {
+    std::vector<at::Tensor> of_one;
+    collect(results[i], &of_one);
+    for (const auto& t : of_one) made.push_back(i < same.size() && same[i] >= 0 ? at::Tensor() : cpu_view(t));
+  }
+  graph->nodes.push_back({op, std::move(arguments), std::move(made), random});
+}
+
+void capture_copy(Graph* graph, const at::Tensor& to, const at::Tensor& from) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  capture_op(graph, op, -1, {to, from, false}, {true, false, false}, {to}, {0});
+  graph->nodes.back().copy = is_pinned(to.const_data_ptr()) ? HostCopyKind::kDownload : HostCopyKind::kUpload;
+}
+
+}  // namespace fakegpu

@@ -1,0 +1,69 @@
+"""Finding and opening the device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from djinn.errors import StartupError
+from djinn.hooks import Device
+from djinn.planning import DeviceCapabilities
+
+if TYPE_CHECKING:
+    from djinn.hooks import DeviceRuntime
+
+
+_LINUX: Final[bool] = sys.platform == "linux"
+
+
+@attrs.frozen
+class Settings:
+    """The simulated hardware.
+
+    Attributes:
+        devices: how many a process has.
+        memory_mib: memory of each.
+        pace: real seconds that a simulated second takes; 0: waits take no time.
+    """
+
+    devices: int = 2
+    memory_mib: int = 16 << 10
+    pace: float = 0.0
+
+
+class FakeGpuDevice(Device):
+    """Devices in host memory that behave like GPUs, `fakegpu:0` and so on."""
+
+    name = "fakegpu"
+    chosen_by_name = True
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+
+    def discover(self) -> Sequence[DeviceCapabilities]:
+        """The devices of the settings, on Linux."""
+        memory = self._settings.memory_mib << 20
+        return tuple(
+            DeviceCapabilities(f"fakegpu:{index}", "fakegpu", "Fake GPU", memory=memory, memory_free=memory)
+            for index in range(self._settings.devices if _LINUX else 0)
+        )
+
+    def open(self, index: int) -> DeviceRuntime:
+        """Open one of them for this process, and compile the library if that was not done yet.
+
+        Raises:
+            StartupError: there is no such device, or no compiler.
+        """
+        if not 0 <= index < len(self.discover()):
+            raise StartupError(
+                f"there is no device fakegpu:{index}: the setting plugins.fakegpu.devices is {self._settings.devices}"
+            )
+        from djinn_fakegpu.runtime import FakeGpuRuntime
+
+        settings = self._settings
+        return FakeGpuRuntime(
+            index, {"devices": settings.devices, "memory": settings.memory_mib << 20, "pace": settings.pace}
+        )

@@ -1,0 +1,163 @@
+"""Djinn's device runtime on the device that behaves like a GPU: streams, page-locked memory, lost devices and hung kernels."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from djinn_fakegpu import control
+from djinn_fakegpu.process import FakeGpuProcess
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    with FakeGpuProcess() as process:
+        yield process
+
+
+def test_bytes_and_views_come_back_through_page_locked_memory_alone(gpu):
+    def program():
+        from djinn_core.hookspecs.devices import DeviceRuntime
+
+        runtime = DeviceRuntime(torch.device("fakegpu", 0))
+        with torch.inference_mode():  # in which sessions make values, but not parts of uploads
+            runtime.receive(torch.ones(1, dtype=torch.uint8))
+        with control.Counted() as counted:
+            for size in (0, 1, 4097, 65537, 9 << 20):
+                sent = torch.arange(size).to(torch.uint8)
+                assert torch.equal(runtime.deliver(runtime.receive(sent.clone())), sent)
+            there = runtime.receive(torch.arange(1 << 20, dtype=torch.float32).view(torch.uint8)).view(torch.float32)
+            view = (there * 2).view(1024, 1024).t()
+            found = runtime.deliver(view)
+            assert torch.equal(found, (torch.arange(1 << 20, dtype=torch.float32) * 2).view(1024, 1024).t())
+            assert found.stride() == view.stride()
+            assert torch.equal(runtime.deliver(view[::3, ::2]), found[::3, ::2])
+            runtime.overwrite(there.view(torch.uint8), torch.zeros(4 << 20, dtype=torch.uint8))
+            assert not runtime.deliver(there).any()
+        assert counted["copies_pageable_to_device"] == counted["copies_device_to_pageable"] == 0
+
+    gpu.check(program)
+
+
+def test_two_gibibytes_move_through_less_than_64_mebibytes(gpu):
+    def program():
+        from djinn_core.hookspecs.devices import DeviceRuntime
+
+        runtime = DeviceRuntime(torch.device("fakegpu", 0))
+        control.reset_counters()
+        for _ in range(8):
+            there = runtime.receive(torch.ones(128 << 20, dtype=torch.uint8))
+            assert runtime.deliver(there)[-1] == 1
+        assert control.counters()["bytes_host_to_device"] == control.counters()["bytes_device_to_host"] == 1 << 30
+        assert control.counters()["pinned_bytes_peak"] < 64 << 20
+
+    gpu.check(program)
+
+
+def test_upload_in_parts_runs_beside_ops(gpu):
+    """On the simulated clock, both take at most 1.1 times the longer of both."""
+
+    def program():
+        from djinn_core.hookspecs.devices import DeviceRuntime
+
+        runtime = DeviceRuntime(torch.device("fakegpu", 0))
+        control.configure(link=1e9, flops=1e11, bandwidth=1e12)
+        part, square = torch.ones(4 << 20, dtype=torch.uint8), runtime.receive(torch.zeros(1 << 20, dtype=torch.uint8))
+        square = square.view(torch.float32).view(512, 512)
+
+        def seconds(upload, compute):
+            runtime.synchronize()
+            began = control.now()
+            target = runtime.allocate(32 * part.numel())
+            for number in range(32):
+                if upload:
+                    runtime.write(target, number * part.numel(), part)
+                if compute:
+                    square @ square
+            runtime.commit(target) if upload else None
+            runtime.synchronize()
+            return control.now() - began
+
+        alone = seconds(upload=True, compute=False), seconds(upload=False, compute=True)
+        together = seconds(upload=True, compute=True)
+        assert min(alone) > 0.5 * max(alone), alone
+        assert together <= 1.1 * max(alone), (together, alone)
+
+    gpu.check(program)
+
+
+def test_small_fetch_waits_once_and_issues_no_other_copy(gpu):
+    def program():
+        from djinn_core.hookspecs.devices import DeviceRuntime
+
+        runtime = DeviceRuntime(torch.device("fakegpu", 0))
+        loss = torch.ones(100, device="fakegpu:0").sum()
+        runtime.deliver(loss)
+        with control.Counted() as counted:
+            assert runtime.deliver(loss).item() == 100
+        assert counted["synchronizations"] == counted["copies_device_to_host"] == 1
+        assert counted["bytes_device_to_host"] == 4
+
+    gpu.check(program)
+
+
+def test_device_finds_an_upload_that_is_used_before_its_commit(gpu):
+    def program():
+        from djinn_core.hookspecs.devices import DeviceRuntime
+
+        runtime = DeviceRuntime(torch.device("fakegpu", 0))
+        target = runtime.allocate(64)
+        runtime.write(target, 0, torch.ones(64, dtype=torch.uint8))
+        with pytest.raises(RuntimeError, match="event"):
+            target.sum()
+
+    gpu.check(program)
+
+
+@pytest.mark.parametrize(("kind", "lost"), [("sticky", True), ("out_of_memory", False)])
+def test_sticky_error_loses_the_device_and_running_out_of_memory_does_not(gpu, kind, lost):
+    def program(kind, lost):
+        from djinn_core.hookspecs.devices import DeviceRuntime
+
+        runtime = DeviceRuntime(torch.device("fakegpu", 0))
+        x = torch.ones(8, device="fakegpu:0")
+        control.inject(kind, "aten::add" if lost else "")
+        with pytest.raises(RuntimeError) as raised:
+            x + 1
+            runtime.synchronize()
+        assert runtime.is_lost(raised.value) is lost
+
+    gpu.check(program, kind=kind, lost=lost)
+
+
+@pytest.mark.parametrize(("kind", "text"), [("sticky", "failed"), ("hang", "hangs: nothing was completed for 0.5 s")])
+def test_watch_reports_within_a_second(gpu, kind, text):
+    def program(kind, text):
+        import threading
+        from types import SimpleNamespace
+
+        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.device_watch import DeviceWatch
+        from djinn_server.running.run_request import RunRequest
+
+        runtime, stopped, reasons, told = DeviceRuntime(torch.device("fakegpu", 0)), [], [], threading.Event()
+        runtime.hang_seconds = 0.5
+        watch = DeviceWatch(runtime)
+        watch.lost = lambda reason: (reasons.append(reason), told.set())
+        session = SimpleNamespace(replaying=False, stop_before=lambda *at: stopped.append(at[:2]))
+        steps = [SimpleNamespace(op="aten::ones"), SimpleNamespace(op="aten::add")]
+        issuing = watch.begin(session, RunRequest(7, [], [], [], [], (), False), SimpleNamespace(steps=steps, count=2))
+        x = torch.ones(8, device="fakegpu:0")
+        control.inject(kind, "aten::add")
+        x + 1
+        watch.issued(issuing)
+        assert told.wait(5.0)
+        assert text in reasons[0], reasons
+        assert "at or before aten::add (op 1 of submission 7)" in reasons[0]
+        assert stopped == [(7, 0)]
+
+    gpu.check(program, kind=kind, text=text)

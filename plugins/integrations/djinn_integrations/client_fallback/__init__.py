@@ -1,0 +1,15 @@
+"""Ops that the executor lacks, computed on the client: opt-in by the setting `client_fallback`."""
+
+from __future__ import annotations
+
+from djinn.hooks import OpHandler, hookimpl
+
+djinn_api_version = "2.0"
+
+
+@hookimpl
+def djinn_register_op_handlers() -> list[OpHandler]:
+    """The op handler `fallback`."""
+    from djinn_integrations.client_fallback.compute import ClientFallback
+
+    return [ClientFallback()]

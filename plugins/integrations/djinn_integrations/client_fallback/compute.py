@@ -1,0 +1,161 @@
+"""CPU fallback on the client for ops without remote support: opt-in (`client_fallback`), counted, logged once an op.
+
+Operands are fetched, the op runs on the CPU of this machine, and its results are uploaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from djinn_client.interception.handler_support import (
+    DEVICE_NAME,
+    LazyTensor,
+    ask_executor,
+    fetch,
+    index_of,
+    record,
+    upload_copy,
+    written_operands,
+)
+from djinn_client.runtime.context import context
+from djinn_client.torch_dispatch import CGenerator
+from djinn_core.errors import RemoteError, RemoteNotImplementedError, UnsupportedOperation
+from djinn_core.ir.program import Slot
+from djinn_core.logs import get_logger
+from djinn_core.sink import OpHandler
+from djinn_core.torch_private import schema_of, storage_key
+
+log = get_logger("djinn.fallback")
+aten = torch.ops.aten
+
+
+class ClientFallback(OpHandler):
+    """Runs an op on the CPU of this machine."""
+
+    name = "fallback"
+
+    def __init__(self) -> None:
+        self._needed: dict[object, bool] = {}
+        self._told: set[str] = set()
+
+    def needed(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        operands: list[LazyTensor],
+        slots: tuple[Slot, ...],
+    ) -> bool:
+        """As `OpHandler.needed`: True if the executor does not support calls like this one. Asked once for each kind of call, in one round trip."""
+        if not operands or func.is_view or torch.Tag.nondeterministic_seeded in func.tags or _returns_list(func):
+            return False
+        kind = func, tuple((o.dtype, o.dim()) for o in operands), tuple(kwargs)
+        known = self._needed.get(kind)
+        if known is None:
+            known = self._needed[kind] = self._cannot(func, args, kwargs, operands, slots)
+        return known
+
+    def _cannot(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        operands: list[LazyTensor],
+        slots: tuple[Slot, ...],
+    ) -> bool:
+        try:
+            with torch.no_grad():
+                # What is written is tried on copies: a failure must not harm it, and success must not come twice.
+                tried: Any = [o.detach().clone() for o in operands] if _written(func, args, kwargs) else operands
+            ask_executor(func, args, kwargs, tried, slots)
+        except UnsupportedOperation as error:
+            if isinstance(error, RemoteNotImplementedError) and error.op != func.name():
+                return False  # an op before this one failed, and says so where its result is wanted
+            self._tell(func, str(error))
+            return True
+        except RemoteError as error:
+            log.debug("a first call failed otherwise than for want of a kernel", op=func.name(), reason=str(error))
+        return False
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of the op, computed on this machine's CPU, as remote tensors.
+
+        Raises:
+            UnsupportedOperation: a result shares memory with an operand, or is not a strided tensor.
+            Exception: whatever PyTorch raises here.
+        """
+        self._tell(func, "it is not on the allow-list of ops")
+        context.stats.client_fallbacks += 1
+        here = _Here(func)
+        with torch.no_grad(), torch.device("cpu"):
+            out = func(*here.bring(args), **{name: here.bring(value) for name, value in kwargs.items()})
+            for written in _written(func, args, kwargs):
+                record(aten.copy_.default, (written, upload_copy(here.bring(written), written.remote.meta.device)), {})
+            return here.send(out)
+
+    def _tell(self, func: Any, reason: str) -> None:
+        if func.name() not in self._told:
+            self._told.add(func.name())
+            log.warning("computed on this machine: the executor cannot do this op", op=func.name(), reason=reason)
+
+
+class _Here:
+    """The operands of one op on the CPU, and which remote tensors they stand for."""
+
+    def __init__(self, func: Any) -> None:
+        self._func = func
+        self._pairs: list[tuple[LazyTensor, torch.Tensor]] = []
+        self._named_device: int | None = None
+
+    def bring(self, argument: Any) -> Any:
+        """`argument` with remote tensors fetched and the device replaced by the CPU."""
+        if isinstance(argument, LazyTensor):
+            return self._fetched(argument)
+        if isinstance(argument, (list, tuple)):
+            return [self.bring(a) for a in argument]
+        if isinstance(argument, torch.device):
+            self._named_device = index_of(argument)
+            return torch.device("cpu")
+        return argument
+
+    @property
+    def _result_device(self) -> int:
+        """Logical device of the results: the device that the call names, otherwise the device of the operands."""
+        return self._pairs[0][0].remote.meta.device if self._named_device is None else self._named_device
+
+    def _fetched(self, remote: LazyTensor) -> torch.Tensor:
+        known = next((here for there, here in self._pairs if there is remote), None)
+        if known is None:
+            known = fetch(remote).clone()
+            self._pairs.append((remote, known))
+        return known
+
+    def send(self, out: Any) -> Any:
+        """`out` with CPU tensors uploaded, and operands that the op returns as themselves."""
+        if isinstance(out, (list, tuple)):
+            return type(out)(self.send(o) for o in out)
+        if not isinstance(out, torch.Tensor):
+            return out
+        same = next((remote for remote, here in self._pairs if here is out), None)
+        if same is not None:
+            return same
+        if out.layout != torch.strided or any(storage_key(here) == storage_key(out) for _, here in self._pairs):
+            raise UnsupportedOperation(
+                f"{self._func.name()} cannot be computed on this machine for {DEVICE_NAME}: its result shares memory with "
+                f"an operand or has a layout ({out.layout}) that the device does not have"
+            )
+        return upload_copy(out, self._result_device)
+
+
+def _returns_list(func: Any) -> bool:
+    return any(str(r.type) == "List[Tensor]" for r in schema_of(func).returns)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LazyTensor]:
+    """Return the tensors that the op writes."""
+    operands = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, (LazyTensor, CGenerator))]
+    written = [operands[position] for position in written_operands(func, args, kwargs)]
+    return [operand for operand in written if isinstance(operand, LazyTensor)]

@@ -1,0 +1,27 @@
+"""Collectives of `torch.distributed` on remote tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from djinn.hooks import OpHandler, hookimpl
+
+djinn_api_version = "2.0"
+
+
+class Collectives(OpHandler):
+    """Exchanges values through the clients. What does it is imported with the first collective."""
+
+    name = "collectives"
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As `OpHandler.run`."""
+        from djinn_integrations.collectives.exchange import run
+
+        return run(func, args, kwargs)
+
+
+@hookimpl
+def djinn_register_op_handlers() -> list[OpHandler]:
+    """The op handler `collectives`."""
+    return [Collectives()]

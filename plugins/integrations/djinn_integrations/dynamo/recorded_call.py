@@ -1,0 +1,83 @@
+"""Recorded calls: instructions recorded once and appended again in bulk (as in CUDA graph replay).
+
+A caller that knows that a function records the same ops whenever its inputs have the same metadata, such as a compiler that
+guards it, need not run it again: its instructions are appended with other values, without dispatch and without tensors for
+intermediate results. `djinn_native/csrc/graph.cpp` holds and appends them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.recording.entry import SentEntries
+from djinn_client.interception.recording.recorder import Recorder, current
+from djinn_client.interception.tap import taps
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.interception.tensors.upload import upload_copy
+
+CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
+
+
+class RecordedCall:
+    """A call that can be recorded again."""
+
+    def __init__(self, graph: int, others: Sequence[tuple[int, Any]]) -> None:
+        """`graph`: its number in C++. others: places and values of the results that are no tensors."""
+        self._graph = graph
+        self._others = others
+        weakref.finalize(self, ops.drop_graph, graph).atexit = False
+
+    def record(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        """Record the call once more with `inputs`, whose `graph_key` must be as it was. Return its results."""
+        begun = perf_counter()
+        outputs: list[Any] = ops.replay_graph(self._graph, inputs)
+        for place, other in self._others:
+            outputs.insert(place, other)
+        for tell in taps.op:
+            tell("recorded call", begun, perf_counter())
+        return outputs
+
+
+def record_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Any, RecordedCall | None]:
+    """Call `function` with `inputs`; its result (a sequence), and the recorded call for appending it again.
+
+    The latter is None if that cannot be known: where the function waited for a result, or wrote into what is neither
+    an input nor its own.
+    """
+    recorder = current()
+    sent = SentEntries()
+    start, before = recorder.unsent, recorder.fixed
+    uploads, recorder.constants = recorder.constants, []
+    recorder.captures.append(sent)
+    recorder.fixed = recorder.entries[-1] if start else None
+    epoch = recorder.epoch
+    try:
+        outputs = function(*inputs)
+        disturbed = recorder.epoch != epoch or sent.entries or taps.recorded
+        return outputs, None if disturbed else _recorded(recorder, start, inputs, outputs)
+    finally:
+        recorder.constants = uploads
+        recorder.fixed = before
+        recorder.captures = [c for c in recorder.captures if c is not sent]
+
+
+def _recorded(recorder: Recorder, start: int, inputs: Sequence[torch.Tensor], outputs: Any) -> RecordedCall | None:
+    """Return the recorded call for the entries from `start` on, if they can be repeated."""
+    uploads = [*(recorder.constants or ())]
+    if not isinstance(outputs, (list, tuple)) or sum(data.nbytes for _, data, _ in uploads) > CONSTANTS_LIMIT:
+        return None
+    if any(call.changes for call in recorder.entries.calls[start:]):
+        return None  # an operand is another tensor afterwards
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    if not all(isinstance(tensor, LazyTensor) and not tensor.requires_grad for tensor in tensors):
+        return None
+    constants = [upload_copy(data, device) for _, data, device in uploads]
+    graph = ops.record_graph(start, inputs, [handle for handle, _, _ in uploads], constants, tensors)
+    others = [(place, other) for place, other in enumerate(outputs) if not isinstance(other, torch.Tensor)]
+    return RecordedCall(graph, others) if graph else None

@@ -1,0 +1,126 @@
+"""`torch.compile` and flex attention run eagerly on remote tensors. The log says so once.
+
+Kernels are chosen on the executor: a compiler on this machine has no device to compile for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from djinn.hooks import Integration, get_logger, hookimpl
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote
+
+djinn_api_version = "2.0"
+
+_log = get_logger("djinn.interception")
+
+
+@hookimpl
+def djinn_register_integrations() -> Iterable[Integration]:
+    """Eager runs of functions that are compiled, and of flex attention."""
+    return [
+        Integration("eager tracing", "torch._dynamo.eval_frame", adapt_tracing),
+        Integration("eager compiling", "torch._inductor.compile_fx", adapt_compiling),
+        Integration("eager flex attention", "torch.nn.attention.flex_attention", _adapt_flex_attention),
+    ]
+
+
+# Backends of `torch.compile` that accept remote tensors.
+_traced_by: Final[list[Callable[..., Any]]] = []
+
+
+def let_dynamo_trace(backend: Callable[..., Any]) -> None:
+    """Have `torch.compile(backend=backend)` see remote tensors as it sees tensors of any device.
+
+    Other backends would compile kernels for a device that is not here, so programs on remote tensors are left alone for them.
+    """
+    _traced_by.append(backend)
+
+
+def traces(compiler: Any) -> bool:
+    """Return True if the backend behind `compiler`, inside all wrappers that PyTorch adds, accepts remote tensors."""
+    while inner := getattr(compiler, "_torchdynamo_orig_backend", None) or getattr(compiler, "__wrapped__", None):
+        compiler = inner
+    return getattr(compiler, "compiler_fn", compiler) in _traced_by
+
+
+def adapt_tracing(module: Any) -> None:
+    """`torch._dynamo.eval_frame`: calls with remote tensors, and of methods of remote modules, are not traced."""
+    context = module.OptimizeContext
+    make = context.__call__
+
+    def compiled(self: Any, function: Any) -> Any:
+        made = make(self, function)
+        if traces(self.callback):
+            return made
+        if isinstance(function, torch.nn.Module) or not callable(made) or isinstance(made, type):
+            return made  # a module's method comes this way, too
+        return _plain_for_remote(function, made)
+
+    context.__call__ = compiled
+
+
+def _plain_for_remote(function: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    owner = getattr(function, "__self__", None)
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _is_remote_module(owner) and not any(
+            isinstance(a, LazyTensor) for a in pytree.tree_leaves((args, kwargs))
+        ):
+            return compiled(*args, **kwargs)
+        _say_once()
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _is_remote_module(owner: Any) -> bool:
+    return isinstance(owner, torch.nn.Module) and isinstance(next(owner.parameters(), None), LazyTensor)
+
+
+def adapt_compiling(module: Any) -> None:
+    """`torch._inductor.compile_fx`: graphs that make remote tensors, in functions that were given none, run as they are."""
+    compile_here = module.compile_fx
+
+    @functools.wraps(compile_here)
+    def compile_fx(graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(map(_is_remote_tensor, [*inputs, *_values(graph)])):
+            return compile_here(graph, inputs, *args, **kwargs)
+        _say_once()
+        return graph.forward
+
+    module.compile_fx = compile_fx
+
+
+def _values(graph: Any) -> list[Any]:
+    """Examples of what is computed in `graph`."""
+    nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
+    return [node.meta.get("example_value") for node in nodes]
+
+
+def _is_remote_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and is_remote(value.device)
+
+
+@functools.cache
+def _say_once() -> None:
+    _log.warning("torch.compile does nothing for remote tensors: the model runs op by op, with the same results")
+
+
+def _adapt_flex_attention(module: Any) -> None:
+    """`torch.nn.attention.flex_attention`: its list of devices is that of those that it has kernels for; here it is made of ops."""
+    validate = module._validate_device  # noqa: SLF001 - nothing public says which devices there are
+
+    @functools.wraps(validate)
+    def validate_device(query: Any, key: Any, value: Any) -> None:
+        if query.device.type != DEVICE_NAME:
+            validate(query, key, value)
+
+    module._validate_device = validate_device  # noqa: SLF001 - as above

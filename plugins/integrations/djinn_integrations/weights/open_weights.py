@@ -1,0 +1,388 @@
+"""`djinn.open_weights` and `djinn.save_weights`: tensors that the server reads and writes itself, so that they never pass through the client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import EllipsisType, TracebackType
+from typing import Any, Final, Self
+
+import torch
+
+from djinn_client import torch_dispatch
+from djinn_client.interception.native.install import hide_frames_of
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.tap import Cause, waiting_for
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device, wrap
+from djinn_client.interception.tensors.storage import Storage, Value
+from djinn_client.runtime.client import settings
+from djinn_client.runtime.context import context
+from djinn_client.runtime.sending.cancellation import due
+from djinn_core.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    ProtocolError,
+    UnsupportedOperation,
+    WeightsUnavailable,
+)
+from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
+from djinn_core.ir.values import contiguous_strides, tensor_meta
+from djinn_core.logs import get_logger
+from djinn_core.sink import M
+from djinn_core.system.printable import is_text
+from djinn_core.wire import limits
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.tensors import dtype_from_name
+from djinn_core.wire.weight_messages import (
+    OpenWeights,
+    OpenWeightsReply,
+    RemoveWeights,
+    RemoveWeightsReply,
+    SaveWeights,
+    SaveWeightsReply,
+)
+
+hide_frames_of(__name__)
+_log = get_logger("djinn.runtime")
+_PATIENCE: Final = 0.5  # seconds for which the executor may keep a reply about an address that it still opens
+_PAUSE_SECONDS: Final = 0.02  # between two questions, in which other threads may ask theirs
+_DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+
+
+class WeightSlice:
+    """A tensor that is read when it is indexed, and no more of it than its rows that are asked for.
+
+    It has the methods of the slices that safetensors' `safe_open` gives.
+    """
+
+    def __init__(self, stored: StoredTensor, device: int) -> None:
+        self._stored = stored
+        self._device = device
+
+    def get_shape(self) -> list[int]:
+        """Shape of the whole tensor."""
+        return list(self._stored.shape)
+
+    def get_dtype(self) -> str:
+        """Name of its dtype in safetensors files, such as `BF16`; PyTorch's name where they have none."""
+        dtype = self._stored.dtype
+        return _DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole tensor."""
+        return torch.Size(self._stored.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        return self._stored.dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """As indexing the tensor; a new tensor each time."""
+        first = index[0] if isinstance(index, tuple) and index else index
+        rows = self._stored.shape[0] if self._stored.shape else 0
+        if isinstance(first, slice) and self._stored.shape:
+            start, stop, step = first.indices(rows)
+            if step == 1:
+                found: torch.Tensor = _read_stored(self._stored.part(start, max(start, stop)), self._device)
+                return found[(slice(None), *index[1:])] if isinstance(index, tuple) else found
+        whole = _read_stored(self._stored, self._device)
+        return whole if isinstance(index, EllipsisType) else whole[index]
+
+
+class RemoteWeights(Mapping[str, torch.Tensor]):
+    """The tensors at an address, by name. Looking one up has the server read it into a new tensor, and waits for nothing.
+
+    Where the files have changed since they were opened, or cannot be read any more, what uses the tensor raises `RemoteError`. It
+    can be used as the object that safetensors' `safe_open` returns, and as a state dict.
+    """
+
+    __eq__ = object.__eq__  # a mapping would compare its tensors
+    __hash__ = object.__hash__
+
+    def __init__(self, address: str, listing: WeightListing, device: int) -> None:
+        self.address = address
+        self._listing = listing
+        self._device = device
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A new tensor with these contents.
+
+        Raises:
+            KeyError: there is no such tensor.
+            WeightsUnavailable: it is stored in a form that no tensor can be made of.
+        """
+        return _read_stored(self._stored(name), self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        # Those that cannot be read are among them: a state dict that silently lacks tensors would be worse than an error.
+        yield from self._listing.tensors
+        yield from self._listing.unreadable
+
+    def __len__(self) -> int:
+        return len(self._listing.tensors) + len(self._listing.unreadable)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._listing.tensors or name in self._listing.unreadable
+
+    def _stored(self, name: str) -> StoredTensor:
+        if name in self._listing.unreadable:
+            kind = self._listing.unreadable[name]
+            raise WeightsUnavailable(f"{name!r} at {self.address!r} is stored as {kind}, which is not read")
+        return self._listing.tensors[name]
+
+    def __repr__(self) -> str:
+        return f"RemoteWeights({self.address!r}, {len(self)} tensors, {self.nbytes:,} bytes)"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors that can be read."""
+        return sum(stored.nbytes for stored in self._listing.tensors.values())
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """As `weights[name]`."""
+        return self[name]
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors, by name."""
+        return dict(self)
+
+    def get_slice(self, name: str) -> WeightSlice:
+        """The tensor `name`, to be read in part; it raises as `weights[name]`."""
+        return WeightSlice(self._stored(name), self._device)
+
+    def offset_keys(self) -> list[str]:
+        """Names in the order of the files."""
+        return list(self)
+
+    def metadata(self) -> dict[str, str] | None:
+        """Metadata of the files; None if they have none."""
+        return dict(self._listing.metadata) or None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Do nothing: what was opened is the server's."""
+
+
+def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights:
+    """Open weights that the server reads itself; only the names, dtypes and shapes come here.
+
+    Args:
+        address: a file or a folder that the server may read: `file:PATH`, `hf://organisation/model@revision/file`, or what plugins
+            add. A folder is read by its index, if it has one.
+        device: the remote device, or its index.
+
+    Raises:
+        WeightsUnavailable: there is nothing, the server may not read it, or it is malformed.
+        ConfigurationError: `device` is not a remote device.
+        SessionLost: the remote state is gone.
+        DeadlineExceeded: as `deadline` says, where the server has to download.
+    """
+    index = index_of(device)
+    return RemoteWeights(address, _listing(address, index), index)
+
+
+def _listing(address: str, index: int) -> WeightListing:
+    """The tensors at an address, when the server has downloaded what it must; other threads go on meanwhile."""
+    until = due()
+    while True:
+        reply = query(OpenWeights(checked(address), _PATIENCE), OpenWeightsReply, index)
+        if not reply.unfinished:
+            return _listed(address, reply)
+        context.observers.tell("downloading", address=address, done=reply.done, expected=reply.expected)
+        if until is not None and time.monotonic() >= until:
+            raise DeadlineExceeded(
+                f"the server did not open {address!r} before the deadline (djinn.deadline, or the setting wait_timeout). "
+                "It goes on for a while: open it again"
+            )
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _listed(address: str, reply: OpenWeightsReply) -> WeightListing:
+    found = WeightListing({}, dict(reply.metadata))
+    for one in reply.tensors:
+        try:
+            dtype = dtype_from_name(one.dtype)
+        except ProtocolError:  # a quantized format, or a dtype of a later PyTorch
+            found.unreadable[one.name] = one.dtype
+        else:
+            there = reply.address or address
+            found.tensors[one.name] = StoredTensor(there, reply.version, one.name, dtype, one.shape)
+    return found
+
+
+def query(message: Message, kind: type[M], device: int) -> M:
+    """The reply to a message about weights of a logical device, when the executor has done what was recorded so far.
+
+    Raises:
+        WeightsUnavailable: the server refuses.
+        SessionLost: the remote state is gone.
+    """
+    with waiting_for(Cause.FILES):
+        reply = current().query(message, kind, device)
+    if (refused := getattr(reply, "refused", "")) and not getattr(reply, "poisoned", ""):
+        raise WeightsUnavailable(refused)
+    return reply
+
+
+def checked(address: str) -> str:
+    """An address that a message can have.
+
+    Raises:
+        WeightsUnavailable: it is none.
+    """
+    if len(address) > limits.STORED_ADDRESS:
+        raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
+    if not is_text(address):
+        raise WeightsUnavailable(f"an address is text that can be sent, which {address!r} is not")
+    return address
+
+
+def index_of(device: torch.device | str | int) -> int:
+    """Index of a remote device.
+
+    Raises:
+        ConfigurationError: it is another one.
+    """
+    if isinstance(device, int):
+        return device
+    chosen = torch.device(device)
+    if not is_remote(chosen):
+        raise ConfigurationError(f"weights are opened on a remote device, not on {chosen}")
+    return chosen.index or 0
+
+
+def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str] | None = None) -> int:
+    """Have the server save tensors in a safetensors file, which no byte of them leaves it for.
+
+    Readers find the file whole, or what was there before. Tensors that share memory are written once each.
+
+    Args:
+        tensors: strided tensors by name, such as a state dict. Those on the CPU are uploaded.
+        address: `file:PATH.safetensors`, or what plugins add; a relative path begins in the tenant's folder.
+        metadata: what the file says of itself.
+
+    Returns:
+        Bytes of the file.
+
+    Raises:
+        WeightsUnavailable: the server may not or cannot write there.
+        ConfigurationError: none of the tensors is on a remote device, or they are on several.
+        UnsupportedOperation: one is of a subclass with several tensors in it.
+        OutOfMemoryError: the tensors are on several executors of a pool, and none has memory for all.
+        RemoteError: one of them could not be computed.
+        SessionLost: the remote state is gone.
+    """
+    return write_weights(tensors, address, metadata or {})
+
+
+def write_weights(
+    tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str], seconds: float = 0.0
+) -> int:
+    """As `save_weights`; what is published lives for so many seconds."""
+    devices = {tensor.device for tensor in tensors.values() if is_remote(tensor.device)}
+    if len(devices) != 1:
+        found = ", ".join(sorted(map(str, devices))) or "none"
+        raise ConfigurationError(f"tensors are saved where they are, on one remote device; these are on {found}")
+    (device,) = devices
+    saved: dict[str, LazyTensor] = {}
+    for name, tensor in tensors.items():
+        there = tensor if tensor.device == device else tensor.detach().to(device)
+        if not isinstance(there, LazyTensor):
+            raise UnsupportedOperation(f"{name!r} is a {type(there).__name__}, which safetensors files have none of")
+        saved[name] = there
+    recorder = current()
+    for one in saved.values():
+        recorder.order_after(one.remote.storage)
+    if len(saved) > limits.STORED_TENSORS or any(len(name) > limits.STORED_NAME for name in saved):
+        raise WeightsUnavailable(
+            f"a file has at most {limits.STORED_TENSORS:,} tensors, with names of at most {limits.STORED_NAME:,} characters"
+        )
+    handles = pack_handles([one.remote.handle for one in saved.values()])
+    message = SaveWeights(checked(address), tuple(saved), handles, tuple(metadata.items()), seconds)
+    try:
+        outcome = query(message, SaveWeightsReply, 0)
+    except UnsupportedOperation:
+        if device.index:
+            raise
+        # The executors of a pool have them: one gets copies of all, from the others and not through this process.
+        gathered = {name: one.detach().to(logical_device(1)) for name, one in saved.items()}
+        return write_weights(gathered, address, metadata, seconds)
+    if outcome.poisoned:
+        saved[outcome.poisoned].cpu()  # which raises what the op did
+        raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")
+    return outcome.nbytes
+
+
+def remove_weights(address: str, device: torch.device | str | int = 0) -> None:
+    """Remove a file that was saved on the server. Programs that have read a tensor of it keep what they have.
+
+    Args:
+        address: as for `save_weights`.
+        device: a remote device of the server, or its index.
+
+    Raises:
+        WeightsUnavailable: there is no such file, or it may not or cannot be removed.
+        ConfigurationError: `device` is not a remote device.
+        SessionLost: the remote state is gone.
+    """
+    query(RemoveWeights(checked(address)), RemoveWeightsReply, index_of(device))
+
+
+def hub_address(path: Path) -> str | None:
+    """Address of a folder in a cache of the hub, which names its model and its commit; None for any other folder."""
+    parts = path.absolute().parts
+    for at in range(len(parts) - 3, -1, -1):
+        if parts[at].startswith("models--") and parts[at + 1] == "snapshots":
+            name = parts[at].removeprefix("models--").replace("--", "/")
+            return "/".join((f"hf://{name}@{parts[at + 2]}", *parts[at + 3 :]))
+    return None
+
+
+def whole_device(device_map: Any) -> torch.device | None:
+    """The remote device that all of a model goes to by a library's `device_map`; None if there is none."""
+    places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
+    if places == [None]:
+        places = [torch.get_default_device()]
+    try:
+        devices = {torch.device(place) for place in places}
+    except (RuntimeError, TypeError):  # "auto", "disk"
+        return None
+    return next(iter(devices)) if len(devices) == 1 and all(map(is_remote, devices)) else None
+
+
+def server_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights | None:
+    """Weights that the server is to read, by the setting `weights_from`; None where the client is to load and upload them.
+
+    Raises:
+        WeightsUnavailable: the server cannot read them, and the setting is `server`.
+        SessionLost: the remote state is gone.
+    """
+    chosen = settings().weights_from
+    if chosen == "client":
+        return None
+    try:
+        found = open_weights(address, device)
+    except WeightsUnavailable as error:
+        if chosen == "server":
+            raise
+        _log.info("weights are loaded here and uploaded", address=address, reason=str(error))
+        return None
+    _log.info("weights are read by the server", address=address, tensors=len(found), bytes=found.nbytes)
+    return found
+
+
+@torch_dispatch.without_modes
+def _read_stored(stored: StoredTensor, device: int) -> LazyTensor:
+    """A new contiguous tensor of a logical device, whose contents the executor reads itself; returns before they are read."""
+    meta = tensor_meta(stored.shape, contiguous_strides(stored.shape), 0, stored.dtype, device)
+    value = Value.begin(Storage.begin(meta.nbytes), meta)
+    current().upload(value.handle, stored, device)
+    return wrap(value)

@@ -1,0 +1,126 @@
+"""Weights under names that outlive programs: `publish`, `attach`, `published`, `unpublish` of `djinn.weights`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.wire.weight_messages import PublishedReply, PublishedRequest
+from djinn_integrations.weights.open_weights import (
+    RemoteWeights,
+    index_of,
+    open_weights,
+    query,
+    remove_weights,
+    write_weights,
+)
+
+_SCHEME: Final = "published:"
+
+
+@attrs.frozen
+class Publication:
+    """Weights that are published under a name.
+
+    Attributes:
+        name: the name.
+        nbytes: bytes of the file on the server's disk.
+        age: seconds since it was published, when the server was asked.
+        seconds_left: seconds for which it stayed published then.
+    """
+
+    name: str
+    nbytes: int
+    age: float
+    seconds_left: float
+
+
+def publish(
+    name: str, tensors: Mapping[str, Any], ttl: float | None = None, metadata: Mapping[str, str] | None = None
+) -> int:
+    """Have the server keep tensors under a name, as they are now, after this program has ended.
+
+    Nothing is fetched. All clients of the tenant can attach the name; what was published under it before is replaced when the new
+    tensors are there, all of them.
+
+    Args:
+        name: letters, digits, `.`, `_` and `-`.
+        tensors: strided tensors by name, such as a state dict; of dictionaries in it, the names are joined by dots. Those on the CPU
+            are uploaded.
+        ttl: seconds after which the name expires; None: as long as the server allows.
+        metadata: texts to keep with them.
+
+    Returns:
+        Bytes of the file on the server's disk.
+
+    Raises:
+        WeightsUnavailable: the name or the time is not possible, or the tenant has as much as it may.
+        ConfigurationError: a value is no tensor, none of the tensors is on a remote device, or they are on several.
+        UnsupportedOperation: a tensor has no place in a safetensors file.
+        RemoteError: one of them could not be computed.
+        SessionLost: the remote state is gone.
+    """
+    if ttl is not None and not 0 < ttl < 1e12:
+        raise ConfigurationError(f"a time to live is a number of seconds above 0, which {ttl!r} is not")
+    found: dict[str, torch.Tensor] = {}
+    for key, tensor in _flattened(tensors, ""):
+        if key in found:
+            raise ConfigurationError(f"two tensors are called {key!r}, the names of inner dictionaries included")
+        found[key] = tensor
+    return write_weights(found, _SCHEME + name, metadata or {}, ttl or 0.0)
+
+
+def attach(name: str, device: torch.device | str | int = 0) -> RemoteWeights:
+    """The tensors that are published under a name, by any program of the tenant.
+
+    What is published under the name later is not seen. Writing to these tensors changes nothing that is published.
+
+    Raises:
+        WeightsUnavailable: there is nothing under this name, or it has expired.
+        ConfigurationError: `device` is not a remote device.
+        SessionLost: the remote state is gone.
+    """
+    return open_weights(_SCHEME + name, device)
+
+
+def published(device: torch.device | str | int = 0) -> dict[str, Publication]:
+    """Everything that clients of the tenant have published on the device's server, by name.
+
+    Raises:
+        WeightsUnavailable: the server keeps nothing.
+        ConfigurationError: `device` is not a remote device.
+        SessionLost: the remote state is gone.
+    """
+    reply = query(PublishedRequest(), PublishedReply, index_of(device))
+    return {one.name: Publication(one.name, one.nbytes, one.age, one.left) for one in reply.entries}
+
+
+def unpublish(name: str, device: torch.device | str | int = 0) -> None:
+    """Remove a name. Programs that have used a tensor of it keep what they have.
+
+    Raises:
+        WeightsUnavailable: there is nothing under this name.
+        ConfigurationError: `device` is not a remote device.
+        SessionLost: the remote state is gone.
+    """
+    remove_weights(_SCHEME + name, device)
+
+
+def _flattened(tensors: Mapping[Any, Any], before: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for key, value in tensors.items():
+        if not isinstance(key, str | int):
+            raise ConfigurationError(f"names of tensors are texts or whole numbers, which {key!r} is not")
+        name = f"{before}{key}"
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{name}.")
+        elif isinstance(value, torch.Tensor):
+            yield name, value
+        else:
+            raise ConfigurationError(
+                f"tensors are published and nothing else: {name!r} is of type {type(value).__name__}. Leave it out, make a tensor of "
+                "it, or give it as text in `metadata`"
+            )

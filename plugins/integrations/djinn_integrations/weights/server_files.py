@@ -1,0 +1,271 @@
+"""Paths that are addresses of the server: `torch.save` and `torch.load` with them, and the pointer files that are written here in their place.
+
+Tensors go to a safetensors file at the address; the rest of an object goes as text into its header, from which nothing is run
+when it is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from djinn_client.interception.tensors.batched_fetch import fetched_together
+from djinn_client.interception.tensors.lazy_tensor import is_remote
+from djinn_core.errors import ConfigurationError, ProtocolError, UnsupportedOperation, WeightsUnavailable
+from djinn_core.wire.tensors import dtype_from_name, dtype_name
+
+_ADDRESS: Final = re.compile(r"file:|published:|[a-z][a-z0-9+.-]*://")
+_POINTER: Final = b"This file is on the server of a djinn client, at the address "
+_POINTER_LIMIT: Final = 1 << 15
+_SUFFIX: Final = ".safetensors"
+_STRUCTURE: Final = "djinn.object"  # in the metadata of a file
+_PLAIN: Final = (bool, int, float, str)
+_staying: Final[ContextVar[torch.device | None]] = ContextVar("staying", default=None)
+
+
+def address_in(path: object) -> str | None:
+    """The address of the server that a path is, such as `file:run-7/model.safetensors`; None where it is something else."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    return text if isinstance(text, str) and _ADDRESS.match(text) else None
+
+
+def saved_at(path: object) -> str | None:
+    """The address of what was saved at a path that is an address; None where it is none, or a file of this machine has its name."""
+    address = address_in(path)
+    if address is None:
+        return None
+    try:
+        with Path(address).open("rb") as file:
+            text = file.read(_POINTER_LIMIT)
+    except OSError:
+        return address
+    return text.removeprefix(_POINTER).decode().strip() if text.startswith(_POINTER) else None
+
+
+def write_pointer_file(path: str, address: str) -> None:
+    """Write a file that says where its contents are to a path, if there is a folder for it.
+
+    Libraries look whether what they have saved is there.
+    """
+    if Path(path).parent.is_dir() and Path(path).parent != Path():
+        Path(path).write_bytes(_POINTER + address.encode() + b"\n")
+
+
+@contextmanager
+def loading_stays_on(device: torch.device) -> Iterator[None]:
+    """A block in which what is loaded from addresses to the CPU, from where libraries would send it back, stays on a remote device."""
+    before = _staying.set(device)
+    try:
+        yield
+    finally:
+        _staying.reset(before)
+
+
+def place_of(device: torch.device | str | int | None) -> torch.device | None:
+    """The remote device on which tensors from an address are wanted where a library asks for `device`; None: they are wanted here."""
+    chosen = _staying.get() or torch.device("cpu" if device is None else device)
+    return chosen if is_remote(chosen) else None
+
+
+def save_at_addresses() -> None:
+    """Have `torch.save` and `torch.load` take addresses."""
+    torch.save = torch.serialization.save = _saving(torch.serialization.save)
+    torch.load = torch.serialization.load = _loading(torch.serialization.load)
+
+
+def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def saved(obj: object, f: Any, *args: Any, **options: Any) -> Any:
+        address = address_in(f)
+        if address is None:
+            return save(obj, f, *args, **options)
+        if not _on_server(obj):
+            if address.startswith("file:"):
+                Path(address).parent.mkdir(parents=True, exist_ok=True)
+            return save(obj, f, *args, **options)
+        tree = _Encoder()
+        structure = json.dumps(tree.encode(obj, ""))
+        from djinn_integrations.weights.open_weights import write_weights
+
+        write_weights(tree.tensors, _file(address), {_STRUCTURE: structure, "format": "pt"})
+        write_pointer_file(address, _file(address))
+        return None
+
+    return saved
+
+
+def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def loaded(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
+        address = saved_at(f)
+        return load(f, map_location, *args, **options) if address is None else _load(address, map_location)
+
+    return loaded
+
+
+def _load(address: str, map_location: Any) -> object:
+    """The object that was saved at an address.
+
+    Raises:
+        WeightsUnavailable: there is none.
+        UnsupportedOperation: `map_location` is a function or a dictionary.
+    """
+    try:
+        device = _staying.get() or (None if map_location is None else torch.device(map_location))
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedOperation("from an address, tensors are loaded to one device or to where they were") from error
+    if device is not None and device.type != "cpu" and not is_remote(device):
+        raise ConfigurationError(f"what is at {address!r} is loaded to a remote device or the CPU, not to {device}")
+    from djinn_integrations.weights.open_weights import open_weights
+
+    opened = open_weights(_file(address), device if device is not None and is_remote(device) else 0)
+    text = (opened.metadata() or {}).get(_STRUCTURE)
+    if text is None:
+        raise WeightsUnavailable(f"{address!r} was not written by torch.save: djinn.open_weights has its tensors")
+    tree = _Decoder(opened, device)
+    try:
+        found = tree.decode(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ProtocolError) as error:
+        raise WeightsUnavailable(f"the description of {address!r} is malformed: {error!r}") from error
+    return found
+
+
+def _file(address: str) -> str:
+    return address if address.endswith(_SUFFIX) or address.startswith("published:") else address + _SUFFIX
+
+
+def _on_server(value: object) -> bool:
+    """True if an object has tensors of the device, where `_Encoder` finds them.
+
+    Raises:
+        UnsupportedOperation: it is a module, whose class no text describes.
+    """
+    if isinstance(value, torch.Tensor):
+        return is_remote(value.device)
+    if isinstance(value, torch.nn.Module):
+        if not any(is_remote(one.device) for one in chain(value.parameters(), value.buffers())):
+            return False
+        raise UnsupportedOperation("modules are not saved at an address: save the module's state_dict()")
+    if isinstance(value, Mapping):
+        return any(map(_on_server, value.values()))
+    return isinstance(value, list | tuple) and any(map(_on_server, value))
+
+
+class _Encoder(msgspec.Struct):
+    """Turns an object into what JSON can say, and names its tensors."""
+
+    tensors: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
+    _known: dict[int, str] = msgspec.field(default_factory=dict)
+
+    def encode(self, value: Any, where: str) -> Any:
+        """The text for a value at a place, such as `state.0.step`.
+
+        Raises:
+            UnsupportedOperation: there is none.
+        """
+        kind = type(value)
+        if value is None or kind in _PLAIN:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, where)
+        if kind in {list, tuple, torch.Size}:
+            inner = [self.encode(one, _joined(where, n)) for n, one in enumerate(value)]
+            return inner if kind is list else {"tuple": inner}
+        if kind in {dict, OrderedDict}:
+            if any(key is not None and type(key) not in _PLAIN for key in value):
+                raise UnsupportedOperation(f"{where or 'the object'!r} has keys that are no texts or numbers")
+            pairs = [[key, self.encode(one, _joined(where, key))] for key, one in value.items()]
+            return {"dict" if kind is dict else "ordered": pairs}
+        if isinstance(value, torch.dtype):
+            return {"dtype": dtype_name(value)}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        raise UnsupportedOperation(
+            f"{where or 'the object'!r} is of type {kind.__name__}: at an address of the server torch.save takes tensors, dictionaries, "
+            "lists, tuples, texts and numbers. Save it here, or leave it out"
+        )
+
+    def _tensor(self, value: torch.Tensor, where: str) -> dict[str, Any]:
+        name = self._known.get(id(value))
+        if name is None:
+            name = where or "tensor"
+            while name in self.tensors:
+                name += "'"
+            self._known[id(value)] = name
+            self.tensors[name] = value
+        told: dict[str, Any] = {"tensor": name}
+        if not is_remote(value.device):
+            told["cpu"] = True
+        if isinstance(value, torch.nn.Parameter):
+            told["parameter"] = value.requires_grad
+        return told
+
+
+class _Decoder(msgspec.Struct):
+    """Makes an object of its description."""
+
+    _opened: Mapping[str, torch.Tensor]
+    _device: torch.device | None  # None: where they were
+    _fetched: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
+    _made: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
+
+    def decode(self, text: Any) -> Any:
+        """The object; tensors that are wanted here come in one round trip."""
+        here: list[str] = []
+        self._find(text, here)
+        fetched = {name: self._opened[name] for name in dict.fromkeys(here)}
+        with fetched_together(fetched.values()):
+            self._fetched = {name: tensor.cpu() for name, tensor in fetched.items()}
+        return self._decode(text)
+
+    def _find(self, text: Any, here: list[str]) -> None:
+        if isinstance(text, dict) and "tensor" in text:
+            if text.get("cpu") or (self._device is not None and self._device.type == "cpu"):
+                here.append(text["tensor"])
+        elif isinstance(text, dict | list):
+            for inner in text.values() if isinstance(text, dict) else text:
+                self._find(inner, here)
+
+    def _decode(self, text: Any) -> Any:
+        if isinstance(text, list):
+            return [self._decode(one) for one in text]
+        if not isinstance(text, dict):
+            return text
+        if "tensor" in text:
+            return self._tensor(text)
+        ((kind, inner),) = text.items()
+        if kind == "tuple":
+            return tuple([self._decode(one) for one in inner])
+        if kind in {"dict", "ordered"}:
+            pairs = [(key, self._decode(one)) for key, one in inner]
+            return dict(pairs) if kind == "dict" else OrderedDict(pairs)
+        if kind == "device":
+            return torch.device(inner)
+        if kind == "dtype":
+            return dtype_from_name(inner)
+        raise ValueError(f"it has a {kind!r}")
+
+    def _tensor(self, text: Mapping[str, Any]) -> torch.Tensor:
+        name = text["tensor"]
+        if name not in self._made:
+            found = self._fetched[name] if name in self._fetched else self._opened[name]
+            if "parameter" in text:
+                found = torch.nn.Parameter(found, requires_grad=text["parameter"])
+            self._made[name] = found
+        return self._made[name]
+
+
+def _joined(where: str, key: object) -> str:
+    return f"{where}.{key}" if where else str(key)

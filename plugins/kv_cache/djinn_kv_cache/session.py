@@ -1,0 +1,145 @@
+"""KV sessions: a user's handle on the KV cache of one generation, whose memory on the executor can be pinned, freed and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+import attrs
+import torch
+
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.tensors.batched_fetch import by_handle
+from djinn_client.runtime.receiving.failures import RemoteTorchOutOfMemory
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.cache_messages import CacheAction, CacheReply, CacheRequest
+
+_DEEPEST: Final = 8  # objects in objects: a cache has layers, and a layer has tensors
+
+
+@attrs.frozen
+class CacheMemory:
+    """Memory of KV caches on executors, in bytes.
+
+    Attributes:
+        total: size of the caches. resident: how much of it is in the devices' memory. pinned: how much stays there.
+        limited: True if every executor that holds some has a memory limit; others evict nothing.
+    """
+
+    total: int = 0
+    resident: int = 0
+    pinned: int = 0
+    limited: bool = True
+
+
+class KvSession:
+    """The KV cache of one generation, as long as it lasts.
+
+    Which tensors belong to it is looked up at each call, because most caches replace them at each token. A cache that a program
+    makes from a pinned one stays pinned without a call. As a context manager, it is unpinned at the end.
+    """
+
+    def __init__(self, cache: object = None) -> None:
+        """`cache`: an object with tensors in it, as `kv_session` takes it."""
+        self.cache = cache
+
+    def __repr__(self) -> str:
+        if self.cache is None:
+            return "<KvSession of all recognised caches>"
+        return f"<KvSession of a {type(self.cache).__name__}>"
+
+    def size(self) -> CacheMemory:
+        """Bytes of the cache, how many of them are in the executor's memory, and how many are pinned; one round trip."""
+        return self._ask("look")
+
+    def pin(self) -> CacheMemory:
+        """Keep the cache in the executor's memory until `unpin`, `evict` or the end of the session; restores it first.
+
+        Raises:
+            RemoteTorchOutOfMemory: there is no room for it.
+        """
+        return self._ask("pin")
+
+    def unpin(self) -> CacheMemory:
+        """Let the executor evict the cache again when it is short of memory."""
+        return self._ask("unpin")
+
+    def evict(self) -> CacheMemory:
+        """Free the executor's memory now, as for a conversation that pauses: the bytes are kept in its spill space.
+
+        The next use restores them, or `restore`. Tensors below 64 KiB stay.
+
+        Raises:
+            UnsupportedOperation: the executor has no memory limit, and with it no spill space.
+            RemoteTorchOutOfMemory: the spill space is full.
+        """
+        found = self._ask("evict")
+        if not found.limited and found.total:
+            raise UnsupportedOperation(
+                "this executor has no memory limit, and evicts nothing: begin it with one (memory_gib=..., "
+                "or `djinn serve --memory-gib`), or delete the cache"
+            )
+        return found
+
+    def restore(self) -> CacheMemory:
+        """Bring the cache back into the executor's memory ahead of its next use.
+
+        Raises:
+            RemoteTorchOutOfMemory: there is no room for it.
+        """
+        return self._ask("restore")
+
+    def close(self) -> None:
+        """Unpin the cache. It stays where it is as long as the program holds it."""
+        self.unpin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, action: CacheAction) -> CacheMemory:
+        handles = () if self.cache is None else tuple(by_handle(tensors_in(self.cache)))
+        if self.cache is not None and not handles:
+            return CacheMemory()  # no token has come yet
+        reply = current().query(CacheRequest(action, pack_handles(handles)), CacheReply)
+        if reply.refused:
+            raise RemoteTorchOutOfMemory(f"`{action}` of a KV cache is refused: {reply.refused}")
+        return CacheMemory(reply.nbytes, reply.resident, reply.pinned, reply.limited)
+
+
+def kv_session(cache: object = None) -> KvSession:
+    """Control the memory of a KV cache on its executor.
+
+    `cache` is what a model takes and returns as its cache: tensors, in lists, mappings or objects such as transformers'
+    `DynamicCache`. Without one, all values of the open session that Djinn recognises as KV caches, under a memory limit.
+    """
+    return KvSession(cache)
+
+
+def tensors_in(found: object) -> Iterator[torch.Tensor]:
+    """The tensors of a cache, in attributes, lists, tuples and mappings."""
+    seen: set[int] = set()
+    level: list[object] = [found]
+    for _ in range(_DEEPEST):
+        inside: list[object] = []
+        for one in level:
+            if isinstance(one, torch.Tensor):
+                yield one
+            elif id(one) not in seen:
+                seen.add(id(one))
+                inside.extend(_parts(one))
+        level = inside
+
+
+def _parts(found: object) -> Iterable[object]:
+    if isinstance(found, Mapping):
+        return found.values()
+    if isinstance(found, list | tuple | set | frozenset):
+        return found
+    return vars(found).values() if hasattr(found, "__dict__") and not isinstance(found, type) else ()

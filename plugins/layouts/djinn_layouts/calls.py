@@ -1,0 +1,191 @@
+"""Ops on tensors that are not strided: one instruction, `LAYOUT_CALL`, whose operands are the strided parts of its arguments.
+
+The number of elements of a sparse result depends on data, so each op is a round trip to the executor.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from djinn_client.interception.handler_support import DEVICE_NAME, LazyTensor, ask_call, record
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.layout_operators import (
+    COMPRESSED,
+    COMPRESSED_RESULT,
+    COO_RESULT,
+    NESTED_RESULT,
+    NESTED_VIEW_RESULT,
+    NO_RESULT,
+    PER_CHANNEL_RESULT,
+    PER_TENSOR_RESULT,
+    PLACES,
+)
+from djinn_core.ir.operators import LAYOUT_CALL
+from djinn_core.torch_private import schema_of
+from djinn_layouts.compressed_tensor import wrap_compressed
+from djinn_layouts.nested_tensor import NestedTensor, Places, wrap_nested
+from djinn_layouts.parts_tensor import PartsTensor
+from djinn_layouts.quantized_tensor import (
+    DTYPES,
+    PerChannel,
+    PerTensor,
+    QuantizedTensor,
+    wrap_quantized,
+)
+from djinn_layouts.sparse_tensor import wrap_sparse
+
+aten = torch.ops.aten
+
+_EXECUTORS_DEFAULT = torch.float32
+_RESIZES_OUT = torch.ops.aten.sparse_sampled_addmm.out  # others do not, on the CPU either
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Have the executor run `func`, and wait for the kind and the sizes of what it returns."""
+    schema = schema_of(func)
+    written = [
+        a
+        for i, a in enumerate(args)
+        if schema.arguments[i].alias_info is not None and schema.arguments[i].alias_info.is_write
+    ]
+    given = {name: value for name, value in kwargs.items() if name not in {"non_blocking", "pin_memory"}}
+    results = _ask(func, args, given)
+    default = torch.get_default_dtype()
+    if default != _EXECUTORS_DEFAULT and _became_floats((*args, *given.values()), results):
+        args = tuple([a.to(default) if isinstance(a, torch.Tensor) else a for a in args])
+        results = _ask(func, args, given)
+    if written:
+        _write(written[0], results[0])
+        return written[0]
+    if schema.returns and str(schema.returns[0].type) != "Tensor":
+        return results[0].item()
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
+    """True if the op made floats of whole numbers, whose dtype is the default of the process in which it runs."""
+    given = [a for a in arguments if isinstance(a, torch.Tensor)]
+    if any(a.dtype.is_floating_point or a.dtype.is_complex or a.is_quantized for a in given):
+        return False
+    made = [r for r in results if isinstance(r, torch.Tensor)]
+    named = any(a is _EXECUTORS_DEFAULT for a in arguments)
+    return not named and any(r.dtype == _EXECUTORS_DEFAULT for r in made)
+
+
+def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
+    """An op that writes its result into `out=`: `run` the one that returns it, and make that the content of `out`.
+
+    Raises:
+        UnsupportedOperation: PyTorch has no such op without `out=`.
+        RuntimeError: the result does not fit into `out`.
+    """
+    outs = [argument.name for argument in schema_of(func).arguments if argument.is_out]
+    plain = _without_out(func)
+    given = {name: value for name, value in kwargs.items() if name not in outs}
+    results = run(plain, args, given)
+    for name, result in zip(outs, results if isinstance(results, tuple) else (results,), strict=True):
+        target = kwargs[name]
+        if not torch.can_cast(result.dtype, target.dtype):
+            raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
+        if func is _RESIZES_OUT and result.layout == target.layout:
+            target.data = result  # the size
+        if result.shape != target.shape or result.layout != target.layout:
+            raise RuntimeError(
+                f"{func.name()}: out= is {target.layout} of {tuple(target.shape)}, and the result {result.layout} of "
+                f"{tuple(result.shape)}; {DEVICE_NAME} does not resize tensors that are not strided"
+            )
+        _write(target, result.to(target.dtype))
+    return kwargs[outs[0]] if len(outs) == 1 else tuple([kwargs[name] for name in outs])
+
+
+@functools.cache
+def _without_out(func: Any) -> Any:
+    wanted = [(a.name, str(a.type)) for a in schema_of(func).arguments if not a.is_out]
+    packet = func.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        if [(a.name, str(a.type)) for a in schema_of(other).arguments] == wanted:
+            return other
+    raise UnsupportedOperation(f"{func.name()} cannot run on {DEVICE_NAME} with tensors that are not strided")
+
+
+def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    operands: list[LazyTensor] = []
+    positional = [_apart(a, func, operands) for a in args]
+    named = {name: _apart(value, func, operands) for name, value in kwargs.items()}
+    places = PLACES * max(1, len(schema_of(func).returns))
+    headers, parts = ask_call(LAYOUT_CALL, func, positional, named, operands, places, PLACES)
+    return [
+        _put_together(header.tolist(), parts[PLACES * index + 1 : PLACES * (index + 1)])
+        for index, header in enumerate(headers)
+    ]
+
+
+def _apart(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
+    """The argument as it travels; appends tensors to `operands`."""
+    if isinstance(argument, PartsTensor):
+        return _apart(argument.described(), func, operands)
+    if isinstance(argument, LazyTensor):
+        operands.append(argument)
+    elif isinstance(argument, torch.Tensor) and (argument.dim() or argument.layout != torch.strided):
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE_NAME}:0 and "
+            f"{argument.device}! (when checking arguments of {func.name()})"
+        )
+    elif isinstance(argument, (list, tuple)):
+        return [_apart(a, func, operands) for a in argument]
+    return argument
+
+
+def _put_together(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
+    """A result of the executor: its header, and the tensors that it consists of."""
+    kind, *rest = header
+    if kind == NO_RESULT:
+        return None
+    made: PartsTensor
+    if kind == COO_RESULT:
+        made = wrap_sparse(parts[0], parts[1], tuple(rest[2:]), bool(rest[1]))
+    elif kind == COMPRESSED_RESULT:
+        layout = getattr(torch, COMPRESSED[rest[1]])
+        made = wrap_compressed(layout, parts[0], parts[1], parts[2], tuple(rest[2:]))
+    elif kind == PER_TENSOR_RESULT:
+        (scale,) = struct.unpack("<d", struct.pack("<q", rest[3]))
+        made = wrap_quantized(parts[0], DTYPES[rest[1]], PerTensor(scale, rest[2]))
+    elif kind == PER_CHANNEL_RESULT:
+        made = wrap_quantized(parts[0], DTYPES[rest[1]], PerChannel(parts[1], parts[2], rest[2]))
+    elif kind == NESTED_RESULT:
+        made = wrap_nested(parts[0], _rows(rest[2:], rest[1]))
+    elif kind == NESTED_VIEW_RESULT:
+        dims, count, numbers = rest[1], rest[2], rest[3:]
+        places = Places(_rows(numbers[dims * count : 2 * dims * count], dims), tuple(numbers[2 * dims * count :]))
+        made = wrap_nested(parts[0], _rows(numbers[: dims * count], dims), places)
+    else:
+        return parts[0]
+    made.in_place = bool(rest[0])
+    return made
+
+
+def _rows(numbers: Sequence[int], length: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(numbers[i : i + length]) for i in range(0, len(numbers), length or 1))
+
+
+def _write(target: Any, result: Any) -> None:
+    """Make `result` the content of `target`, which an op wrote in place."""
+    if isinstance(target, LazyTensor):
+        record(aten.copy_.default, (target, result), {})
+    elif isinstance(target, QuantizedTensor):
+        record(aten.copy_.default, (target.held_integers, result.held_integers), {})
+    elif isinstance(target, NestedTensor):
+        aten.copy_.default(target, result)  # which looks at how both lie in memory
+    elif result.in_place:  # other tensors may look at these values
+        values = target.held_values
+        record(aten.copy_.default, (values, result.held_values), {})
+        target.become(result)
+        target.held_values = values
+    else:
+        target.become(result)

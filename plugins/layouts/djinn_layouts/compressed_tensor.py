@@ -1,0 +1,96 @@
+"""CompressedTensor: a sparse CSR, CSC, BSR or BSC tensor whose indices and values are on an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from djinn_client.interception.handler_support import LazyTensor
+from djinn_client.tracebacks import for_users
+from djinn_core import torch_layouts
+from djinn_layouts import torch_layouts as private
+from djinn_layouts.parts_tensor import PartsTensor
+
+BY_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
+IN_BLOCKS = frozenset({torch.sparse_bsr, torch.sparse_bsc})
+LAYOUTS = BY_ROWS | IN_BLOCKS | {torch.sparse_csc}
+
+
+class CompressedTensor(PartsTensor):
+    """A tensor of a compressed sparse layout on `remote_accelerator`: three strided remote tensors, and its shape.
+
+    PyTorch asks it for its layout (`prim::layout`).
+
+    Attributes:
+        held_compressed: remote tensor of (*batch, rows + 1): rows of blocks, or columns. held_plain: remote tensor of
+            (*batch, nnz). held_values: remote tensor of (*batch, nnz, *block sizes, *dense sizes).
+    """
+
+    held_layout: torch.layout
+    held_compressed: LazyTensor
+    held_plain: LazyTensor
+    held_values: LazyTensor
+
+    def described(self) -> list[Any]:
+        """As an argument of an op."""
+        kind = str(self.held_layout).removeprefix("torch.")
+        size = [int(n) for n in self.shape]
+        return [kind, size, self.held_compressed, self.held_plain, self.held_values]
+
+    def dense(self) -> int:
+        """The number of dense dimensions."""
+        blocks = 2 if self.held_layout in IN_BLOCKS else 0
+        return self.held_values.dim() - self.held_plain.dim() - blocks
+
+    def become(self, other: Any) -> None:
+        """Take over the parts of `other`."""
+        self.held_compressed, self.held_plain = other.held_compressed, other.held_plain
+        self.held_values = other.held_values
+
+    @for_users
+    def stride(self, dim: int | None = None) -> Any:  # noqa: ARG002 - as PyTorch has it
+        """Raises, as on the CPU.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("Sparse CSR tensors do not have strides")
+
+    @for_users
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> NoReturn:  # noqa: ARG002
+        """Raises, as on the CPU.
+
+        Raises:
+            RuntimeError: always.
+        """
+        name = str(self.held_layout).removeprefix("torch.sparse_").upper()
+        raise RuntimeError(f"Sparse {name} tensors do not have is_contiguous")
+
+    @for_users
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> NoReturn:
+        """Raises, as on the CPU.
+
+        Raises:
+            RuntimeError: always.
+        """
+        self.is_contiguous(memory_format)
+
+    @for_users
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # As PyTorch saves sparse tensors of every device.
+        parts = (*torch_layouts.compressed_parts(self.detach()), self.size())
+        return private.rebuild_sparse, (self.held_layout, parts)
+
+
+def wrap_compressed(
+    layout: torch.layout, compressed: LazyTensor, plain: LazyTensor, values: LazyTensor, shape: Sequence[int]
+) -> CompressedTensor:
+    """A tensor of these parts, which are not checked."""
+    made: CompressedTensor = private.make_compressed_wrapper(
+        CompressedTensor, shape, values.dtype, layout, values.device
+    )
+    made.held_layout = layout
+    made.held_compressed, made.held_plain, made.held_values = compressed, plain, values
+    return made

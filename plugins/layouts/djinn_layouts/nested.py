@@ -1,0 +1,504 @@
+"""Ops on nested tensors of the strided layout that need no executor: what looks at one, takes it apart, or makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+import torch
+
+from djinn_client.interception.handler_support import (
+    DEVICE_NAME,
+    Handler,
+    LazyTensor,
+    existing_index,
+    fetch,
+    is_remote,
+    logical_device,
+    record,
+    upload_copy,
+)
+from djinn_core import torch_layouts
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.layout_operators import NESTED_VIEW, OPERATORS_OF
+from djinn_core.ir.values import contiguous_strides
+from djinn_layouts.calls import call
+from djinn_layouts.nested_tensor import (
+    NestedTensor,
+    Places,
+    Sizes,
+    numbers_of,
+    starts_of,
+    symbolic_size,
+    wrap_nested,
+)
+
+aten = torch.ops.aten
+
+
+def _answer(make: Callable[[NestedTensor], Any]) -> Handler:
+    return lambda _func, args, _kwargs: make(args[0])
+
+
+def _stride(source: NestedTensor) -> list[int]:
+    steps = [1]
+    for dim in range(source.dim() - 1, 0, -1):
+        steps.insert(0, steps[0] * max(size[dim - 1] for size in source.sizes))
+    return steps
+
+
+def _table(numbers: Sequence[Any]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def _size_table(source: NestedTensor) -> torch.Tensor:
+    return _table(source.sizes)
+
+
+def _is_contiguous(source: NestedTensor) -> bool:
+    return source.places is None
+
+
+def _values(source: NestedTensor) -> Any:
+    """`values()`: of a tensor that is not contiguous all memory that it looks into."""
+    return record(aten.detach.default, (source.held_values,), {})
+
+
+def _tensors(source: NestedTensor) -> list[Any]:
+    """The tensors of a nested one, which look into its memory."""
+    if source.places is None:
+        pieces = record(aten.split_with_sizes.default, (source.held_values, numbers_of(source.sizes)), {})
+        return [
+            record(aten.view.default, (piece, list(size)), {}) for piece, size in zip(pieces, source.sizes, strict=True)
+        ]
+    start = source.held_values.remote.meta.offset
+    return [
+        record(aten.as_strided.default, (source.held_values, list(size), list(stride), start + offset), {})
+        for size, stride, offset in zip(source.sizes, source.places.strides, source.places.offsets, strict=True)
+    ]
+
+
+def _contiguous(source: NestedTensor) -> NestedTensor:
+    """The tensor itself, or a copy whose tensors lie one after the other."""
+    if source.places is None:
+        return source
+    rows = [one.reshape(-1) for one in _tensors(source)]
+    return wrap_nested(record(aten.cat.default, (rows,), {}), source.sizes)
+
+
+def _view(source: NestedTensor, sizes: Sizes, places: Places) -> NestedTensor:
+    """Another look into the memory of `source`. Where its tensors lie one after the other, it is contiguous."""
+    strides, starts, count = tuple(contiguous_strides(size) for size in sizes), starts_of(sizes), sum(numbers_of(sizes))
+    first = places.offsets[0] if places.offsets else 0
+    if places.strides != strides or any(at != first + n for at, n in zip(places.offsets, starts, strict=True)):
+        return wrap_nested(source.held_values, sizes, places)
+    if first or count != source.held_values.shape[0]:
+        return wrap_nested(record(aten.slice.Tensor, (source.held_values, 0, first, first + count), {}), sizes)
+    return wrap_nested(source.held_values, sizes)
+
+
+def _asked_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view of which the executor says how it lies in the memory of its base."""
+    source = args[0]
+    made = call(func, args, kwargs)
+    if made.places is None:
+        return made  # of no elements
+    return _view(source, made.sizes, made.places)
+
+
+def _transpose(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    source, dims = args[0], args[0].dim()
+    for dim in args[1:]:
+        if not -dims <= dim < dims:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})"
+            )
+    first, second = (dim % dims for dim in args[1:])
+    if first == second:
+        return _same(_func, args, {})
+    if not first or not second:
+        raise RuntimeError("Nested tensor dimension 0 cannot be transposed")
+    lies = source.lies()
+    sizes, strides = (
+        tuple(_exchanged(numbers, first - 1, second - 1) for numbers in table) for table in (source.sizes, lies.strides)
+    )
+    return _view(source, sizes, Places(strides, lies.offsets))
+
+
+def _exchanged(numbers: Sequence[int], first: int, second: int) -> tuple[int, ...]:
+    changed = list(numbers)
+    changed[first], changed[second] = changed[second], changed[first]
+    return tuple(changed)
+
+
+def _select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source, dim, index = args
+    if dim not in {0, -source.dim()}:
+        return _asked_view(func, args, kwargs)
+    count = len(source.sizes)
+    if not -count <= index < count:
+        raise IndexError(
+            f"index {index} is out of bounds for dimension 0 with size {count}"
+            if count
+            else "You can only select when the NT is not empty."
+        )
+    return _tensors(source)[index]
+
+
+def _slice(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> NoReturn:
+    raise UnsupportedOperation("nested tensors have no slices, as on the CPU: use .unbind() or .narrow(0, ...)")
+
+
+def _unbind(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    source, dim = args[0], args[1] if len(args) > 1 else 0
+    if dim not in {0, -source.dim()}:
+        raise RuntimeError(f"NestedTensor can only be unbound along dimension 0 got dimension {dim} instead.")
+    return _tensors(source)
+
+
+def _chunk(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    source, chunks, dim = args[0], args[1], args[2] if len(args) > 2 else 0
+    width = _width_to_divide("Chunk", "chunk", source, dim)
+    if width is None or width % chunks:
+        raise RuntimeError(
+            "Chunk for nested tensors is only supported for nested tensors with trailing dimension divisible by chunks, got: "
+            f"{width} % {chunks}"
+        )
+    return _split(source, [width // chunks] * chunks)
+
+
+def _split_with_sizes(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    source, widths, dim = args[0], args[1], args[2] if len(args) > 2 else 0
+    width = _width_to_divide("split_with_sizes", "split_with_sizes", source, dim)
+    if width != sum(widths):
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {width} (input tensor's size at dimension -1), but got "
+            f"split_sizes={list(widths)}"
+        )
+    return _split(source, widths)
+
+
+def _width_to_divide(name: str, op: str, source: NestedTensor, dim: int) -> int | None:
+    """The size of the last dimension; None where tensors differ in it."""
+    last = source.dim() - 1
+    if dim not in {-1, last}:
+        raise RuntimeError(
+            f"{name} for nested tensors is currently only supported for the last dimension. Got dimension {dim}"
+        )
+    if source.places is not None:
+        raise RuntimeError(f"{op} expects `self` to be contiguous.")
+    return source.common(last)
+
+
+def _split(source: NestedTensor, widths: Sequence[int]) -> list[NestedTensor]:
+    """Parts of the last dimension."""
+    lies, made, start = source.lies(), [], 0
+    for width in widths:
+        sizes = tuple((*size[:-1], width) for size in source.sizes)
+        made.append(_view(source, sizes, Places(lies.strides, tuple(n + start for n in lies.offsets))))
+        start += width
+    return made
+
+
+def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    return wrap_nested(args[0].held_values, args[0].sizes, args[0].places)
+
+
+def _clone(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source, layout = args[0], kwargs.get("memory_format") or torch.preserve_format
+    if layout not in {torch.preserve_format, torch.contiguous_format}:
+        raise RuntimeError(
+            f"Nested tensor clone supports Preserve and Contiguous memory formats, called clone with memory format: {layout}"
+        )
+    if source.places is not None and layout is torch.contiguous_format:
+        return _contiguous(source)
+    return wrap_nested(record(aten.clone.default, (source.held_values,), {}), source.sizes, source.places)
+
+
+def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op on each element: that of the elements one after the other."""
+    first = args[0]
+    if not isinstance(first, NestedTensor):
+        return call(func, args, kwargs)
+    if first.places is not None and not _is_done_with_memory(func, args):
+        if func.name() in OPERATORS_OF[NESTED_VIEW]:
+            return call(func, args, kwargs)
+        raise RuntimeError(_NOT_CONTIGUOUS)
+    for other in args[1:]:
+        if isinstance(other, NestedTensor):
+            if other.sizes != first.sizes or other.places != first.places:
+                return call(func, args, kwargs)
+        elif isinstance(other, torch.Tensor) and other.dim():
+            return call(func, args, kwargs)
+    given = [a.held_values if isinstance(a, NestedTensor) else a for a in args]
+    made = record(func, tuple(given), kwargs)
+    if made is first.held_values:
+        return first
+    if isinstance(made, (list, tuple)):
+        return tuple([wrap_nested(one, first.sizes, first.places) for one in made])
+    return wrap_nested(made, first.sizes, first.places)
+
+
+def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source, device = args[0], kwargs.get("device")
+    given = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    if device is not None and not is_remote(device):
+        return func(_fetched(source), **given)
+    return wrap_nested(record(func, (source.held_values, *args[1:]), given), source.sizes, source.places)
+
+
+def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source, device, dtype = args[0], kwargs.get("device"), kwargs.get("dtype")
+    if kwargs.get("layout") not in {None, torch.strided}:
+        raise UnsupportedOperation(f"a nested tensor on {DEVICE_NAME} cannot become one of layout {kwargs['layout']}")
+    if device is not None and not is_remote(device):
+        return _fetched(source).to(device=device, dtype=dtype)
+    given = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    return wrap_nested(record(func, (source.held_values,), given), source.sizes, source.places)
+
+
+def _fetched(source: NestedTensor) -> torch.Tensor:
+    """The tensor on the CPU."""
+    lies = source.lies()
+    tables = _size_table(source), _table(lies.strides), _table(lies.offsets)
+    return torch_layouts.nested_of_memory(fetch(source.held_values), *tables)
+
+
+def upload_nested(source: torch.Tensor, device: int) -> NestedTensor:
+    """A CPU tensor on the remote device."""
+    elements, sizes = torch_layouts.elements_of_nested(source)
+    return wrap_nested(upload_copy(elements, device), tuple(tuple(size) for size in sizes.tolist()))
+
+
+def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    target, source = args[0], args[1]
+    if not is_remote(target.device):
+        return target.copy_(_fetched(source))
+    if not is_remote(source.device) and source.is_nested:
+        source = upload_nested(source, target.held_values.remote.meta.device)
+    if not isinstance(source, NestedTensor) or source.sizes != target.sizes:
+        raise RuntimeError("copy_ only supports tensors that are the same size for Nested implementations")
+    if target.places is None and source.places is None:
+        record(func, (target.held_values, source.held_values), {})
+        return target
+    for one, other in zip(_tensors(target), _tensors(source), strict=True):
+        record(func, (one, other), {})
+    return target
+
+
+def _is_same_size(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    return all(isinstance(a, NestedTensor) for a in args) and args[0].sizes == args[1].sizes
+
+
+def _from_list(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.nested.nested_tensor` and `as_nested_tensor` of remote tensors."""
+    given = dict(zip(("list", "dtype", "layout", "device"), args, strict=False)) | kwargs
+    return _of_list(given["list"], given.get("dtype"), given.get("device"))
+
+
+def _of_list(tensors: Sequence[Any], dtype: torch.dtype | None, device: torch.device | None) -> Any:
+    if device is not None and not is_remote(device):
+        return torch.nested.as_nested_tensor([one.to(device) for one in tensors], dtype=dtype)
+    if len({one.dim() for one in tensors}) > 1:
+        raise RuntimeError("All Tensors given to nested_tensor must have the same dimension.")
+    where = device or next(one.device for one in tensors if isinstance(one, LazyTensor))
+    options = {"device": logical_device(existing_index(where)), "dtype": dtype or tensors[0].dtype}
+    joined: Any = torch.cat([one.to(**options).reshape(-1) for one in tensors])
+    return wrap_nested(joined, tuple(tuple(int(n) for n in one.shape) for one in tensors))
+
+
+def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """The gradient of `to_padded_tensor`: what is not padding."""
+    padded, sizes = args[0], args[1].tolist()
+    if len(args) > 2 and args[2]:
+        raise UnsupportedOperation(f"aten::_nested_from_padded cannot transpose on {DEVICE_NAME}")
+    pieces = [padded[(i, *(slice(n) for n in size))].reshape(-1) for i, size in enumerate(sizes)]
+    return wrap_nested(torch.cat(pieces), tuple(tuple(size) for size in sizes))  # type: ignore[arg-type]
+
+
+def _from_mask(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """A nested tensor of what a mask keeps of rows of vectors, of each row the beginning; the mask is fetched."""
+    padded, mask, checked = args[0], args[1], args[2] if len(args) > 2 else True
+    if mask.dtype != torch.bool or mask.dim() != 2 or padded.dim() != 3 or mask.shape != padded.shape[:2]:
+        raise RuntimeError(
+            f"Expected mask to be of ScalarType Bool and of the size of the input without its last dimension, which has three, but got {mask.dtype} "
+            f"of {tuple(mask.shape)} and an input of {tuple(padded.shape)}"
+        )
+    kept = mask.cpu()
+    counts = kept.sum(1)
+    if checked and bool((kept != (torch.arange(mask.shape[1], device="cpu") < counts[:, None])).any()):
+        raise RuntimeError("Mask must be left-aligned without gaps")
+    return _from_padded(None, (padded, torch.stack([counts, torch.full_like(counts, padded.shape[2])], 1)), {})
+
+
+def _view_from_buffer(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    values, size_table, strides, offsets = (a.cpu().tolist() if i else a for i, a in enumerate(args))
+    sizes, steps = (tuple(tuple(row) for row in table) for table in (size_table, strides))
+    return _view(wrap_nested(values, ()), sizes, Places(steps, tuple(offsets)))
+
+
+def _reshape(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """`reshape` of nested tensors: PyTorch's looks into the C++ object of those of the CPU."""
+    source, shape = args
+    if not shape:
+        raise RuntimeError("shape '[]' is invalid for a nested tensor")
+    if shape[0] != len(source.sizes):
+        raise RuntimeError("reshape: For now nested reshape cannot change or infer the implicit batch dimension")
+    if source.places is None:
+        return source.view(shape)
+    try:
+        return source.view(shape)
+    except RuntimeError:
+        return source.contiguous().view(shape)
+
+
+def _reshape_as(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    source, other = args
+    common = [other.common(dim) for dim in range(other.dim())]
+    return source.reshape([-1 if n is None else n for n in common])
+
+
+class _TakeApart(torch.autograd.Function):
+    """An op that takes a nested tensor apart: PyTorch's formulas of its gradient look into the C++ object of a CPU tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, source: NestedTensor, handler: Handler, *args: Any) -> Any:
+        made = handler(None, (source.detach(), *args), {})
+        ctx.sizes, ctx.given, ctx.handler = source.sizes, 1 + len(args), handler
+        ctx.made = [one.sizes if isinstance(one, NestedTensor) else () for one in made]
+        ctx.options = {"dtype": source.dtype, "device": source.device}
+        ctx.set_materialize_grads(False)
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if ctx.handler is _chunk:
+            raise RuntimeError("Nested Strided Tensor doesn't support chunk backward.")
+        if any(isinstance(g, NestedTensor) for g in gradients):
+            columns = [
+                [torch.zeros(size, **ctx.options) for size in sizes] if g is None else g.unbind()
+                for g, sizes in zip(gradients, ctx.made, strict=True)
+            ]
+            rows = [torch.cat(row, -1) for row in zip(*columns, strict=True)]
+        elif ctx.made[0]:
+            rows = [torch.zeros(size, **ctx.options) for size in ctx.sizes]
+        else:
+            rows = [
+                torch.zeros(size, **ctx.options) if g is None else g
+                for g, size in zip(gradients, ctx.sizes, strict=True)
+            ]
+        return aten._nested_tensor_from_tensor_list.default(rows), *[None] * ctx.given
+
+
+def _differentiated(handler: Handler) -> Handler:
+    """Handler of `unbind` and its like under autograd: PyTorch's formulas read memory that nested tensors of the CPU have."""
+
+    def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source, *rest = args
+        if torch.is_grad_enabled() and source.requires_grad:
+            return list(_TakeApart.apply(source, handler, *(rest or (0,))))  # type: ignore[no-untyped-call]
+        return handler(func, args, kwargs)
+
+    return take_apart
+
+
+# Ops that make such tensors of others, and ops above autograd.
+MAKERS: Final[Mapping[Any, Handler]] = MappingProxyType(
+    {
+        aten._nested_from_padded.default: _from_padded,
+        aten._nested_tensor_from_mask.default: _from_mask,
+        aten._nested_tensor_from_tensor_list.default: _from_list,
+        aten._nested_view_from_buffer.default: _view_from_buffer,
+        aten.chunk.default: _differentiated(_chunk),
+        aten.reshape.default: _reshape,
+        aten.reshape_as.default: _reshape_as,
+        aten.split_with_sizes.default: _differentiated(_split_with_sizes),
+        aten.unbind.int: _differentiated(_unbind),
+    }
+)
+
+_ELEMENTWISE = (
+    "abs abs_ cos gelu gelu_ gelu_backward isinf isnan isneginf isposinf logical_not logical_not_ native_dropout_backward neg "
+    "neg_ relu relu_ sgn sgn_ silu silu_ silu_backward sin sqrt tanh tanh_ tanh_backward threshold_backward zero_ cos_ sin_ exp "
+    "exp_ log sigmoid sigmoid_backward normal_ native_dropout"
+).split()
+_BINARY = ("add", "sub", "mul", "div")
+
+
+_NOT_CONTIGUOUS: Final = "NestedTensor must be contiguous to get buffer."
+# Those that PyTorch does with all memory that a tensor looks into: the result lies in its memory in the same way.
+_ON_MEMORY: Final = frozenset({
+    aten.eq.Scalar,
+    aten.ge.Scalar,
+    aten.gt.Scalar,
+    aten.masked_fill.Scalar,
+    aten.native_dropout.default,
+    aten.native_dropout_backward.default,
+})  # fmt: skip
+
+
+_SCALING: Final = frozenset(getattr(getattr(aten, name), kind) for name in _BINARY for kind in ("Tensor", "Scalar"))
+
+
+def _is_done_with_memory(func: Any, args: tuple[Any, ...]) -> bool:
+    return func in _ON_MEMORY or (func in _SCALING and not isinstance(args[1], NestedTensor))
+
+
+def _elementwise() -> dict[Any, Handler]:
+    found: dict[Any, Handler] = {}
+    for name in _ELEMENTWISE:
+        found[getattr(aten, name).default] = _of_elements
+    for name in _BINARY:
+        for suffix in ("", "_"):
+            for overload in ("Tensor", "Scalar"):
+                found[getattr(getattr(aten, name + suffix), overload)] = _of_elements
+    for op in (aten.fill_.Scalar, aten.eq.Scalar, aten.ge.Scalar, aten.gt.Scalar, aten.masked_fill.Scalar):
+        found[op] = _of_elements
+    return found
+
+
+# What happens here, without the executor, or is an op on the elements.
+LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
+    {
+        torch.ops.prim.layout.default: _answer(lambda _source: torch.strided),
+        aten.dim.default: _answer(lambda source: 1 + (len(source.sizes[0]) if source.sizes else 0)),
+        aten.sym_size.default: _answer(symbolic_size),
+        aten.size.default: _answer(symbolic_size),
+        aten.sym_stride.default: _answer(_stride),
+        aten.sym_numel.default: _answer(lambda source: sum(numbers_of(source.sizes))),
+        aten.numel.default: _answer(lambda source: sum(numbers_of(source.sizes))),
+        aten.sym_storage_offset.default: _answer(lambda _source: 0),
+        aten.is_contiguous.default: _answer(_is_contiguous),
+        aten.is_contiguous.memory_format: _answer(_is_contiguous),
+        aten.is_non_overlapping_and_dense.default: _answer(lambda _source: False),
+        aten._nested_tensor_size.default: _answer(_size_table),
+        aten._nested_tensor_strides.default: _answer(lambda source: _table(source.lies().strides)),
+        aten._nested_tensor_storage_offsets.default: _answer(lambda source: _table(source.lies().offsets)),
+        aten.values.default: _answer(_values),
+        aten.unbind.int: _unbind,
+        aten.chunk.default: _chunk,
+        aten.split_with_sizes.default: _split_with_sizes,
+        aten.select.int: _select,
+        aten.slice.Tensor: _slice,
+        aten.transpose.int: _transpose,
+        aten.narrow.default: _asked_view,
+        aten.squeeze.default: _asked_view,
+        aten.squeeze.dim: _asked_view,
+        aten.squeeze.dims: _asked_view,
+        aten.unsqueeze.default: _asked_view,
+        aten.view.default: _asked_view,
+        aten.detach.default: _same,
+        aten.alias.default: _same,
+        aten.clone.default: _clone,
+        aten._to_copy.default: _to_copy,
+        aten.copy_.default: _copy,
+        aten.is_same_size.default: _is_same_size,
+        aten.is_pinned.default: _answer(lambda _source: False),
+        aten.empty_like.default: _like,
+        aten.ones_like.default: _like,
+        aten.zeros_like.default: _like,
+        aten.randn_like.default: _like,
+        **_elementwise(),
+    }
+)

@@ -1,0 +1,83 @@
+"""PartsTensor: a tensor that is not strided, made of strided remote tensors.
+
+Its parts lie on the executor like every other tensor, so memory limits, journals and failures hold for them without a word
+about layouts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+
+from djinn_client import torch_dispatch
+from djinn_client.interception.handler_support import Handler
+from djinn_client.tracebacks import for_users, shorten
+from djinn_layouts import torch_layouts as private
+
+
+class PartsTensor(torch.Tensor):
+    """A tensor on `remote_accelerator` that is not strided.
+
+    Attributes:
+        dispatch: runs an op with such a tensor among its arguments.
+        in_place: as the result of an op in place, that the op wrote into the memory of the values that were there.
+    """
+
+    in_place = False
+    dispatch: ClassVar[Handler]
+
+    __torch_function__ = torch_dispatch.disabled_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    @torch_dispatch.never_compiled
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run or record `func`; see `dispatch`."""
+        try:
+            return cls.dispatch(func, args, kwargs or {})
+        except BaseException as error:
+            shorten(error)
+            raise
+
+    def described(self) -> list[Any]:
+        """The tensor as an argument of an op: a word that says its kind, numbers, and its parts. See `layout_operators`."""
+        raise NotImplementedError
+
+    def become(self, other: Any) -> None:
+        """Take over the parts of another tensor of the same kind."""
+        raise NotImplementedError
+
+    @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        here = private.format_whole(self.detach().cpu())
+        before, _, after = here.rpartition("size=(")
+        history = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn else ", requires_grad=True"
+        return f"{before}device='{self.device}', size=({after[:-1]}{history if self.requires_grad else ''})"
+
+    @for_users
+    def __deepcopy__(self, memo: dict[int, Any]) -> PartsTensor:
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
+            )
+        with torch.no_grad():
+            copied: Any = self.detach().clone()
+            if self.requires_grad:
+                copied.requires_grad_()
+            if self.grad is not None:
+                copied.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = copied
+        return copied  # type: ignore[no-any-return]
+
+
+def first_of_parts(arguments: Iterable[Any]) -> PartsTensor | None:
+    """The first remote tensor that is not strided among the arguments of an op."""
+    for argument in arguments:
+        found = first_of_parts(argument) if isinstance(argument, (list, tuple)) else argument
+        if isinstance(found, PartsTensor):
+            return found
+    return None

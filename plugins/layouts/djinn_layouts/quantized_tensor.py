@@ -1,0 +1,94 @@
+"""QuantizedTensor: a quantized tensor whose integers are on an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import torch
+
+from djinn_client import torch_dispatch
+from djinn_client.interception.handler_support import LazyTensor
+from djinn_client.tracebacks import for_users
+from djinn_core.ir.layout_operators import PER_CHANNEL, PER_TENSOR, QUANTIZED
+from djinn_layouts import torch_layouts as private
+from djinn_layouts.parts_tensor import PartsTensor
+
+# What the elements of quantized dtypes are.
+ELEMENTS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
+    {getattr(torch, name): getattr(torch, elements) for name, elements in QUANTIZED}
+)
+DTYPES: Final = tuple(ELEMENTS)
+
+
+class PerTensor(msgspec.Struct, frozen=True):
+    """One scale and zero point for all elements."""
+
+    scale: float
+    zero_point: int
+
+    @property
+    def scheme(self) -> torch.qscheme:
+        """As `qscheme()` says it."""
+        return torch.per_tensor_affine
+
+
+class PerChannel(msgspec.Struct, frozen=True, eq=False):
+    """A scale and a zero point for each place of dimension `axis`."""
+
+    scales: LazyTensor
+    zero_points: LazyTensor
+    axis: int
+
+    @property
+    def scheme(self) -> torch.qscheme:
+        """As `qscheme()` says it."""
+        whole = not self.zero_points.dtype.is_floating_point
+        return torch.per_channel_affine if whole else torch.per_channel_affine_float_qparams
+
+
+Quantizer: TypeAlias = PerTensor | PerChannel
+
+
+class QuantizedTensor(PartsTensor):
+    """A quantized tensor on `remote_accelerator`: the strided remote tensor of its integers, and how they are meant."""
+
+    held_integers: LazyTensor
+    quantizer: Quantizer
+
+    def described(self) -> list[Any]:
+        """As an argument of an op."""
+        dtype, quantizer = DTYPES.index(self.dtype), self.quantizer
+        if isinstance(quantizer, PerTensor):
+            return [PER_TENSOR, dtype, quantizer.scale, quantizer.zero_point, self.held_integers]
+        return [PER_CHANNEL, dtype, quantizer.axis, self.held_integers, quantizer.scales, quantizer.zero_points]
+
+    def become(self, other: Any) -> None:
+        """Take over the parts of `other`."""
+        self.held_integers, self.quantizer = other.held_integers, other.quantizer
+
+    def qscheme(self) -> torch.qscheme:
+        """A method, because PyTorch cannot take one from the op (`Cannot cast torch.per_tensor_affine to QScheme`)."""
+        return self.quantizer.scheme
+
+    @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        here = private.format_whole(self.detach().cpu())
+        before, mark, after = here.rpartition("size=(")
+        return f"{before}device='{self.device}', {mark}{after}"
+
+    @for_users
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        here = self.detach().cpu()
+        return private.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
+
+
+def wrap_quantized(integers: LazyTensor, dtype: torch.dtype, quantizer: Quantizer) -> QuantizedTensor:
+    """A quantized tensor of these parts, which are not checked."""
+    made: QuantizedTensor = torch_dispatch.make_wrapper(
+        QuantizedTensor, integers.shape, integers.stride(), integers.remote.meta.offset, dtype, integers.device
+    )
+    made.held_integers, made.quantizer = integers, quantizer
+    return made

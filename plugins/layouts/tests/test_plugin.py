@@ -1,0 +1,80 @@
+"""The package offers the op handler `layouts`, and is imported with the first tensor that needs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import djinn
+import djinn_layouts
+from djinn.testing import OpHandlerConformance, PluginConformance
+from djinn_client.interception.recording.recorder import current
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Sparse CSR", "ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested"
+)
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_layouts
+
+
+class TestOpHandler(OpHandlerConformance):
+    @pytest.fixture
+    def op_handler(self):
+        return djinn_layouts.Layouts()
+
+
+LAZY = """
+import sys
+import djinn, torch
+
+djinn.configure(executor="inline")
+dense = torch.eye(3, device="remote_accelerator")
+(dense @ dense + 1).cpu(), torch.nn.functional.embedding_bag(torch.zeros(1, 2, dtype=torch.int64).to(dense.device), dense).sum().item()
+before = [name for name in sys.modules if name.startswith("djinn_layouts")]
+assert not before, before
+assert dense.to_sparse().to_dense().equal(dense)
+assert "djinn_layouts.sparse" in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda device: torch.eye(3, device=device).to_sparse(),
+        lambda device: torch.eye(3).to_sparse().to(device),
+        lambda device: torch.eye(3).to_sparse_csr().to(device),
+        lambda device: torch.zeros(3, 3, layout=torch.sparse_coo, device=device),
+        lambda device: torch.sparse_coo_tensor(torch.zeros(1, 1), torch.ones(1), (3,), device=device),
+        lambda device: torch.quantize_per_tensor(torch.ones(3, device=device), 1.0, 0, torch.qint8),
+        lambda device: torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8).to(device),
+        lambda device: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device),
+        lambda device: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]).to(device),
+    ],
+)
+def test_without_the_package_the_error_names_it(embedded, make, monkeypatch):
+    monkeypatch.setattr(djinn_layouts.Layouts, "name", "another")
+    with pytest.raises(djinn.errors.DjinnError, match=r"pip install \./plugins/layouts"):
+        make(embedded)
+    monkeypatch.undo()
+    assert make(embedded).device.type == "remote_accelerator"
+
+
+def test_a_program_without_such_tensors_imports_nothing_of_the_package(plain_environment):
+    done = subprocess.run(
+        [sys.executable, "-c", LAZY], env=plain_environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ops_of_the_package_are_recorded_at_the_users_line(embedded):
+    sparse = torch.eye(3, device=embedded).to_sparse()
+    sparse.clone()
+    code, _ = current().entries.sites[-1]
+    assert code.co_filename == __file__

@@ -1,0 +1,217 @@
+"""Progress bars in notebooks and terminals, of uploads and of weights that the server reads, while the setting `progress` is on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from djinn.hooks import Event, Observer, hookimpl
+from djinn_core.system.front_end import shows_html
+from djinn_core.system.printable import size_text
+from djinn_core.system.role import is_client
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+djinn_api_version = "2.0"
+
+PATIENCE: Final = 2.0  # seconds of an upload before a bar is shown, and of a pause after which another upload begins
+_REFRESH: Final = 0.1  # seconds between two updates
+_AT_SERVER: Final = MappingProxyType({"downloading": "The server downloads", "reading": "The server reads"})
+
+
+@hookimpl
+def djinn_register_observers() -> Iterable[Observer]:
+    """The progress bars, where standard error output is a terminal or a notebook shows them."""
+    if not is_client():
+        return []
+    if shows_html():
+        return [UploadProgress(NotebookBar), ServerProgress(NotebookBar)]
+    if not sys.stderr.isatty():
+        return []
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return [UploadProgress(lambda: TerminalBar(console)), ServerProgress(lambda: TerminalBar(console))]
+
+
+def is_wanted() -> bool:
+    """True while the setting `progress` is on."""
+    from djinn_client.runtime.client import settings
+
+    return settings().progress
+
+
+class ProgressBar(Protocol):
+    """A progress bar in a terminal or a notebook."""
+
+    def draw(self, done: int, total: int, seconds: float, about: str) -> None:
+        """Show `done` bytes of `total` (0: unknown), after so many seconds."""
+
+    def remove(self) -> None:
+        """Remove the bar."""
+
+
+class UploadProgress(Observer):
+    """An observer that shows how far an upload is: bytes sent, bytes that the server had, rate, time left."""
+
+    name = "upload_progress"
+
+    def __init__(self, make: Callable[[], ProgressBar], patience: float = PATIENCE) -> None:
+        """`make`: a bar for one upload."""
+        self._make = make
+        self._patience = patience
+        self._bar: ProgressBar | None = None
+        self._done = self._recalled = self._expected = 0
+        self._began = self._last = self._drawn = 0.0
+
+    @property
+    def events(self) -> frozenset[str]:  # type: ignore[override] # read again when settings change
+        """As `Observer.events`."""
+        return frozenset({"uploading", "uploaded", "completed", "disconnected"} if is_wanted() else ())
+
+    def observe(self, event: Event) -> None:
+        """Show `uploading` (bytes that will follow) and `uploaded` (bytes that have arrived)."""
+        if event.name == "uploaded":
+            self._uploaded(int(event.fields["bytes"]), bool(event.fields["recalled"]), event.seconds)
+        elif event.name == "uploading":
+            self._expected = self._done + int(event.fields["bytes"])
+        elif event.name == "disconnected" or (event.name == "completed" and not self._expected):
+            self._begin(event.seconds)
+
+    def _begin(self, now: float) -> None:
+        if self._bar is not None:
+            self._bar.remove()
+        self._bar = None
+        self._began = self._last = self._drawn = now
+        self._done = self._recalled = self._expected = 0
+
+    def _uploaded(self, nbytes: int, recalled: bool, now: float) -> None:
+        if now - self._last > max(self._patience, PATIENCE) or not self._done:
+            expected = self._expected
+            self._begin(now)
+            self._expected = expected
+        self._last = now
+        self._done += nbytes
+        self._recalled += nbytes if recalled else 0
+        if self._expected and self._done >= self._expected:
+            self._begin(now)
+        elif now - self._began >= self._patience and now - self._drawn >= min(_REFRESH, self._patience):
+            self._drawn = now
+            self._draw(now - self._began)
+
+    def _draw(self, seconds: float) -> None:
+        if self._bar is None:
+            self._bar = self._make()
+        cached = f" ({self._recalled / 1e9:.1f} GB were there)" if self._recalled else ""
+        self._bar.draw(self._done, self._expected, seconds, f"Uploading{cached}")
+
+
+class ServerProgress(Observer):
+    """An observer that shows how far the server is with weights that it downloads or reads itself."""
+
+    name = "server_progress"
+
+    def __init__(self, make: Callable[[], ProgressBar], patience: float = PATIENCE) -> None:
+        """`make`: a bar for one download or reading."""
+        self._make = make
+        self._patience = patience
+        self._bar: ProgressBar | None = None
+        self._what = ""
+        self._began = 0.0
+
+    @property
+    def events(self) -> frozenset[str] | None:  # type: ignore[override] # read again when settings change
+        """As `Observer.events`."""
+        return None if is_wanted() else frozenset()
+
+    def observe(self, event: Event) -> None:
+        """Show `downloading` and `reading` (bytes that are there, bytes that are expected); any other event ends them."""
+        if event.name not in _AT_SERVER:
+            self._end()
+            return
+        done, expected = int(event.fields["done"]), int(event.fields["expected"])
+        if event.name != self._what:
+            self._end()
+            self._what, self._began = event.name, event.seconds
+        seconds = event.seconds - self._began
+        if expected and done >= expected:
+            self._end()
+        elif seconds >= self._patience:
+            if self._bar is None:
+                self._bar = self._make()
+            self._bar.draw(done, expected, seconds, _AT_SERVER[event.name])
+
+    def _end(self) -> None:
+        if self._bar is not None:
+            self._bar.remove()
+        self._bar, self._what = None, ""
+
+
+class TerminalBar:
+    """Implements `ProgressBar` in a terminal, without a thread that refreshes it and takes the interpreter's lock from the program."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        self._bar: Progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task: TaskID = self._bar.add_task("Uploading")
+        self._bar.start()
+
+    def draw(self, done: int, total: int, seconds: float, about: str) -> None:  # noqa: ARG002 - the bar has a clock of its own
+        """As `ProgressBar.draw`."""
+        self._bar.update(self._task, completed=done, total=total or None, description=about)
+        self._bar.refresh()
+
+    def remove(self) -> None:
+        """As `ProgressBar.remove`."""
+        self._bar.stop()
+
+
+class NotebookBar:
+    """Implements `ProgressBar` in the output of a cell, as HTML that any front end shows without an extension."""
+
+    def __init__(self) -> None:
+        self._shown: Any = None  # a handle of IPython's
+
+    def draw(self, done: int, total: int, seconds: float, about: str) -> None:
+        """As `ProgressBar.draw`."""
+        rate = done / seconds if seconds else 0.0
+        left = f", {(total - done) / rate:.0f} s left" if total and rate else ""
+        text = f"{about}: {size_text(done)}{f' of {size_text(total)}' if total else ''}, {size_text(int(rate))}/s{left}"
+        state = f'value="{done}" max="{total}"' if total else ""
+        from html import escape
+
+        self._show(text, f'<progress {state} style="width:20em"></progress> {escape(text)}')
+
+    def remove(self) -> None:
+        """As `ProgressBar.remove`."""
+        self._show("", "")
+
+    def _show(self, text: str, html: str) -> None:
+        from IPython.display import display
+
+        data = {"text/plain": text, "text/html": html}
+        if self._shown is None:
+            self._shown = display(data, raw=True, display_id=True)
+        else:
+            self._shown.display(data, raw=True, update=True)

@@ -1,0 +1,105 @@
+"""Replacement of executors whose engine takes their place away, as when it drains a node: they leave the session first, and new ones join it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from djinn_client.interception import interpreter_shutdown
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime.connecting.open import OpenSession, open_more
+from djinn_client.runtime.connecting.own_executor import start_executors
+from djinn_client.runtime.context import context
+from djinn_core.errors import DjinnError
+from djinn_core.logs import get_logger
+from djinn_core.registry.loading import shown
+from djinn_pool import scaling
+
+LOOK_SECONDS: Final = 2.0
+_log = get_logger("djinn.client")
+
+
+def watch() -> None:
+    """Watch the executors of the open session, if their engine gives notice before it takes a place away."""
+    registry, settings = context.configured()
+    plugin = registry.owner("executors", settings.engine)
+    threading.Thread(target=_look, args=(plugin,), name="djinn-places", daemon=True).start()
+
+
+def _look(plugin: str) -> None:
+    """Look at all executors now and then, as long as the session lasts. `plugin`: the engine's, for messages."""
+    ended, pause = port.sessions_ended, threading.Event()
+    told: list[OpenSession] = []
+    while not pause.wait(LOOK_SECONDS):
+        if not _goes_on(ended):
+            return
+        told = [one for one in told if one in context.opened]
+        for one in context.opened:
+            if one not in told and (reason := _notice(one, told, plugin)):
+                told.append(one)
+                _log.warning("an executor loses its place, and leaves the session", reason=reason)
+                try:
+                    _give_way(one)
+                except DjinnError as error:
+                    _log.error("an executor that loses its place cannot leave the session", error=str(error))
+
+
+def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
+    """Return the engine's reason to drain an executor's node, or an empty text. Ignore an executor whose handle has raised."""
+    if one.executor is None:
+        return ""
+    try:
+        return one.executor.notice()
+    except Exception as error:
+        told.append(one)
+        _log.warning(
+            "an engine cannot say if it drains a node and is not asked again", plugin=plugin, error=shown(error)
+        )
+        return ""
+
+
+def _goes_on(ended: int) -> bool:
+    """True while the session is open that has begun when so many had ended."""
+    return port.sessions_ended == ended and port.is_open() and not interpreter_shutdown.has_begun()
+
+
+def _give_way(one: OpenSession) -> None:
+    """Have an executor leave, before or after there is another one in its place.
+
+    Raises:
+        DjinnError: it cannot leave, or the session is lost.
+    """
+    has_left = False
+    if len(context.opened) > 1:
+        try:
+            has_left = _leave(one)
+        except DjinnError as error:
+            _log.info("an executor leaves once there is another one", reason=str(error))
+    try:
+        (registry, settings), ended = context.configured(), port.sessions_ended
+        with scaling.numbers_for(1) as numbers:
+            more = open_more(settings, registry, start_executors(settings, registry, numbers), context.opened)
+            with context.lock:
+                if port.sessions_ended != ended:
+                    for other in more:
+                        other.close()
+                    return  # the session has ended meanwhile
+                scaling.join(more)
+    except DjinnError as error:
+        _log.warning(
+            "there is no executor in the place of one that leaves: djinn.scale() starts another", error=str(error)
+        )
+        if not has_left:
+            raise
+    if not has_left:
+        _leave(one)
+
+
+def _leave(one: OpenSession) -> bool:
+    """True if it has left; False while it is the only one."""
+    with context.lock:
+        if one in context.opened:
+            if len(context.opened) < 2:
+                return False
+            scaling.leave([one])
+    return True

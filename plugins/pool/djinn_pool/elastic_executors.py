@@ -1,0 +1,218 @@
+"""Executors that join a pool and leave it, while its session goes on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_client.interception.device.random_state import get_state, set_state
+from djinn_client.interception.recording.recorder import current
+from djinn_client.runtime.context import context
+from djinn_client.runtime.executor_client import ExecutorClient
+from djinn_client.runtime.planning.constraints import limits_of, within
+from djinn_client.runtime.planning.run_pipeline import capabilities_of
+from djinn_core.errors import DoesNotFit, UnsupportedOperation
+from djinn_core.hookspecs.routers import Executors
+from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
+from djinn_core.ir.handles import storage_of
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_core.wire.binding_delta import pack_handles, unpack_handles
+from djinn_core.wire.cache_messages import CacheReply, CacheRequest
+from djinn_core.wire.messages import StatsReply, StatsRequest
+from djinn_core.wire.peer_messages import DropPeer
+from djinn_pool.held_uploads import HeldUploads
+from djinn_pool.peer_reconnection import PeerReconnection
+from djinn_pool.pool_planner import PoolPlanner
+from djinn_pool.relay import Relay, look_after_each_other
+from djinn_pool.routes import Routes
+from djinn_pool.topology import PoolTopology
+from djinn_pool.value_locations import ValueLocations
+
+_BATCH_BYTES: Final = 64 << 20  # that leave an executor at a time: they are copied there before they are sent
+_BATCH_VALUES: Final = 4096
+
+
+@attrs.frozen(eq=False)
+class ElasticExecutors:
+    """The parts of a pool that know its executors. The caller of all methods holds the sink's lock."""
+
+    executors: Executors[ExecutorClient]
+    relays: list[Relay]
+    locations: ValueLocations
+    planner: PoolPlanner
+    routes: Routes
+    links: PoolTopology
+    uploads: HeldUploads
+    peer_reconnection: PeerReconnection
+
+    def join(self, numbers: Sequence[int]) -> None:
+        """Use executors that have joined the session; links from and to them are measured.
+
+        Raises:
+            ConfigurationError: a limit of memory is for a device that there is not.
+            SessionLost: an executor is gone.
+        """
+        # Members that failed to join have numbers, too.
+        for number in range(len(self.relays), len(self.executors.members)):
+            executor = self.executors.members[number]
+            device = capabilities_in_pool(number, executor)
+            self.relays.append(Relay(executor))
+            self.planner.join(device.id)
+            self.links.know(device)
+        for number in numbers:
+            opened = self.executors.members[number].opened
+            self.peer_reconnection.join(number, opened.connection, opened.url, opened.attached.instance)
+        self._plan_anew(self.routes.links(self.planner.devices))
+
+    def undo_join(self, numbers: Sequence[int]) -> None:
+        """Go on with the executors that were there before a `join` that failed."""
+        with interrupt_mask.uninterruptible:
+            for number in numbers:
+                self.executors.leave(number, self.executors.present[0])
+                self.peer_reconnection.leave(number)
+            self._plan_anew(self.routes.links(self.planner.devices))  # which were measured before
+
+    def _plan_anew(self, links: Sequence[Link]) -> None:
+        """Plan with the executors that there are now."""
+        executors = self.executors
+        limits = limits_of(context.configured()[1], self.planner.devices)
+        self.links.change_executors(executors.present, links, executors.indexes)
+        self.planner.know_devices(self.links.topology.devices)
+        self.note_room(self.links.devices, limits)
+        self.links.when_room_changed = lambda devices: self.note_room(devices, limits)
+        look_after_each_other(executors.here)
+        self.planner.make_anew()
+
+    def note_room(self, devices: Sequence[DeviceCapabilities], limits: Mapping[str, int]) -> None:
+        """Plan and keep uploads for the memory that there is now; `devices` of all executors, by number."""
+        topology, _ = within(NetworkTopology(tuple(devices)), limits, {})
+        self.planner.memory = [device.memory_free for device in topology.devices]
+        self.uploads.fill(self.planner.memory)
+
+    # --- leaving -----------------------------------------------------------------------------------------------
+
+    def leave(self, numbers: Sequence[int]) -> None:
+        """Have executors leave, when the others have what they hold; the others' sessions go on.
+
+        Raises:
+            UnsupportedOperation: one holds what cannot go elsewhere. Nothing has changed.
+            DoesNotFit: the others have no memory for it. Nothing has changed, unless there is none for KV caches that are pinned: these
+                have moved, and are not pinned any more.
+            SessionLost: an executor was lost, and its values with it.
+        """
+        executors = self.executors
+        members = {number: executors.members[number] for number in numbers}
+        pinned = [handle for member in members.values() for handle in _pinned_values(member)]
+        rest = [number for number in executors.present if number not in members]
+        with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
+            state = get_state() if self.planner.random in members else None
+            targets = self._targets(members, rest)
+            for (source, target), storages in targets.items():
+                self._move(source, target, storages)
+            self._pin(pinned)
+            for member in executors.here:
+                member.ask(StatsRequest(), StatsReply)  # when it answers, what was on its way has come
+            for one, other in itertools.product(numbers, rest):
+                self._drop(other, one)
+                self._drop(one, other)
+            for number in numbers:
+                received = {target: len(s) for (source, target), s in targets.items() if source == number}
+                executors.leave(number, max(received, key=received.__getitem__, default=rest[0]))
+                self.locations.leave(number)
+                self.peer_reconnection.leave(number)
+            self._plan_anew(self.links.among(frozenset(rest)))
+            if state is not None:
+                self.planner.random = executors.number_at(numbers[0] + 1)
+                set_state(state)
+                current().flush()
+        for member in members.values():
+            member.link.close()
+
+    def _pin(self, handles: Iterable[int]) -> None:
+        """Pin the KV caches where they are now.
+
+        Raises:
+            DoesNotFit: there is no room for them.
+        """
+        there: dict[int, list[int]] = {}
+        for handle in handles:
+            home = self.locations.homes.get(storage_of(handle))
+            if home is not None:
+                there.setdefault(home, []).append(handle)
+        for number, values in there.items():
+            member = self.executors.members[number]
+            if reason := member.replies.ask(CacheRequest("pin", pack_handles(values)), CacheReply).refused:
+                raise DoesNotFit(
+                    f"an executor cannot leave: {member.link.called} has no room to pin the KV caches that were pinned there ({reason}). "
+                    "They are on that executor now and not pinned; let go of tensors, and scale again"
+                )
+
+    def _drop(self, executor: int, peer: int) -> None:
+        if self.executors.members[executor].opened.attached.elastic:
+            self.relays[executor].send(DropPeer(peer + 1))
+
+    def _targets(self, leaving: Container[int], rest: Sequence[int]) -> dict[tuple[int, int], list[int]]:
+        """By executor that leaves and executor that stays the storages that go from one to the other.
+
+        Raises:
+            DoesNotFit: those that stay have no memory for it.
+        """
+        memory, held_there = self.planner.memory, self.locations.held
+        room = {e: None if (free := memory[e]) is None else free - held_there[e] for e in rest}
+        found: dict[tuple[int, int], list[int]] = {}
+        for storage, home in self.locations.homes.items():
+            if home not in leaving:
+                continue
+            size = self.locations.size(storage)
+            target = next((e for e, free in room.items() if free is None or free >= size), None)
+            if target is None:
+                raise DoesNotFit(
+                    f"an executor cannot leave: the {len(rest)} others have no memory for what it holds ({size:,} bytes more were to go "
+                    f"there, of {sum(free or 0 for free in room.values()):,} that are free). Let go of tensors, or let fewer leave"
+                )
+            if (free := room[target]) is not None:
+                room[target] = free - size
+            found.setdefault((home, target), []).append(storage)
+        return found
+
+    def _move(self, source: int, target: int, storages: Sequence[int]) -> None:
+        batch: list[int] = []
+        nbytes = 0
+        for storage in storages:
+            batch += (values := self.locations.values_in(storage))
+            nbytes += self.locations.size(storage)
+            self.locations.move(values[0], target)
+            if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_VALUES:
+                self.routes.move(source, target, batch)
+                batch, nbytes = [], 0
+        if batch:
+            self.routes.move(source, target, batch)
+
+
+def _pinned_values(member: ExecutorClient) -> list[int]:
+    """Values of pinned KV caches, which its executor holds.
+
+    Raises:
+        UnsupportedOperation: the executor holds what cannot go to another one.
+    """
+    figures, called = member.ask(StatsRequest(), StatsReply).values, member.link.called
+    if bound := figures.get("bound_values", 0):
+        raise UnsupportedOperation(
+            f"an executor cannot leave: {called} holds {bound} values that cannot go to another one, such as events. Let go of them first"
+        )
+    if not figures.get("pinned_caches", 0):
+        return []
+    if found := unpack_handles(member.ask(CacheRequest("look"), CacheReply).values):
+        return found
+    raise UnsupportedOperation(
+        f"an executor cannot leave: {called} has pinned KV caches and does not say which. Unpin them first"
+    )
+
+
+def capabilities_in_pool(number: int, executor: ExecutorClient) -> DeviceCapabilities:
+    """The device of an executor by the name that it has in plans, with what was measured of it."""
+    info = executor.device
+    return attrs.evolve(capabilities_of(info), id=f"{number}/{info.id}")

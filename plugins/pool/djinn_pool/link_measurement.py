@@ -1,0 +1,106 @@
+"""Latency and bandwidth between this process and the devices of its session, measured on first request."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+import torch
+
+from djinn_client.interception.native.install import hide_frames_of
+from djinn_client.runtime import client
+from djinn_client.runtime.context import context
+from djinn_client.runtime.planning.constraints import limits_of
+from djinn_client.runtime.planning.run_pipeline import NOWHERE, topology_of
+from djinn_client.tracebacks import for_users
+from djinn_core.errors import DoesNotFit
+from djinn_core.ir.costs import Link, NetworkTopology
+
+hide_frames_of(__name__)
+CLIENT: Final = "client"
+PINGS: Final = 7
+BULK: Final = 4 << 20  # bytes that are sent and fetched, if the device has room for them
+_LEAST: Final = 1 << 12  # sent even if a limit leaves less
+_PART: Final = 8  # of a limit of memory
+_NAME: Final = "remote_accelerator"
+_links: dict[str, tuple[Link, ...]] = {}  # to the devices, by name of the session
+
+
+@for_users
+def topology() -> NetworkTopology:
+    """The devices behind the session, with the links there and back, and what submissions lately waited for their turn.
+
+    Where there are several, the links between them are those that plans count on now. Connects if need be. Links are measured
+    at the first call in a session, with a few empty submissions and 4 MiB each way, less if `memory_limits` leave less room; on a link slower than 1 MB/s that takes
+    seconds.
+
+    Raises:
+        DjinnError: nothing can be reached, or the session was lost.
+    """
+    client.init()
+    session = client.session_name()
+    assert context.session is not None
+    known = context.session.router.topology() or topology_of(client.device() or NOWHERE)
+    if session not in _links:
+        links = _links_to(known)
+        _links.clear()
+        _links[session] = links
+    devices = tuple(attrs.evolve(device, queue=queue_seconds()) for device in known.devices)
+    return NetworkTopology(devices, (*_links[session], *known.links))
+
+
+def queue_seconds() -> float:
+    """Seconds that a submission waited for its turn on the device, on average since the counters were reset."""
+    return context.stats.server_queue_us / 1e6 / max(1, context.stats.submissions)
+
+
+def _links_to(known: NetworkTopology) -> tuple[Link, ...]:
+    first = 0 if len(known.devices) == 1 else 1  # index 0 of a pool is none of its devices
+    limits = limits_of(client.settings(), [device.id for device in known.devices])
+    sizes = {device: max(_LEAST, min(BULK, limit // _PART)) for device, limit in limits.items()}
+    pairs = (
+        measure_links(device.id, f"{_NAME}:{i}", sizes.get(device.id, BULK))
+        for i, device in enumerate(known.devices, first)
+    )
+    return tuple(link for pair in pairs for link in pair)
+
+
+def measure_links(device: str, name: str, nbytes: int = BULK) -> tuple[Link, Link]:
+    """The link to a device of the open session, which PyTorch calls `name`, and the one back, by ordinary submissions.
+
+    If the device has no room for `nbytes` beside what it holds, less is sent.
+
+    Raises:
+        DoesNotFit: it has no room for 4 KiB.
+    """
+    probe = torch.zeros((), device=name)
+    probe.item()
+    latency = min(_seconds(probe.item) for _ in range(PINGS))
+    try:
+        trips = _there_and_back(name, nbytes), _there_and_back(name, nbytes)
+    except DoesNotFit:
+        if nbytes <= _LEAST:
+            raise
+        return measure_links(device, name, max(_LEAST, nbytes // _PART))
+    up, down = (nbytes / max(min(pair) - latency, min(pair) / 4) for pair in zip(*trips, strict=True))
+    return Link(CLIENT, device, up, latency / 2), Link(device, CLIENT, down, latency / 2)
+
+
+def _there_and_back(name: str, nbytes: int) -> tuple[float, float]:
+    """Seconds to upload new bytes, which no server has seen and no coding makes smaller, and to fetch them."""
+    data = torch.frombuffer(bytearray(os.urandom(nbytes)), dtype=torch.uint8)
+    started = time.perf_counter()
+    remote = data.to(name)
+    remote[-1].item()
+    uploaded = time.perf_counter()
+    remote.cpu()
+    return uploaded - started, time.perf_counter() - uploaded
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started

@@ -1,0 +1,257 @@
+"""Split ops over tensor lists, such as `_foreach_add_`, into parts whose tensors live on one executor each.
+
+An optimizer step writes all weights with one op, and an op runs on one executor: unsplit, it would move all weights there. What such an op
+does at one position of its lists does not depend on the other positions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any, Final
+
+import attrs
+
+from djinn_client.interception.shape_inference.meta_infer import signature_of
+from djinn_client.runtime.planning.plan_cache import PlanCache
+from djinn_core.ir.form import Argument, Form, ListArg, Operand, slots_taken
+from djinn_core.ir.handles import storage_of, storages_of
+from djinn_core.ir.program import Call, Program
+from djinn_core.system.lru import LruCache
+
+Take = Callable[[Sequence[Any]], tuple[Any, ...]]
+Groups = tuple[tuple[int, ...], ...]  # positions of lists, by part
+
+_FEW: Final = 2  # positions: below, `itemgetter` returns no tuple
+_LIST_OP: Final = re.compile(r"aten::(_foreach_|_fused_(adagrad|adam|adamw|sgd)_(\.|$))")
+_PROGRAMS: Final = 64  # whose calls are remembered
+_PARTS: Final = 4096  # of calls
+_VARIANTS: Final = 16  # splits of one structure, which differ in where its inputs live
+
+
+def _taking(positions: Sequence[int]) -> Take:
+    """Make a getter of the elements of a tuple at these positions, as a tuple."""
+    if len(positions) >= _FEW:
+        return itemgetter(*positions)
+    start = positions[0] if positions else 0
+    return itemgetter(slice(start, start + len(positions)))
+
+
+class ListOps:
+    """Splits the ops over lists of programs. Not thread-safe: the recorders' lock is held around it."""
+
+    def __init__(self) -> None:
+        self._splits: PlanCache[_Split] = PlanCache()
+        self._listed: LruCache[tuple[Call, ...], bool] = LruCache(_PROGRAMS)
+        self._parts: LruCache[tuple[Call, tuple[int, ...]], _CallPart] = LruCache(_PARTS)
+
+    def split(self, program: Program, homes: Mapping[int, int]) -> Program:
+        """Return the program with an op for each executor in place of an op over lists; `homes`: executors by storage.
+
+        Positions whose tensors have no home yet get an op each, so that a policy can place each of them.
+        """
+        if (listed := self._listed.use(program.calls)) is None:
+            listed = any(_LIST_OP.match(call.op) for call in program.calls)
+            self._listed.store(program.calls, listed)
+        if not listed:
+            return program
+        variants, _ = self._splits.find(program)
+        where = tuple([homes.get(storage_of(value)) for value in program.inputs()])
+        if len({*where}) == 1 and where[0] is not None:
+            return program
+        if (found := next((s for s in variants if s.where == where), None)) is None:
+            found = self._made(program, where, homes)
+            variants.append(found)
+            del variants[:-_VARIANTS]
+        return found.of(program, self._part) if found.groups else program
+
+    def _made(self, program: Program, where: tuple[int | None, ...], homes: Mapping[int, int]) -> _Split:
+        groups = _groups(program, homes)
+        instructions: list[int] = []
+        operands: list[int] = []
+        slots: list[int] = []
+        at = slot = 0
+        for index, call in enumerate(program.calls):
+            for part in [self._part(call, group) for group in groups[index]] if index in groups else [_whole(call)]:
+                instructions.append(index)
+                operands += [at + position for position in part.operands]
+                slots += [slot + position for position in part.slots]
+            at, slot = at + call.operand_count + call.new_count, slot + call.slot_count
+        return _Split(where, groups, _taking(instructions), _taking(operands), _taking(slots))
+
+    def _part(self, call: Call, group: tuple[int, ...]) -> _CallPart:
+        found = self._parts.use(key := (call, group))
+        if found is None:
+            self._parts.store(key, found := _part_of(call, group))
+        return found
+
+
+@attrs.frozen
+class _CallPart:
+    """A call for some positions of the lists: which operands and results, and which slots, of the whole call it has."""
+
+    call: Call
+    operands: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@attrs.frozen
+class _Split:
+    """How programs of one structure are split if their inputs live at `where`."""
+
+    where: tuple[int | None, ...]
+    groups: Mapping[int, Groups]  # by instruction
+    instructions: Take
+    operands: Take
+    slots: Take
+
+    def of(self, program: Program, part: Any) -> Program:
+        """Split a program of that structure."""
+        groups = self.groups
+        calls: list[Call] = []
+        for index, call in enumerate(program.calls):
+            if index in groups:
+                calls += [part(call, group).call for group in groups[index]]
+            else:
+                calls.append(call)
+        return Program(
+            tuple(calls),
+            self.operands(program.operands),
+            self.slots(program.slots),
+            program.dead,
+            self.instructions(program.sites) if program.sites else (),
+            self.instructions(program.modules) if program.modules else (),
+        )
+
+
+def _whole(call: Call) -> _CallPart:
+    return _CallPart(call, tuple(range(call.operand_count + call.new_count)), tuple(range(call.slot_count)))
+
+
+def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
+    """By instruction the positions of its lists that belong together, for those that are to be split.
+
+    The tensors at one position of an op belong to one weight: its gradient, moments and temporaries. They go where the weight lives.
+    Positions of two ops that share a tensor belong to the same weight.
+    """
+    operands, calls = program.operands, program.calls
+    starts = [0, *accumulate(call.operand_count + call.new_count for call in calls)]
+    weights: dict[int, int] = {}  # by storage another one of the same weight
+
+    def leader(storage: int) -> int:
+        while (above := weights.get(storage, storage)) != storage:
+            weights[storage] = weights.get(above, above)
+            storage = above
+        return storage
+
+    listed: dict[int, list[list[int]]] = {}  # storages at each position, those that are written first
+    for index, call in enumerate(calls):
+        storages = storages_of(operands[starts[index] : starts[index + 1]])
+        if (found := _positions(call)) is None or not _are_independent(call, found, storages):
+            continue
+        written = frozenset(call.writes)
+        listed[index] = rows = []
+        for position in found:
+            ordered = sorted(position, key=lambda operand: operand not in written)
+            rows.append([storages[operand] for operand in ordered])
+            for storage in rows[-1][1:]:
+                weights[leader(storage)] = leader(rows[-1][0])
+    lives: dict[int, int] = {}  # executor of a weight
+    for storage in weights:
+        if storage in homes:
+            lives.setdefault(leader(storage), homes[storage])
+    groups: dict[int, Groups] = {}
+    for index, rows in listed.items():
+        parts: dict[tuple[int | None, int], list[int]] = {}
+        for number, (first, *_) in enumerate(rows):
+            weight = leader(first)
+            home = homes.get(first, lives.get(weight))
+            parts.setdefault((home, weight if home is None else 0), []).append(number)
+        if len(parts) > 1:
+            groups[index] = tuple(map(tuple, parts.values()))
+    return groups
+
+
+def _positions(call: Call) -> Sequence[Sequence[int]] | None:
+    """The operands and results of a call at each position of its lists; None if it cannot be split."""
+    if not _LIST_OP.match(call.op) or call.refused or call.changes or call.random:
+        return None
+    lists = [a for a in _arguments(call.signature.form) if isinstance(a, ListArg)]
+    length = max((len(a.items) for a in lists), default=0)
+    if length < 2 or any(len(a.items) not in (0, length) or ListArg in map(type, a.items) for a in lists):
+        return None
+    made = call.new_count
+    shared = any(place >= 0 for place in (*call.aliases, *call.inplace))
+    if shared or (made and not made == len(call.results) == length):
+        return None
+    found: list[list[int]] = [[] for _ in range(length)]
+    beside: set[int] = set()  # operands that are in no list
+    operand = 0
+    for argument in _arguments(call.signature.form):
+        for position, item in enumerate(_items(argument)):
+            if type(item) is Operand:
+                if isinstance(argument, ListArg):
+                    found[position].append(operand)
+                else:
+                    beside.add(operand)
+                operand += 1
+    if not beside.isdisjoint(call.writes) or not all(found):
+        return None
+    for position in range(made):
+        found[position].append(operand + position)
+    return found
+
+
+def _are_independent(call: Call, positions: Sequence[Sequence[int]], storages: Sequence[int]) -> bool:
+    """True if no position of the lists uses memory that the op writes at another position."""
+    of = {operand: number for number, position in enumerate(positions) for operand in position}
+    written = {storages[operand]: of[operand] for operand in call.writes}
+    return all(written.get(storage, of.get(at)) == of.get(at) for at, storage in enumerate(storages))
+
+
+def _arguments(form: Form) -> list[Argument]:
+    return [*form.args, *(argument for _, argument in form.kwargs)]
+
+
+def _items(argument: Argument) -> Sequence[Argument]:
+    return argument.items if isinstance(argument, ListArg) else (argument,)
+
+
+def _part_of(call: Call, group: Sequence[int]) -> _CallPart:
+    """The part of a call for these positions of its lists. Arguments beside the lists are those of the whole call."""
+    form, chosen = call.signature.form, frozenset(group)
+    operands: list[int] = []
+    slots: list[int] = []
+    arguments: list[Argument] = []
+    operand = slot = 0
+    for argument in _arguments(form):
+        kept: list[Argument] = []
+        for position, item in enumerate(_items(argument)):
+            is_operand, numbers = type(item) is Operand, slots_taken(item)
+            if position in chosen or not isinstance(argument, ListArg):
+                kept.append(item)
+                operands += range(operand, operand + is_operand)
+                slots += range(slot, slot + numbers)
+            operand, slot = operand + is_operand, slot + numbers
+        arguments.append(ListArg(tuple(kept)) if isinstance(argument, ListArg) else argument)
+    made = tuple(group) if call.new_count else ()
+    results = made or range(len(call.results))
+    count, metas = len(form.args), tuple([call.operands[i] for i in operands])
+    named = tuple([(name, argument) for (name, _), argument in zip(form.kwargs, arguments[count:], strict=True)])
+    own = Form(form.op, tuple(arguments[:count]), named, tuple([form.results[i] for i in results]), form.sequence)
+    part = Call(
+        signature=signature_of(own, metas),
+        operands=metas,
+        results=tuple([call.results[i] for i in results]),
+        aliases=(-1,) * len(results),
+        inplace=(-1,) * len(results),
+        writes=tuple([number for number, i in enumerate(operands) if i in call.writes]),
+        random=False,
+        operand_count=len(operands),
+        slot_count=len(slots),
+        new_count=len(made),
+        nbytes=tuple([call.nbytes[i] for i in results]),
+    )
+    return _CallPart(part, (*operands, *(call.operand_count + i for i in made)), tuple(slots))

@@ -1,0 +1,104 @@
+"""Load balancing of independent programs: detects which programs follow from each other, and picks the executor."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from djinn_client.runtime.executor_client import ExecutorClient
+from djinn_core.hookspecs.routers import Executors
+from djinn_core.ir.handles import storage_of
+from djinn_pool.parts import PooledPlan
+from djinn_pool.placement_trials import TriedPlacement
+from djinn_pool.value_locations import ValueLocations
+
+
+@attrs.define(eq=False)
+class ProgramFamily:
+    """Programs of one structure, and the plans for them.
+
+    Attributes:
+        plans: the latest last; they differ in where things are, in scalars, and in whose turn it was.
+        under_way: submissions whose results were asked for and that no thread has waited for.
+        takes_turns: whether it makes a difference to its plans whose turn it is.
+        passed_over: executors that plans left alone when it was their turn.
+        last: the executor whose turn it was last.
+        latest: the plan and the values of the last program.
+        tried: what is known of running them on one executor and over several; None if there is nothing to find out.
+        templates: what executors ran of them, by digest, while this is found out. is_new: whether the latest program was new there.
+    """
+
+    plans: list[PooledPlan] = attrs.field(factory=list)
+    under_way: set[object] = attrs.field(factory=set)
+    takes_turns: bool = True
+    passed_over: set[int] = attrs.field(factory=set)
+    last: int = -1
+    latest: tuple[PooledPlan, Sequence[int]] | None = None
+    tried: TriedPlacement | None = None
+    templates: set[bytes] = attrs.field(factory=set)
+    is_new: bool = True
+
+    def ran(self, plan: PooledPlan, values: Sequence[int]) -> None:
+        """`plan` is what the last program of the structure did, with those values."""
+        self.latest = plan, values
+        if self.tried is not None:
+            templates = {part.prepared.digest for part in plan.runs()}
+            self.is_new = not templates <= self.templates
+            self.templates |= templates
+        if plan.turn is not None:
+            self.last = plan.turn
+        elif plan.executors:
+            self.last = plan.executors[0]
+
+    def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
+        """`plan` was made when it was the turn of an executor; `follows`: whether plans depend on the turn."""
+        self.takes_turns = follows
+        if follows and turn not in plan.executors:
+            self.passed_over.add(turn)
+
+    def carried(self, inputs: Sequence[int], locations: ValueLocations) -> frozenset[int]:
+        """Inputs that live somewhere because a program made them, and that the last one did not take."""
+        plan, values = self.latest if self.latest is not None else (None, ())
+        before = {storage_of(values[i]) for i in (plan.inputs if plan is not None else ())}
+        fresh = [v for v in inputs if (s := storage_of(v)) not in before and s in locations.homes]
+        return frozenset(v for v in fresh if storage_of(v) not in locations.given)
+
+    def clock(self) -> Callable[[float], None] | None:
+        """The function to report the seconds of the latest program to; None if they do not matter, or executors have to compile it."""
+        plan, _ = self.latest if self.latest is not None else (None, ())
+        if self.tried is None or plan is None or self.is_new or plan.turn is not None:
+            return None
+        return self.tried.clock(apart=not plan.alone)
+
+
+class LoadBalancer:
+    """Load of each executor, as far as the client knows."""
+
+    def __init__(self, executors: Executors[ExecutorClient]) -> None:
+        self._executors = executors
+        self._unanswered: defaultdict[int, deque[int]] = defaultdict(deque)
+
+    def asked(self, executor: int, number: int) -> None:
+        """An executor was asked something, by a submission of that number."""
+        self._unanswered[executor].append(number)
+
+    def next(self, alike: ProgramFamily) -> int | None:
+        """The executor that has least to do; of equal ones, the one after that whose turn it was last.
+
+        None if nothing is under way of the programs like the one that comes.
+        """
+        if not alike.takes_turns or not alike.under_way:
+            return None
+        count = len(self._executors.members)
+        offered = [e for e in self._executors.present if e not in alike.passed_over]
+        if len(offered) < 2:
+            return None
+        return min(offered, key=lambda e: (self._load(e), (e - alike.last - 1) % count))
+
+    def _load(self, executor: int) -> int:
+        unanswered, member = self._unanswered[executor], self._executors.members[executor]
+        while unanswered and member.replies.has_come(unanswered[0]):
+            unanswered.popleft()
+        return len(unanswered)

@@ -1,0 +1,141 @@
+"""Reconnection of the executors of a pool with one that was recovered: it is another process, with other addresses.
+
+The client uses control channels for that, because sessions may be waiting for that very executor.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+from urllib.parse import urlsplit
+
+import attrs
+
+from djinn_client.runtime.connecting.handshake import ask
+from djinn_core.errors import DjinnError, TransportError
+from djinn_core.hookspecs.session_channel import ClientChannel, Reconnection
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import at_host, is_loopback, is_wildcard, parse_url
+from djinn_core.protocol.backoff import Backoff
+from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerTicket, PeerTicketRequest
+
+_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+_PATIENCE_SECONDS: Final = 120.0  # the other one may have to be started again as well
+_ANSWER_SECONDS: Final = 30.0
+_log = get_logger("djinn.pool")
+
+
+def connect_request(source: int, target: int, ticket: PeerTicket, server: str) -> ConnectPeer:
+    """Message that has executor `source` connect to executor `target`, whose server the client reached at `server`."""
+    host = parse_url(server).hostname or "" if "://" in server else ""
+    urls = tuple(_placed(url, host) for url in ticket.urls)
+    return ConnectPeer(target + 1, source + 1, ticket.ticket, urls, ticket.fingerprint)
+
+
+def _placed(url: str, host: str) -> str:
+    """Listen address of an executor, with the host where this client reached it, except perhaps through a tunnel."""
+    if not host or url.startswith("unix:"):
+        return url
+    if is_loopback(host) and not is_wildcard(urlsplit(url).hostname or ""):
+        return url
+    return at_host(url, host)
+
+
+@attrs.frozen
+class _Member:
+    """An executor of the pool: how a control channel to it is made, and the address of its server."""
+
+    reach: Reconnection
+    server: str
+
+
+class PeerReconnection:
+    """Has executors connect again to an executor that was recovered, and that one to them."""
+
+    def __init__(
+        self,
+        pairs: Callable[[int], Sequence[tuple[int, int]]],
+    ) -> None:
+        """`pairs`: sender and receiver of each connection that an executor of that number is part of."""
+        self._pairs = pairs
+        self._instances: dict[int, str] = {}
+        self._known: dict[int, _Member] = {}
+        self._closed = threading.Event()
+
+    def join(self, number: int, connection: ClientChannel, server: str, instance: str) -> None:
+        """Watch an executor. `instance`: of its present process."""
+        self._instances[number] = instance
+        if connection.reconnection is not None:
+            self._known[number] = _Member(connection.reconnection, server)
+            connection.call_when_resumed(partial(self._resumed, number))
+
+    def leave(self, number: int) -> None:
+        """Stop watching an executor."""
+        self._known.pop(number, None)
+        self._instances[number] = ""
+
+    def _resumed(self, number: int, _seconds: float) -> None:
+        """Called when the connection to an executor was made again, maybe to another process."""
+        known = self._known.get(number)
+        found = known.reach.instance if known is not None else ""
+        if found != self._instances[number]:
+            self._instances[number] = found
+            threading.Thread(
+                target=self._reconnect, args=(number, found), name="djinn-peer-reconnection", daemon=True
+            ).start()
+
+    def _reconnect(self, number: int, instance: str) -> None:
+        deadline, backoff = time.monotonic() + _PATIENCE_SECONDS, Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        # An executor whose connection does not outlive a break is not recovered.
+        waiting = [pair for pair in self._pairs(number) if self._known.keys() >= {*pair}]
+        while waiting and not self._closed.is_set() and self._instances[number] == instance:
+            if waiting[0] not in self._pairs(number):
+                waiting.pop(0)  # one of them has left
+                continue
+            try:
+                self._connect(*waiting[0])
+            except DjinnError as error:
+                if time.monotonic() > deadline:
+                    _log.error(
+                        "an executor that was recovered is not connected with another one",
+                        pair=waiting[0],
+                        error=str(error),
+                    )
+                    return
+                _log.debug("executors are not connected again yet", pair=waiting[0], reason=str(error))
+                self._closed.wait(backoff.pause())
+                waiting.append(waiting.pop(0))  # the other one may be there already
+            else:
+                waiting.pop(0)
+                backoff.reset()
+
+    def _connect(self, source: int, target: int) -> None:
+        """Have one executor connect to another one that it sent values to before.
+
+        Raises:
+            DjinnError: one of them cannot be reached, or does not reach the other.
+        """
+        there = self._known[target]
+        connection = there.reach.control_channel()
+        try:
+            ticket = ask(connection, PeerTicketRequest(source + 1), PeerTicket, _ANSWER_SECONDS, there.server)
+        finally:
+            connection.close()
+        here = self._known[source]
+        connection = here.reach.control_channel()
+        try:
+            request = connect_request(source, target, ticket, there.server)
+            reply = ask(connection, request, ConnectPeerReply, _ANSWER_SECONDS, here.server)
+        finally:
+            connection.close()
+        if reply.error:
+            raise TransportError(reply.error)
+        _log.info("executors are connected again", source=source, target=target, url=reply.url)
+
+    def close(self) -> None:
+        """Stop connecting executors."""
+        self._closed.set()

@@ -1,0 +1,123 @@
+"""Plans of programs for several devices: their rules, and what the stages of the pipeline make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+
+import attrs
+
+from djinn_client.interception.recording.substitute import rewrite
+from djinn_client.runtime.context import ClientContext
+from djinn_client.runtime.planning.constraints import MemoryInUse, limits_of, policy_for, within
+from djinn_client.runtime.planning.run_pipeline import unmeasured, unparticular
+from djinn_core.errors import DoesNotFit, InvalidStage
+from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.placement import MARGIN
+from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.stream import ALONE, Stream
+from djinn_core.ir.substitution import Derived, not_derived
+from djinn_core.logs import get_logger
+from djinn_core.planning.pipeline import PluginOverrides, Request, plan
+from djinn_core.planning.stages.annotate import Known
+from djinn_core.registry.registry import Registry
+from djinn_core.settings import Settings
+from djinn_pool.placement_trials import PlacementTrials
+
+_log = get_logger("djinn.runtime")
+
+
+@attrs.frozen
+class PlanningInputs:
+    """Location of a program's inputs, by device id: their memory and copies of them; and what else is under way.
+
+    `occupied` is what is on the devices, `known` what earlier programs say of the inputs, `margin` as in `PlacementContext`.
+    """
+
+    resident: Mapping[int, str]
+    copies: Mapping[int, tuple[str, ...]]
+    stream: Stream = ALONE
+    derived: Derived = attrs.field(default=not_derived, eq=False)
+    occupied: Mapping[str, MemoryInUse] = attrs.field(factory=dict)
+    known: Known = attrs.field(factory=dict)
+    margin: float = MARGIN
+
+
+@attrs.frozen
+class PoolRules:
+    """Rules of plans.
+
+    Attributes:
+        factor, unsure: as in `Planning`.
+        placements: tries placements, where the client chose the policy and a plugin judges.
+        learns_margin: whether such placements have to be predicted to save more where predictions were wrong.
+    """
+
+    factor: int
+    unsure: Container[str]
+    placements: PlacementTrials | None = None
+    learns_margin: bool = False
+
+
+def rules_for(context: ClientContext) -> PoolRules:
+    """The rules for the open session's planner."""
+    registry, settings = context.configured()
+    assert context.planner is not None
+    planning = context.planner.planning
+    if settings.placement_policy:  # a policy that was named is followed
+        return PoolRules(planning.factor, planning.unsure)
+    trials = None
+    if planning.judge is not None:
+        name = policy_for(settings, registry.placement_policies, 2)
+        trials = PlacementTrials(planning.judge, name, context.stats, context.planner.verdicts)
+    return PoolRules(planning.factor, planning.unsure, trials, learns_margin=True)
+
+
+def plan_for_pool(
+    graph: ProgramGraph, registry: Registry, settings: Settings, topology: NetworkTopology, where: PlanningInputs
+) -> PipelineResult:
+    """Plan a program for several devices, with its inputs where they are.
+
+    Raises:
+        ConfigurationError: the setting `memory_limits` names a device that there is not.
+        InvalidStage: the devices cannot run it, or not within their limits.
+    """
+    limits = limits_of(settings, [device.id for device in topology.devices])
+    topology, memory_limits = within(topology, limits, where.occupied)
+    request = Request(
+        topology,
+        resident=where.resident,
+        copies=where.copies,
+        placement_policy=policy_for(settings, registry.placement_policies, len(topology.devices)),
+        scheduler=settings.scheduler,
+        exact=settings.exact,
+        pins=settings.pins,
+        memory_limits=memory_limits,
+        latency_target=settings.latency_target,
+        stream=where.stream,
+        derived=where.derived,
+        margin=where.margin,
+        rewrite=rewrite,
+    )
+    # What other programs of a machine take now, and what allocators can use again, is not quite known.
+    blind = attrs.evolve(request, topology=unmeasured(topology))
+    try:
+        return plan(graph, registry, request, known=where.known)
+    except InvalidStage as error:
+        if (isinstance(error, DoesNotFit) and error.pinned) or not (memory_limits or isinstance(error, DoesNotFit)):
+            raise
+        said = error
+    if memory_limits:
+        _log.warning("no plan keeps to the limits of memory", error=str(said), instead="one without optimizations")
+        return plan(graph, PluginOverrides(registry, optimizations=()), blind, known=where.known)
+    instead = "what is free does not count, nor what devices lack: their executors say so"
+    _log.warning("a program may not fit", error=str(said), instead=instead)
+    anywhere = attrs.evolve(blind, topology=unparticular(blind.topology))
+    return _first_that_fits(lambda asked: plan(graph, registry, asked, known=where.known), blind, anywhere)
+
+
+def _first_that_fits(make: Callable[[Request], PipelineResult], request: Request, other: Request) -> PipelineResult:
+    try:
+        return make(request)
+    except DoesNotFit:
+        return make(other)

@@ -1,0 +1,290 @@
+"""Plans each new program for the executors of a pool, and finds the plan again while things are where they were."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import attrs
+
+from djinn_client.runtime.planning.constraints import MemoryInUse
+from djinn_client.runtime.planning.plan_cache import PlanCache
+from djinn_client.runtime.planning.planner import RECENT, Recent
+from djinn_client.runtime.planning.residency_history import ResidencyHistory
+from djinn_client.runtime.sending.template import relied_on
+from djinn_client.runtime.stats import Stats
+from djinn_client.torch_dispatch import modes_as_before
+from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.placement import MARGIN
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.program import Program
+from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.stream import ALONE, Stream
+from djinn_core.system.interrupts import interrupt_mask
+from djinn_pool.load_balancing import ProgramFamily
+from djinn_pool.lowering import ProgramPlacement, build_plan, resident
+from djinn_pool.parts import PooledPlan
+from djinn_pool.placement_trials import PredictionErrors, TriedPlacement, margin_of
+from djinn_pool.plan_for_pool import PlanningInputs, PoolRules
+from djinn_pool.pooled_derived_values import PooledDerivedValues, RunPlan
+from djinn_pool.value_locations import ValueLocations
+
+VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, in scalars, and in whose turn it was
+
+
+PlanForPool = Callable[[ProgramGraph, PlanningInputs], PipelineResult]
+FreeCopies = Callable[[Sequence[tuple[int, int]]], None]
+
+
+class PoolPlanner:
+    """From programs to parts. Not thread-safe: the recorders' lock is held around it."""
+
+    derived: PooledDerivedValues
+    memory: Sequence[int | None] = ()  # bytes that may be on each executor; None if that is not known
+    calibrated = False  # whether all devices were measured
+
+    def __init__(
+        self,
+        plan: PlanForPool,
+        stats: Stats,
+        locations: ValueLocations,
+        rules: PoolRules,
+    ) -> None:
+        """Executors `join`."""
+        self._rules = rules
+        self._plan = plan
+        self.devices: tuple[str, ...] = ()  # ids, by number of the executor
+        self._stats = stats
+        self._locations = locations
+        self._plans: PlanCache[ProgramFamily] = PlanCache(rules.factor)
+        self._recent: Recent = deque(maxlen=RECENT)
+        self._earlier = ResidencyHistory(self._recent)
+        self.random: int | None = None
+        self.link_changes = 0  # plans hold for links as they were when they were made
+        self.errors = PredictionErrors()
+        self._free: FreeCopies = lambda _: None
+
+    def follow(self, rules: PoolRules) -> None:
+        """Make all plans again, by these rules."""
+        self._rules = rules
+        self._plans = PlanCache(rules.factor)
+
+    def join(self, device: str) -> None:
+        """There is one more executor, with this device."""
+        self.devices = (*self.devices, device)
+        self.derived.join(device)
+
+    def make_anew(self) -> None:
+        """Make all plans again: other executors are there."""
+        self.follow(self._rules)
+
+    def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
+        """The devices were measured: what was predicted before says nothing of predictions from now on."""
+        self.calibrated = all(device.calibration is not None for device in devices)
+        self.errors = PredictionErrors()
+
+    def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
+        """The programs of its structure, and its values by first appearance."""
+        alike, values = self._plans.find(program)
+        if not alike:
+            alike.append(ProgramFamily())
+        return alike[0], tuple(values.tolist())
+
+    def act_by(self, run: RunPlan, free: FreeCopies) -> None:
+        """Set `run` as the function that computes values derived from weights, and `free` as the one that frees copies."""
+        self._free = free
+        self.derived = PooledDerivedValues(self.devices, self._locations, run)
+
+    def prepare(
+        self, program: Program, alike: ProgramFamily, values: Sequence[int], turn: int | None
+    ) -> tuple[PooledPlan, Sequence[int]]:
+        """The plan of a program that was found, and the values of the run.
+
+        `turn`: the executor whose turn it is; None if executors do not take turns.
+        """
+        alone = self._keeps_to_one(alike, values)
+        if (again := self._again(program, alike, values, (turn, alone))) is not None:
+            return again
+        self._stats.plans_made += 1
+        plan = self._make(program, alike, turn, alone)
+        alike.plans.append(plan)
+        del alike.plans[:-VARIANTS_LIMIT]
+        self._recent.append((plan, program))
+        if (profile := plan.profile) is not None:
+            self._earlier.planned(plan, program, profile.residency, profile.lineage)
+        return plan, self.derived.extended(plan, values)
+
+    def _again(
+        self, program: Program, alike: ProgramFamily, values: Sequence[int], way: tuple[int | None, bool]
+    ) -> tuple[PooledPlan, Sequence[int]] | None:
+        """A plan that was made while things were as they are; None without one.
+
+        `way`: whose turn it is, and whether the program keeps to one executor.
+        """
+        for plan in reversed(alike.plans):
+            if (plan.turn, plan.alone) != way or plan.link_changes != self.link_changes:
+                continue
+            if not (plan.crowded or self._has_room(plan)):
+                continue
+            if plan.rewrite is not None and not plan.rewrite.holds_for(program):
+                continue
+            extended = self.derived.extended(plan, values)
+            if plan.holds_for(program, extended, self._locations, self.random):
+                self._stats.plans_reused += 1
+                self._recent.append((plan, program))
+                return plan, extended
+        return None
+
+    def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:
+        """True if a program that a policy would divide is to run on one executor this time."""
+        tried, placements = alike.tried, self._rules.placements
+        if tried is None or placements is None:
+            return False
+        if tried.link_changes != self.link_changes:
+            placements.forget(tried)
+            alike.tried = None
+            return False
+        undecided = not tried.settled
+        alone = not placements.choose(tried)
+        if alone and undecided and tried.settled:  # copies were kept until now
+            self._free(self._locations.end_copies(values))
+        return alone
+
+    def _make(self, program: Program, alike: ProgramFamily, turn: int | None, alone: bool) -> PooledPlan:
+        graph = ProgramGraph(program)
+        judged = self._rules.placements is not None
+        # Where inputs follow each other, nothing is measured that could say whether it pays to divide each of them.
+        together = alone or (judged and turn is not None and alike.tried is None)
+        inputs = self.inputs(graph, self._stream(graph, alike, turn), 1.0 if together else self.margin)
+        planning = partial(self._plan, graph)
+        with modes_as_before(), interrupt_mask.unmasked():
+            if judged and not together:
+                result, alone = self._divided_or_not(alike, program, inputs, planning)
+            else:
+                result = planning(inputs)
+        plan = self._lowered(program, graph, result)
+        if plan is None:
+            return self._make(program, alike, turn, alone)
+        plan.alone = alone
+        if self._rules.learns_margin:
+            self._watch(plan)
+        if turn is not None:
+            follows = result.plan is not None and result.plan.by_turn
+            alike.planned(plan, turn, follows)
+            plan.turn = turn if follows else None
+        return plan
+
+    def inputs(self, graph: ProgramGraph, stream: Stream, margin: float) -> PlanningInputs:
+        """Where the inputs of a program are now, and what else its plan depends on."""
+        names, locations, program = self.devices, self._locations, graph.program
+        where = {v: names[e] for v, e in resident(program, graph, locations, self.random).items()}
+        held = {v: locations.copies(v) for v in graph.inputs}
+        copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in held.items() if holders}
+        known = self._earlier.residency(program)
+        return PlanningInputs(where, copies, stream, self.derived.places, self._occupied(graph), known, margin)
+
+    def _lowered(self, program: Program, graph: ProgramGraph, result: PipelineResult) -> PooledPlan | None:
+        """The parts of what was planned; None if values derived from weights were missing, which have been made now."""
+        assert result.schedule is not None
+        assert result.placement is not None
+        rewritten = result.schedule.rewritten
+        if rewritten is not None and self.derived.make_missing(rewritten, result.placement.values):
+            return None  # once more, now that it is known where those are
+        called = {} if rewritten is None else self.derived.names(rewritten)
+        executors = {name: number for number, name in enumerate(self.devices)}
+        placed = {value: executors[device] for value, device in result.placement.values.items()}
+        planned = ProgramPlacement(result.graph, placed, executors, result.schedule, graph, called)
+        plan = build_plan(planned, self._locations, self.random)
+        plan.link_changes = self.link_changes
+        plan.relied = relied_on(program, result, self._rules.unsure)
+        plan.profile = result.recorded or result.profile
+        plan.crowded = not self._has_room(plan)  # and no plan would have
+        runs = list(plan.runs())
+        if len(runs) == 1 and result.costs is not None:
+            rows = result.costs.by_device
+            runs[0].prepared.predicted = sum(rows[d.device][d.node].seconds for d in result.placement.decisions)
+        return plan
+
+    def _divided_or_not(
+        self,
+        alike: ProgramFamily,
+        program: Program,
+        where: PlanningInputs,
+        plan: Callable[[PlanningInputs], PipelineResult],
+    ) -> tuple[PipelineResult, bool]:
+        """The plan of a program that one executor may be better at than several, and whether it keeps to one.
+
+        A program that the policy divides for the first time runs on one executor first, if one can run it.
+        """
+        result, tried = plan(where), alike.tried
+        if tried is None and _is_divided(result):
+            one = plan(attrs.evolve(where, margin=1.0))
+            if not _is_divided(one):
+                alike.tried = TriedPlacement(program, self.link_changes)
+                return one, True
+        elif tried is not None and _is_divided(result):
+            tried.moving += _moving_seconds(result, where)
+        elif tried is not None:  # now that its inputs live somewhere, the policy does not divide it any more
+            tried.settled, tried.pays = True, False
+            return result, True
+        return result, False
+
+    @property
+    def margin(self) -> float:
+        """The share of its time that several executors have to be predicted to save a program."""
+        if not self._rules.learns_margin:
+            return MARGIN
+        return margin_of(self.errors.found, calibrated=self.calibrated)
+
+    def _watch(self, plan: PooledPlan) -> None:
+        """Compare what one executor takes for a plan with what was predicted."""
+        runs = list(plan.runs())
+        if len(runs) == 1 and (predicted := runs[0].prepared.predicted) is not None:
+            self.errors.watch(runs[0].prepared, predicted)
+
+    def _has_room(self, plan: PooledPlan) -> bool:
+        """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""
+        held = self._locations.held
+        for executor, more in plan.leaves:
+            room = self.memory[executor]
+            if room is not None and held[executor] + more > room:
+                return False
+        return True
+
+    def _occupied(self, graph: ProgramGraph) -> dict[str, MemoryInUse]:
+        """By device what is there, and what of it the program does not use."""
+        held, used = self._locations.held, self._locations.held_of({storage_of(v) for v in graph.inputs})
+        return {name: MemoryInUse(held[e], held[e] - used[e]) for e, name in enumerate(self.devices)}
+
+    def _stream(self, graph: ProgramGraph, alike: ProgramFamily, turn: int | None) -> Stream:
+        if turn is None:
+            return ALONE
+        carried = alike.carried(graph.inputs, self._locations)
+        return Stream(len(alike.under_way) or 1, self.devices[turn], carried)
+
+    @property
+    def last_profile(self) -> WorkloadProfile | None:
+        """Profile of the program that was submitted last."""
+        return self._recent[-1][0].profile if self._recent else None
+
+
+def _is_divided(result: PipelineResult) -> bool:
+    """True if several executors run parts of the program."""
+    return result.placement is not None and len({d.device for d in result.placement.decisions}) > 1
+
+
+def _moving_seconds(result: PipelineResult, where: PlanningInputs) -> float:
+    """Predicted time of bringing copies of inputs to where there are none, and of moving others there and back again."""
+    placement, seconds = result.placement, 0.0
+    assert placement is not None
+    for value, home in where.resident.items():
+        nbytes = result.graph.meta(value).nbytes if value in result.graph.inputs else 0
+        new = set(placement.copies.get(value, ())) - set(where.copies.get(value, ()))
+        seconds += sum(result.topology.link(home, device).transfer_seconds(nbytes) for device in new)
+        if (there := placement.values.get(value, home)) != home:
+            seconds += result.topology.link(home, there).transfer_seconds(nbytes)
+            seconds += result.topology.link(there, home).transfer_seconds(nbytes)
+    return seconds

@@ -1,0 +1,108 @@
+"""Cache of values derived from weights in a pool, computed on the executor that the first plan uses them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from djinn_client.runtime.planning.derived_values import DerivedValues
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.costs import Costs, NetworkTopology
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.placement import Placement, PlacementDecision
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.program import Program
+from djinn_core.ir.schedule import ExecutionSchedule
+from djinn_core.ir.substitution import Recipe, RecipeLocations, RewrittenProgram
+from djinn_core.planning.stages.steps import write_steps
+from djinn_core.sink import Submission
+from djinn_pool.lowering import ProgramPlacement, build_plan, resident
+from djinn_pool.parts import PooledPlan, named
+from djinn_pool.value_locations import ValueLocations
+
+RunPlan = Callable[[PooledPlan, Program], None]
+
+
+class PooledDerivedValues:
+    """Derived values of a pool. The caller holds the sink's lock."""
+
+    def __init__(self, devices: Sequence[str], locations: ValueLocations, run: RunPlan) -> None:
+        """`run`: has a plan carried out."""
+        self._devices = tuple(devices)
+        self._locations = locations
+        self._run = run
+        self.values = DerivedValues(lambda _: 0)
+
+    def join(self, device: str) -> None:
+        """There is one more executor, with this device."""
+        self._devices = (*self._devices, device)
+
+    def places(self, recipe: Recipe) -> RecipeLocations | None:
+        """Locations of a recipe's values; None if they were not made."""
+        made = self.values.made((recipe.identity, recipe.sources))
+        if made is None:
+            return None
+        homes = tuple(self._devices[self._locations.homes[storage_of(v)]] for v in made)
+        held = [self._locations.copies(v) or () for v in made]
+        return RecipeLocations(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in held))
+
+    def make_missing(self, rewritten: RewrittenProgram, placed: Mapping[int, str]) -> bool:
+        """Make what was not made yet, where a plan placed it; whether anything was missing."""
+        missing = [r for r in rewritten.recipes if self.values.made((r.identity, r.sources)) is None]
+        for recipe in missing:
+            executor = self._devices.index(placed[recipe.makes[0]])
+            self.values.make((recipe.identity, recipe.sources), recipe, self._on(executor))
+        return bool(missing)
+
+    def names(self, rewritten: RewrittenProgram) -> dict[int, int]:
+        """Handles of the values of its recipes."""
+        names: dict[int, int] = {}
+        for recipe in rewritten.recipes:
+            names |= zip(recipe.makes, self.values.made((recipe.identity, recipe.sources)) or (), strict=True)
+        return names
+
+    def extended(self, plan: PooledPlan, values: Sequence[int]) -> Sequence[int]:
+        """The values of a run of `plan`, with those that are derived for it and those of its own."""
+        if plan.rewrite is None:
+            return values
+        extended = list(values)
+        for recipe, identity, positions in plan.rewrite.recipes:
+            key = (identity, tuple([values[i] for i in positions]))
+            extended += self.values.made(key) or self.values.make(
+                key, recipe, self._on(self._home(plan, len(extended)))
+            )
+        return extended + named(plan.own, values)
+
+    @staticmethod
+    def _home(plan: PooledPlan, position: int) -> int:
+        """Executor on which a plan uses an input."""
+        home = plan.where[0][plan.inputs.index(position)]
+        return home if home is not None else 0
+
+    def _on(self, executor: int) -> Callable[[Submission], object]:
+        return lambda submission: self._run(self._all_on(submission.program, executor), submission.program)
+
+    def _all_on(self, program: Program, executor: int) -> PooledPlan:
+        """A plan in which one executor runs everything; weights that live elsewhere are lent to it."""
+        graph, names, device = ProgramGraph(program), self._devices, self._devices[executor]
+        homes = {v: names[e] for v, e in resident(program, graph, self._locations, None).items()}
+        nodes = tuple(node.id for node in graph.nodes)
+        made = {v: device for node in graph.nodes for v in node.outputs}
+        values = {**{v: homes.get(v, device) for v in graph.inputs}, **made}
+        decisions = tuple(PlacementDecision(node, device, "derived values are wanted here") for node in nodes)
+        held = {v: tuple(names[e] for e in sorted(self._locations.copies(v) or ())) for v in graph.inputs}
+        copies = {v: holders for v, holders in held.items() if holders}
+        context = SchedulingContext(
+            program,
+            graph,
+            OptimizationPlan(nodes),
+            Placement(decisions, values),
+            Costs({}),
+            NetworkTopology(()),
+            homes,
+            copies=copies,
+        )
+        schedule = ExecutionSchedule(program, (), write_steps(context, nodes))
+        executors = {name: number for number, name in enumerate(names)}
+        placed = {value: executors[home] for value, home in values.items()}
+        return build_plan(ProgramPlacement(graph, placed, executors, schedule, graph), self._locations, None)

@@ -1,0 +1,102 @@
+"""Questions to a pool: the executors that answer one, and the reply that theirs make together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from djinn_client.runtime.executor_client import ExecutorClient
+from djinn_core.errors import UnsupportedOperation, WeightsUnavailable
+from djinn_core.hookspecs.routers import Executors
+from djinn_core.ir.handles import storage_of
+from djinn_core.sink import M
+from djinn_core.wire.binding_delta import pack_handles, unpack_handles
+from djinn_core.wire.cache_messages import CacheReply, CacheRequest
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import StatsReply, StatsRequest
+from djinn_core.wire.weight_messages import OpenWeights, OpenWeightsReply, SaveWeights
+from djinn_pool.value_locations import ValueLocations
+
+
+def ask(
+    message: Message, kind: type[M], device: int, executors: Executors[ExecutorClient], locations: ValueLocations
+) -> M:
+    """As `Sink.ask`. What has no rule of its own is asked of the first executor, or of the one with the index.
+
+    Raises:
+        UnsupportedOperation: no executor has all values that the message is about.
+        WeightsUnavailable: executors find different weights at one address.
+    """
+    found: Any
+    if isinstance(message, CacheRequest):
+        found = _caches(message, executors, locations)
+    elif isinstance(message, SaveWeights):
+        found = executors.members[_holder_of_all(message, executors, locations)].ask(message, kind)
+    elif isinstance(message, StatsRequest):
+        sums = Counter[str]()
+        for member in executors.at(device):
+            sums.update(member.ask(message, StatsReply).values)
+        found = StatsReply(dict(sums))
+    elif isinstance(message, OpenWeights):
+        found = _opened(message, executors, device)
+    else:
+        found = executors.at(device)[0].ask(message, kind)
+    return found  # type: ignore[no-any-return]
+
+
+def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: int) -> OpenWeightsReply:
+    """What all executors find at an address, or the first reply that says something else."""
+    members = executors.at(device)
+    found: list[OpenWeightsReply] = []
+    for member in members:
+        reply = member.ask(message, OpenWeightsReply)
+        if reply.unfinished or reply.refused:
+            return reply
+        found.append(reply)
+    for member, other in zip(members[1:], found[1:], strict=True):
+        if (other.address, other.version, other.tensors) != (found[0].address, found[0].version, found[0].tensors):
+            raise WeightsUnavailable(
+                f"{message.address!r} is not the same at {member.server} and {members[0].server}: a pool reads from one place, "
+                "or from equal copies with equal times"
+            )
+    return found[0]
+
+
+def _holders(handle: int, locations: ValueLocations) -> set[int]:
+    home = locations.homes.get(storage_of(handle))
+    return {*(locations.copies(handle) or ())} | (set() if home is None else {home})
+
+
+def _holder_of_all(message: SaveWeights, executors: Executors[ExecutorClient], locations: ValueLocations) -> int:
+    holders = set(executors.present)
+    for handle in unpack_handles(message.handles):
+        holders &= _holders(handle, locations)
+    if not holders:
+        raise UnsupportedOperation(
+            f"no executor of the pool has all tensors that are to be saved at {message.address!r}: "
+            "save those of one device at a time, or fetch them and save them here"
+        )
+    return min(holders)
+
+
+def _caches(message: CacheRequest, executors: Executors[ExecutorClient], locations: ValueLocations) -> CacheReply:
+    """The sums of what executors say, each of the values that it holds."""
+    handles = unpack_handles(message.handles)
+    held: dict[int, list[int]] = {} if handles else {number: [] for number in executors.present}
+    for handle in handles:
+        for number in _holders(handle, locations):
+            held.setdefault(number, []).append(handle)
+    found: Sequence[CacheReply] = [
+        executors.members[number].ask(msgspec.structs.replace(message, handles=pack_handles(part)), CacheReply)
+        for number, part in sorted(held.items())
+    ]
+    return CacheReply(
+        sum(one.nbytes for one in found),
+        sum(one.resident for one in found),
+        sum(one.pinned for one in found),
+        all(one.limited for one in found),
+        "; ".join(one.refused for one in found if one.refused),
+    )

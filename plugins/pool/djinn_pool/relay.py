@@ -1,0 +1,91 @@
+"""Relay of a pool's executor: transfers that pass through the client, and what the executor says of links and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from djinn_client.runtime.executor_client import ExecutorClient
+from djinn_client.runtime.receiving.replies import Replies
+from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import Room, encode
+from djinn_core.wire.peer_messages import LinkMeasurement, SendValues, TransferChunk, TransferHeader
+
+
+class Relay:
+    """The frames of one transfer, as they come from an executor, and what it says of links and of its memory."""
+
+    def __init__(self, session: ExecutorClient) -> None:
+        """`session`: with the executor."""
+        self._session = session
+        self.has_news = False  # whether something was seen or told since it was taken
+        self._seen: list[LinkMeasurement] = []
+        self._room: Room | None = None
+        self._frames: list[Frame] = []
+        self._missing = 0
+        session.replies.when_links_seen = self._see
+        session.replies.when_room_told = self._hear_room
+        for kind in (TransferHeader, TransferChunk):
+            session.replies.handle(kind, self._take)
+
+    def send(self, message: Message) -> None:
+        """Send the executor a message between submissions. The caller holds the sink's lock."""
+        self._session.replies.send(message)
+
+    def take_over(self, ship: SendValues) -> list[Frame]:
+        """A transfer, as frames for another executor; waits for it. The caller holds the sink's lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self._session.replies.send_and_await(ship, self._is_complete)
+        frames, self._frames = self._frames, []
+        return frames
+
+    def take_seen(self) -> list[LinkMeasurement]:
+        """Take the link measurements since the last call."""
+        seen, self._seen = self._seen, []
+        self.has_news = self._room is not None
+        return seen
+
+    def take_room(self) -> Room | None:
+        """Take what the executor said last of its memory; None if it said nothing since the last call."""
+        room, self._room = self._room, None
+        self.has_news = bool(self._seen)
+        return room
+
+    def _hear_room(self, room: Room) -> None:
+        self._room = room
+        self.has_news = True
+
+    def _see(self, seen: Sequence[LinkMeasurement]) -> None:
+        self._seen.extend(seen)
+        self.has_news = True
+
+    def _is_complete(self) -> bool:
+        return bool(self._frames) and not self._missing
+
+    def _take(self, message: TransferHeader | TransferChunk, body: Sequence[Buffer]) -> None:
+        if isinstance(message, TransferHeader):
+            self._missing = sum(item.size for item in message.items)
+        else:
+            self._missing -= sum(memoryview(buffer).nbytes for buffer in body)
+        self._frames.append(Frame(encode(message), list(body)))
+
+
+def look_after_each_other(sessions: Sequence[ExecutorClient]) -> None:
+    """Have the thread that waits for one executor read what the others say.
+
+    An executor that waits for a value of another one says nothing, and if that other one has died, no thread reads the
+    connection that says so.
+    """
+    every = [session.replies for session in sessions]
+
+    def look(replies: Replies) -> None:
+        for other in every:
+            if other is not replies:
+                other.look()
+
+    for replies in every:
+        replies.while_waiting = partial(look, replies)

@@ -1,0 +1,499 @@
+"""Router of a pool: each submission goes to the executors that have a part in it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+import attrs
+import msgspec
+import torch
+
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime.context import context
+from djinn_client.runtime.executor_client import ExecutorClient, ExecutorReply, follow_reads
+from djinn_client.runtime.planning.plan_maker import tell_planned
+from djinn_client.runtime.planning.session_planner import new_planner
+from djinn_client.runtime.sending.submissions import NO_VALUES
+from djinn_client.runtime.sending.template import PreparedTemplate
+from djinn_core.errors import DeadlineExceeded, DjinnError
+from djinn_core.hookspecs.routers import EMPTY, Executors, JoinedReplies, PendingReply, Router
+from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.program import Program
+from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.slot_arrays import Words
+from djinn_core.ir.stored_tensor import StoredTensor
+from djinn_core.ir.stream import ALONE
+from djinn_core.sink import M, Submission, SubmissionReply
+from djinn_core.system.interrupts import InterruptibleLock, interrupt_mask
+from djinn_core.wire.message_base import Message
+from djinn_pool import drained_nodes, questions
+from djinn_pool.elastic_executors import ElasticExecutors, capabilities_in_pool
+from djinn_pool.first_calibration import calibrate_in_background
+from djinn_pool.held_uploads import HeldUploads
+from djinn_pool.list_ops import ListOps
+from djinn_pool.load_balancing import LoadBalancer, ProgramFamily
+from djinn_pool.parts import AwaitStep, FreeStep, PooledPlan, RunPart, TransferStep, UploadStep
+from djinn_pool.peer_reconnection import PeerReconnection
+from djinn_pool.plan_for_pool import PlanningInputs, plan_for_pool, rules_for
+from djinn_pool.pool_planner import PoolPlanner
+from djinn_pool.relay import Relay
+from djinn_pool.routes import Routes
+from djinn_pool.topology import PoolTopology
+from djinn_pool.value_locations import ValueLocations
+
+UNREAD: Final = (
+    1  # replies that may wait to be read: what executors say of their links counts for the plan of a whole program
+)
+
+
+@attrs.define
+class _ExecutorRequest:
+    """Requests to one executor beside its parts: values to fetch, to describe and to free."""
+
+    fetch: list[int] = attrs.field(factory=list)
+    describe: list[int] = attrs.field(factory=list)
+    free: list[int] = attrs.field(factory=list)
+    synchronize: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.fetch or self.describe or self.free or self.synchronize)
+
+    def submission(self, program: Program) -> Submission:
+        return Submission(program, tuple(self.free), tuple(self.fetch), tuple(self.describe), self.synchronize)
+
+
+_ExecutorRequests = defaultdict[int, _ExecutorRequest]  # by executor, where there are any
+Asked = list[tuple[Submission, ExecutorReply]]  # what executors were asked for, and their replies
+
+
+class PoolReply(JoinedReplies):
+    """Reply to a submission that asked executors of a pool for values. Forgotten once no thread has to wait for it."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        parts: Sequence[tuple[Submission, ExecutorReply]],
+        router: PoolRouter,
+        alike: ProgramFamily | None,
+        took: Callable[[float], None] | None,
+        begun: float,
+    ) -> None:
+        """`alike`: the programs whose turns depend on it. `took`: is told the seconds from `begun` until all has come."""
+        super().__init__(submission, parts)
+        self._router, self._alike, self._took = router, alike, took
+        members = router.executors.members
+        self._begun = begun
+        self._sent = [(member, member.submissions.last_number) for member in members]
+        # By executor the frames after which nothing is under way when all has come.
+        self._synchronized = tuple([member.link.sent for member in members]) if submission.synchronize else ()
+        self._late = submission.later is not None
+        self._turn = object()
+        if alike is not None:
+            alike.under_way.add(self._turn)
+
+    def wait(self) -> SubmissionReply:
+        """As `PendingReply.wait`."""
+        try:
+            reply = super().wait()
+        except BaseException:
+            if not (self._late and self.waiting):
+                self._forget()
+            raise
+        self._forget()
+        if self._synchronized:
+            self._router.synchronized = self._synchronized
+        if self._took is not None and not self._late:
+            self._took(time.perf_counter() - self._begun)
+        return reply
+
+    def failed(self, error: DjinnError) -> None:
+        """As `JoinedReplies.failed`: where it takes too long on one executor, all stop."""
+        if isinstance(error, DeadlineExceeded):
+            for member in self._router.executors.here:
+                member.replies.cancellation.stop_waiting()
+
+    def discard(self) -> None:
+        """As `PendingReply.discard`."""
+        self._forget()
+        super().discard()
+
+    def mark_unobserved(self) -> None:
+        """As `PendingReply.mark_unobserved`, on all executors."""
+        for member, number in self._sent:
+            member.replies.mark_unobserved(number)
+
+    def _forget(self) -> None:
+        if self._alike is not None:
+            self._alike.under_way.discard(self._turn)
+
+
+class PoolRouter(Router):
+    """Runs each program over the executors of a pool by its plan, and knows where values are."""
+
+    name = "pool"
+    preference = 0
+
+    def begin(self, executors: Executors[ExecutorClient], held: Iterable[tuple[int, int]] | None = None) -> None:
+        """As `Router.begin`; the links between executors are measured.
+
+        Raises:
+            ConfigurationError: a limit of memory is for a device that there is not.
+            SessionLost: an executor is gone already.
+        """
+        self.executors = executors
+        self._tables = InterruptibleLock()  # uploads come from any thread, while another one submits
+        self.synchronized: tuple[int, ...] = ()
+        self._turns = LoadBalancer(executors)
+        self._list_ops = ListOps()
+        self._locations = locations = ValueLocations()
+        relays: list[Relay] = []
+        self._routes = routes = Routes(executors, relays, context.observers)
+        self._links = links = PoolTopology(relays, (), ())
+        self._uploads = uploads = HeldUploads(executors, locations)
+        self._peer_reconnection = peer_reconnection = PeerReconnection(routes.pairs_of)
+        before = context.planner, context.asked_by_size
+        new_planner(context, len(executors.present))
+        planning = partial(self._planned, unseen=False)
+        self._planner = planner = PoolPlanner(planning, context.stats, locations, rules_for(context))
+        planner.act_by(self._carry_out, self._free_copies)
+        self.elastic = ElasticExecutors(
+            executors, relays, locations, planner, routes, links, uploads, peer_reconnection
+        )
+        try:
+            self.elastic.join(executors.present)
+        except BaseException:
+            peer_reconnection.close()
+            context.planner, context.asked_by_size = before
+            raise
+        if held is not None:
+            planner.random = 0  # the only executor has made all random numbers so far
+            for handle, nbytes in held:
+                locations.add(handle, 0, nbytes)
+            self._free_copies([(value, 0) for value in executors.members[0].submissions.take_derived()])
+        self._calibrate()
+
+    def plan_anew(self) -> None:
+        """As `Router.plan_anew`."""
+        self._planner.follow(rules_for(context))
+
+    def home(self, storage: int) -> int | None:
+        """As `Router.home`."""
+        return self._locations.homes.get(storage)
+
+    def topology(self) -> NetworkTopology:
+        """As `Router.topology`."""
+        return self._links.topology
+
+    def plan(self, graph: ProgramGraph) -> PipelineResult:
+        """As `Router.plan`."""
+        program = self._list_ops.split(graph.program, self._locations.homes)
+        graph = graph if program is graph.program else ProgramGraph(program)
+        return self._planned(graph, self._planner.inputs(graph, ALONE, self._planner.margin), unseen=True)
+
+    def _planned(self, graph: ProgramGraph, where: PlanningInputs, *, unseen: bool) -> PipelineResult:
+        """The plan of a program over the executors, or of a piece of one; `unseen`: no observer is told."""
+        started = time.monotonic()
+        result = plan_for_pool(graph, *context.configured(), self._links.topology, where)
+        if not unseen:
+            tell_planned(context, result, len(graph.program), started)
+        return result
+
+    def _calibrate(self) -> None:
+        """Measure devices that were never measured, in the background."""
+        registry, settings = context.configured()
+        executors = self.executors
+        opened = [executor.opened for executor in executors.here]
+        calibrate_in_background(opened, settings, registry.cost_models, partial(self._measured, executors))
+
+    def _measured(self, executors: Executors[ExecutorClient]) -> None:
+        """Plan with what was measured of the devices of a session, if it is still open."""
+        with port.lock:
+            session = context.session
+            if session is not None and session.executors is executors and not port.forked:
+                devices = [capabilities_in_pool(number, executors.members[number]) for number in executors.present]
+                self._links.replace_devices(devices)
+                self._planner.know_devices(devices)
+
+    def last_profile(self) -> WorkloadProfile | None:
+        """As `Router.last_profile`."""
+        return self._planner.last_profile
+
+    # --- executors -----------------------------------------------------------------------------------------------
+
+    def join(self, numbers: Sequence[int]) -> None:
+        """As `Router.join`, while no thread uploads."""
+        with self._tables:
+            try:
+                self.elastic.join(numbers)
+                self._calibrate()
+            except BaseException:
+                self.elastic.undo_join(numbers)
+                raise
+
+    def leave(self, numbers: Sequence[int]) -> None:
+        """As `Router.leave`, while no thread uploads.
+
+        Raises: as `ElasticExecutors.leave`.
+        """
+        with self._tables:
+            self.elastic.leave(numbers)
+
+    def watch(self) -> None:
+        """As `Router.watch`."""
+        drained_nodes.watch()
+
+    # --- out ---------------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission) -> PendingReply:
+        """As `Sink.submit`. The caller holds the sink's lock.
+
+        Raises:
+            SessionLost: an executor is gone.
+        """
+        if interrupt_mask.depth:
+            return self._submit_masked(submission)
+        with interrupt_mask:
+            return self._submit_masked(submission)
+
+    def _submit_masked(self, submission: Submission) -> PendingReply:
+        for member in self.executors.here:
+            member.submissions.make_ready(UNREAD)
+        with self._tables:
+            submission = self._split(submission)
+            prepared = self._prepare(submission) if submission.program.calls else None
+            with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
+                return self._submit(submission, prepared)
+
+    def _split(self, submission: Submission) -> Submission:
+        """Split ops over lists by executor."""
+        if not submission.program.calls or len(self.executors.present) == 1:
+            return submission
+        program = self._list_ops.split(submission.program, self._locations.homes)
+        if program is submission.program:
+            return submission
+        return msgspec.structs.replace(submission, program=program)
+
+    def _submit(
+        self, submission: Submission, prepared: tuple[ProgramFamily, PooledPlan, Sequence[int]] | None
+    ) -> PendingReply:
+        asked: Asked = []
+        took: Callable[[float], None] | None = None
+        alike: ProgramFamily | None = None
+        members = self.executors.members
+        begun = time.perf_counter()
+        if prepared is not None:
+            alike, plan, values = prepared
+            if alike.tried is not None and not any(member.replies.pending for member in self.executors.here):
+                took = alike.clock()  # otherwise it would wait for what was before
+            requests = self._requests(submission, self._account(plan, values))
+            if self._planner.derived.values.some:
+                written = [values[i] for i in plan.written]
+                self._forget_derived(requests, submission.free, submission.program.dead, written)
+            asked = self._do(plan, values, submission.program, requests)
+            if plan.dead and self._uploads:  # those that nothing has used which runs
+                self._uploads.drop([values[i] for i in plan.dead])
+        else:
+            requests = self._requests(submission, [])
+            if self._planner.derived.values.some:
+                self._forget_derived(requests, submission.free)
+            self._follow_reads()
+        for executor in self.executors.present if requests else ():
+            request = requests[executor]
+            if request.synchronize and members[executor].link.sent in self.synchronized[executor : executor + 1]:
+                request.synchronize = False  # it has heard nothing since it was asked the last time
+            if request:
+                asked += self._tell(executor, request)
+        if submission.later is not None:
+            for _, reply in asked:
+                reply.replies.deferred.defer(reply.number, submission.later)
+        return (
+            PoolReply(submission, asked, self, alike, took, begun)
+            if submission.is_answered
+            else JoinedReplies(submission, asked)
+        )
+
+    def _prepare(self, submission: Submission) -> tuple[ProgramFamily, PooledPlan, Sequence[int]]:
+        """The plan of a program, for the executor whose turn it is, and the programs like it."""
+        planner, program = self._planner, submission.program
+        planner.link_changes = self._links.listen()
+        alike, values = planner.find(program)
+        plan, extended = planner.prepare(program, alike, values, self._turns.next(alike))
+        alike.ran(plan, extended)
+        return alike, plan, extended
+
+    def _carry_out(self, plan: PooledPlan, program: Program) -> None:
+        """Carry out a plan without asking for results."""
+        values = tuple(dict.fromkeys(program.operands))
+        with interrupt_mask.uninterruptible:
+            self._account(plan, values)
+            self._do(plan, values, program, defaultdict(_ExecutorRequest))
+
+    def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Free copies, as value and executor, that nothing is planned to use any more."""
+        with interrupt_mask.uninterruptible:
+            for executor in {executor for _, executor in copies}:
+                self._tell(executor, _ExecutorRequest(free=[value for value, where in copies if where == executor]))
+
+    def _forget_derived(self, requests: _ExecutorRequests, *touched: Iterable[int]) -> None:
+        """Free values derived from weights that were written, or that the program holds no more."""
+        derived = self._planner.derived.values
+        derived.touched([*itertools.chain(*touched)])
+        for executor, freed in self._locations.forget(derived.take_stale()).items():
+            requests[executor].free += freed
+
+    def _account(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
+        """Note where things are when the plan has been done; copies that are out of date then, as value and executor."""
+        locations = self._locations
+        for i, executor in plan.moved:  # before copies end: a copy that the memory moves to is no copy any more
+            locations.move(values[i], executor)
+        stale = locations.end_copies([values[i] for i in plan.written]) if plan.written else []
+        locations.add_all(values, plan.made)
+        for i, executor in plan.dropped:
+            locations.drop(values[i], executor)
+        for i, executor in plan.copied:
+            locations.copy(values[i], (executor,))
+        if plan.dead:
+            locations.forget([values[i] for i in plan.dead])
+        if plan.random is not None:
+            self._planner.random = plan.random
+        return stale
+
+    def _requests(self, submission: Submission, stale: Sequence[tuple[int, int]]) -> _ExecutorRequests:
+        requests: _ExecutorRequests = defaultdict(_ExecutorRequest)
+        for executor in self.executors.present if submission.synchronize else ():
+            requests[executor].synchronize = True
+        for value in submission.fetch:
+            requests[self._home(value)].fetch.append(value)
+        for value in submission.describe:
+            requests[self._home(value)].describe.append(value)
+        for value, executor in stale:
+            requests[executor].free.append(value)
+        if submission.free:
+            self._uploads.drop(submission.free)
+            for executor, freed in self._locations.forget(submission.free).items():
+                requests[executor].free += freed
+        return requests
+
+    def _home(self, value: int) -> int:
+        """The executor that has a value's memory, or is given it by the plan; an upload that no plan gives goes to one now."""
+        homes, storage = self._locations.homes, storage_of(value)
+        if storage not in homes and value in self._uploads:
+            self._place(value)
+        home = homes.get(storage)
+        return home if home is not None else self.executors.present[0]  # which says that it has no such value
+
+    def _place(self, value: int) -> None:
+        executor = self._uploads.roomy(value)
+        self._locations.add(value, executor, self._uploads.give(value, executor))
+        self._locations.given.add(storage_of(value))
+
+    def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, requests: _ExecutorRequests) -> Asked:
+        """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
+        asked: Asked = []
+        begun = self._begin_reads(plan, values) if plan.uploads and self._uploads.reads else ()
+        for index, part in enumerate(plan.parts):
+            if index in begun:
+                continue
+            if not isinstance(part, RunPart):
+                self._do_between(part, values)
+                continue
+            self._follow_reads()
+            executor = part.executor
+            last = plan.last_runs.get(executor) == index
+            request = (requests.pop(executor, None) if last else None) or _ExecutorRequest()
+            if part.free:
+                request.free += [values[i] for i in part.free]
+            asked += self._run(executor, request.submission(program), part.prepared, values)
+        return asked
+
+    def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
+        """Have all executors begin to read what a program needs, before any of them computes; the steps that are done so.
+
+        What comes after a step that frees values of the same executor may need the room that it makes.
+        """
+        begun, freed = set[int](), set[int]()
+        for index, part in enumerate(plan.parts):
+            if isinstance(part, FreeStep):
+                freed.add(part.executor)
+            elif (
+                isinstance(part, UploadStep)
+                and part.executor not in freed
+                and values[part.value] in self._uploads.reads
+            ):
+                self._do_between(part, values)
+                begun.add(index)
+        return begun
+
+    def _follow_reads(self) -> None:
+        members = self.executors.here
+        for member in members:
+            if member.unread:
+                follow_reads(members, context.observers)
+                return
+
+    def _do_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
+        """Carry out a step between the runs of the parts of a program."""
+        if isinstance(part, UploadStep):
+            self._uploads.give(values[part.value], part.executor)
+            self._locations.given.add(storage_of(values[part.value]))
+        elif isinstance(part, TransferStep):
+            self._routes.ship(part, values[part.value])
+        elif isinstance(part, AwaitStep):
+            self._routes.expect(part.carry, values[part.carry.value])
+        else:
+            self._tell(part.executor, _ExecutorRequest(free=[values[i] for i in part.values]))
+
+    def _tell(self, executor: int, request: _ExecutorRequest) -> Asked:
+        return self._run(executor, request.submission(EMPTY))
+
+    def _run(
+        self,
+        executor: int,
+        submission: Submission,
+        prepared: PreparedTemplate | None = None,
+        values: Sequence[int] | Words = NO_VALUES,
+    ) -> Asked:
+        """Send one executor its part of a submission; what it was asked for."""
+        member = self.executors.members[executor]
+        number = member.submissions.run(submission, prepared, values)
+        if not submission.is_answered:
+            return []
+        self._turns.asked(executor, number)
+        return [(submission, ExecutorReply(member.replies, number))]
+
+    def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
+        """As `Sink.upload`: it goes to where it is first used, when that is known, or to the device of its index."""
+        for member in self.executors.here:
+            member.link.check()
+        source = source if device or isinstance(source, StoredTensor) else source.detach().clone()
+        with interrupt_mask.uninterruptible, self._tables:
+            self._locations.forget(
+                (handle,)
+            )  # where it counted as there already, because there was one executor until now
+            if device:
+                executor = self.executors.number_at(device)
+                self.executors.members[executor].upload(handle, source)
+                self._locations.add(handle, executor, source.nbytes)
+                self._locations.given.add(storage_of(handle))
+                return
+            for waiting in self._uploads.hold(handle, source):
+                self._place(waiting)
+
+    def expect(self, tensors: Sequence[torch.Tensor]) -> None:
+        """As `Sink.expect`. Uploads are copied as they come, so that nothing is gained by knowing of them."""
+
+    def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
+        """As `Sink.ask`."""
+        return questions.ask(message, kind, device, self.executors, self._locations)
+
+    def close(self) -> None:
+        """As `Router.close`."""
+        self._peer_reconnection.close()

@@ -1,0 +1,136 @@
+"""Ways between the executors of a pool: opened when they are first needed, and measured then."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from djinn_client.runtime.executor_client import ExecutorClient
+from djinn_client.runtime.observing import Observers
+from djinn_core.hookspecs.routers import Executors
+from djinn_core.ir.costs import EVERYWHERE, Link
+from djinn_core.logs import get_logger
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.peer_messages import (
+    CLIENT,
+    AwaitTransfer,
+    ConnectPeerReply,
+    PeerTicket,
+    PeerTicketRequest,
+    SendValues,
+)
+from djinn_pool.parts import TransferStep
+from djinn_pool.peer_reconnection import connect_request
+from djinn_pool.relay import Relay
+from djinn_pool.topology import HANDLING
+
+EVERY_LINK: Final = 16  # executors of a pool of which all links are measured: their number grows with the square
+ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess: through the client and with a wait
+log = get_logger("djinn.pool")
+
+
+class Routes:
+    """Open routes between executors, and the transfers under way."""
+
+    def __init__(self, executors: Executors[ExecutorClient], relays: Sequence[Relay], observers: Observers) -> None:
+        """`relays`: by number of the executor; those that join are added by the caller."""
+        self._executors = executors
+        self._members = executors.members
+        self._observers = observers
+        self._relays = relays
+        self._connections: dict[tuple[int, int], ConnectPeerReply] = {}
+        self._transfers = itertools.count(1)
+        self._under_way: dict[TransferStep, list[int]] = {}
+
+    def connect_peers(self, source: int, target: int) -> ConnectPeerReply:
+        """Have one executor connect to another; what it found. Once for each pair."""
+        reply = self._connections.get((source, target))
+        if reply is None and any(self._members[one].link.channel.logged for one in (source, target)):
+            reply = self._connections[source, target] = ConnectPeerReply(
+                target + 1, error="what it takes is logged, for a standby"
+            )
+        if reply is None:
+            there = self._members[target]
+            ticket = there.replies.ask(PeerTicketRequest(source + 1), PeerTicket)
+            reply = self._members[source].replies.ask(
+                connect_request(source, target, ticket, there.server), ConnectPeerReply
+            )
+            self._connections[source, target] = reply
+            if reply.error:
+                log.warning(
+                    "an executor does not reach another one: values between them pass through this process",
+                    source=self._members[source].server,
+                    target=there.server,
+                    error=reply.error,
+                )
+            else:
+                log.info(
+                    "executors are connected", source=source, target=target, url=reply.url, bandwidth=reply.bandwidth
+                )
+        return reply
+
+    def pairs_of(self, executor: int) -> list[tuple[int, int]]:
+        """Pairs of sender and receiver with a direct route, of those that an executor is part of."""
+        here = set(self._executors.present)
+        return [
+            pair
+            for pair, reply in list(self._connections.items())
+            if executor in pair and here >= {*pair} and not reply.error
+        ]
+
+    def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
+        """The measured links between all that are there; `devices`: their devices, by number.
+
+        Of more than `EVERY_LINK` executors, those of each one to the next and back are measured, and all others count as the middle
+        one of these.
+        """
+        here = self._executors.present
+        if len(here) <= EVERY_LINK:
+            return self._measured(devices, itertools.permutations(here, 2))
+        ring = [(a, b) for one, other in itertools.pairwise(here) for a, b in ((one, other), (other, one))]
+        found = self._measured(devices, ring)
+        middle = (statistics.median([link.bandwidth for link in found]), statistics.median([x.latency for x in found]))
+        return (*found, Link(EVERYWHERE, EVERYWHERE, *middle))
+
+    def _measured(self, devices: Sequence[str], pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
+        found = [(a, b, self.connect_peers(a, b)) for a, b in pairs]
+        return tuple(
+            Link(devices[a], devices[b], *(ROUNDABOUT if reply.error else (reply.bandwidth, reply.latency + HANDLING)))
+            for a, b, reply in found
+        )
+
+    def ship(self, carry: TransferStep, value: int) -> None:
+        """Have a value sent."""
+        transfer = self._send(carry.source, carry.target, [value], move=carry.move)
+        self._under_way.setdefault(carry, []).append(transfer)
+
+    def expect(self, carry: TransferStep, value: int) -> None:
+        """Have the receiver wait for what `ship` sent."""
+        waiting = self._under_way[carry]
+        transfer = waiting.pop(0)
+        if not waiting:
+            del self._under_way[carry]
+        self._await(transfer, carry.source, carry.target, [value])
+
+    def move(self, source: int, target: int, values: Sequence[int]) -> None:
+        """Have the memory of values, with all that looks into it, brought from one executor to another."""
+        transfer = self._send(source, target, values, move=True)
+        self._await(transfer, source, target, values)
+
+    def _send(self, source: int, target: int, values: Sequence[int], *, move: bool) -> int:
+        transfer = next(self._transfers)
+        ship = SendValues(transfer, target + 1, pack_handles(values), move)
+        if not self.connect_peers(source, target).error:
+            self._relays[source].send(ship)
+            return transfer
+        for frame in self._relays[source].take_over(msgspec.structs.replace(ship, peer=CLIENT)):
+            self._members[target].link.send(frame)
+        return transfer
+
+    def _await(self, transfer: int, source: int, target: int, values: Sequence[int]) -> None:
+        trace = self._observers.trace_context("transfer", target + 1, transfer)
+        self._relays[target].send(AwaitTransfer(transfer, source + 1, pack_handles(values), trace))

@@ -1,0 +1,207 @@
+"""`djinn.scale`: executors join the open session, and leave it, while the program goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting.open import OpenSession, missing_operators, open_more
+from djinn_client.runtime.connecting.own_executor import start_executors
+from djinn_client.runtime.connecting.servers import Servers, find_servers
+from djinn_client.runtime.context import context
+from djinn_client.runtime.planning.session_planner import PLANNING
+from djinn_client.tracebacks import for_users
+from djinn_core.errors import ConfigurationError
+from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import server_name
+from djinn_core.settings import resolve
+from djinn_core.system.gc_pause import collect_later
+
+if TYPE_CHECKING:
+    from djinn_core.registry.embedded_executors import EmbeddedExecutor
+
+_log = get_logger("djinn.client")
+
+
+@for_users
+def scale(executors: int | None = None, servers: Sequence[str] | None = None) -> None:
+    """Have as many executors work for the open session, or these servers; begins a session where none is open.
+
+    Executors that join are started and their links measured; those that leave, the last to join first, do so when the others have
+    what they hold. Tensors stay what they are, and programs are planned anew. Other threads of the program go on meanwhile, but for
+    the moment in which values move. Where it raises, the session has the executors that it had, except for `SessionLost`;
+    after an interrupt, those that were to join may have joined.
+
+    Args:
+        executors: how many, of those that this program starts for itself on this machine or with an engine.
+        servers: URLs or log-ins of all servers that are to work for the session, as in `configure`.
+
+    Raises:
+        ConfigurationError: neither or both are given, or the session has executors of the other kind.
+        StartupError, TransportError, AccessRefused: those that are to join cannot be had.
+        DoesNotFit: those that would stay have no memory for what the others hold.
+        UnsupportedOperation: an executor that is to leave holds what cannot go elsewhere.
+        SessionLost: an executor was lost, and its values with it.
+    """
+    given = {"executors": executors} if servers is None else {"servers": tuple(servers)}
+    if (executors is None) == (servers is None):
+        raise ConfigurationError("djinn.scale() takes `executors`, how many there are to be, or `servers`, which ones")
+    with collect_later, context.lock:
+        if is_new := not context.is_open:
+            client.configure(**given)
+        else:
+            _scale(given)
+    if is_new:
+        client.init()  # without the lock, for which threads of hooks may wait
+
+
+def _scale(given: Mapping[str, Any]) -> None:
+    """As `scale`, of the open session, by the settings that are `given`. The caller holds the context's lock."""
+    executors = given.get("executors")
+    resolved = resolve({**context.overrides, **given}).settings
+    _check(executors)
+    found = None if executors is not None else find_servers(resolved, client.registry().transports)
+    if executors is None and found is None:
+        raise ConfigurationError("djinn.scale(servers=[]) leaves no executor: name the servers that stay")
+    before, is_done = context.opened, False
+    try:
+        if found is None:
+            _scale_to(resolved.executors)
+        else:
+            _scale_over(found)
+        is_done = True
+    finally:
+        if is_done or (context.is_open and context.opened != before):  # Ctrl-C may come after the change
+            context.overrides = {**context.overrides, **given}
+            context.settings = resolved
+
+
+def _check(executors: int | None) -> None:
+    settings = client.settings()
+    if settings.executor == "inline":
+        raise ConfigurationError(
+            "an executor that is a thread of the program stays the only one: executor='inline' does not scale"
+        )
+    own = all(one.executor is not None for one in context.opened)
+    if executors is not None and not own:
+        raise ConfigurationError(
+            "the executors of a server are started there: djinn.scale(servers=[...]) says which servers work for the session"
+        )
+    if executors is None and own:
+        raise ConfigurationError(
+            "this session has executors of its own, which values do not leave for servers: djinn.scale(executors=...) says how many"
+        )
+
+
+def _scale_to(count: int) -> None:
+    """Have `count` executors of this program's own."""
+    opened = context.opened
+    if count > len(opened):
+        with numbers_for(count - len(opened)) as numbers:
+            join(_open(start_executors(client.settings(), client.registry(), numbers)))
+    elif count < len(opened):
+        leave(opened[count:])
+
+
+def _scale_over(wanted: Servers) -> None:
+    """Have these servers, and no others."""
+    known = context.opened
+    members = {urls: [one for one in known if _is_at(one, urls)] for urls in wanted.members}
+    more = tuple(urls for urls, found in members.items() if not found)
+    staying = [one for found in members.values() for one in found]
+    leaving = [one for one in known if one not in staying]
+    try:
+        if more:
+            join(_open(attrs.evolve(wanted, members=more)))
+        if leaving:
+            leave(leaving)
+    except BaseException:
+        joined = [one for one in context.opened if one not in known]
+        if joined and context.is_open and any(one in context.opened for one in leaving):
+            leave(joined)
+        raise
+
+
+def _open(joining: Sequence[EmbeddedExecutor] | Servers) -> tuple[OpenSession, ...]:
+    """Begin sessions with executors that were started, or with servers."""
+    registry, settings = context.configured()
+    return open_more(settings, registry, joining, context.opened)
+
+
+def _is_at(one: OpenSession, urls: tuple[str, ...]) -> bool:
+    return one.server == server_name(urls) or not {one.url, *one.addresses}.isdisjoint(urls)
+
+
+# --- joining and leaving ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def numbers_for(count: int) -> Iterator[tuple[int, int]]:
+    """Reserve `count` consecutive numbers for executors that start in the block. Yields the first number and `count`."""
+    with context.lock:
+        assert context.session is not None
+        members = len(context.session.executors.members)
+        taken = {one.executor.number for one in context.opened if one.executor is not None} | context.joining
+        first = max([members, *(number + 1 for number in taken)])
+        numbers = range(first, first + count)
+        context.joining.update(numbers)
+    try:
+        yield first, count
+    finally:
+        with context.lock:
+            context.joining.difference_update(numbers)
+
+
+def join(more: tuple[OpenSession, ...]) -> None:
+    """Have executors whose sessions have begun join the open session. The caller holds the context's lock.
+
+    Raises:
+        DjinnError: they cannot; the session goes on as it was, and they are closed.
+        KeyboardInterrupt: as `DjinnError`, unless they have joined before.
+    """
+    try:
+        # Not under the sink's lock: a plugin may use the device while it is imported.
+        context.configured()[0].load("routers", *PLANNING)
+        current().asked(lambda: _join(more))
+    except BaseException:
+        members = context.opened
+        for one in more:
+            if one not in members:  # interrupted after it has joined, it may hold values
+                one.close()
+        raise
+    _log.info("executors have joined", executors=len(context.opened), joined=[one.server for one in more])
+
+
+def _join(more: tuple[OpenSession, ...]) -> None:
+    assert context.session is not None
+    context.session.join(more)
+    port.missing = missing_operators(context.opened)
+    if port.missing:
+        port.interception.reconsider()
+
+
+def leave(leaving: Sequence[OpenSession]) -> None:
+    """Move what executors hold to the others, and have them leave the open session. The caller holds the context's lock.
+
+    Raises:
+        DjinnError: they cannot; as `scale`.
+    """
+    session = context.session
+    assert session is not None
+    executors = session.executors
+    numbers = [number for number in executors.present if executors.members[number].opened in leaving]
+    current().asked(lambda: session.router.leave(numbers))
+    context.closed = (
+        context.closed[0] + sum(one.connection.bytes_sent for one in leaving),
+        context.closed[1] + sum(one.connection.bytes_received for one in leaving),
+    )
+    for one in leaving:
+        if one.executor is not None:
+            one.executor.close()
+    _log.info("executors have left", executors=len(context.opened), left=[one.server for one in leaving])

@@ -1,0 +1,215 @@
+"""The links between the executors of a pool and their memory, as they are now: what executors say, and what plans are made for.
+
+Executors tell what large transfers took, and measure a link when the client asks for it, because nothing large was on it for a
+while. Plans are made for one speed of each link; when what was seen since is another by a factor of two, it is replaced, and
+programs are replanned. Plans are made for the memory that executors said last; those that there are hold until what a program
+can have on a device has changed by a factor of two, or an op got no memory there.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
+from djinn_core.logs import get_logger
+from djinn_core.wire.messages import Room
+from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
+from djinn_pool.relay import Relay
+
+# Seconds that a transfer between executors takes beside the wire: a part of the program ends for it, it is packed, handed from thread to
+# thread, and the next part begins. Measured between ops of milliseconds, which leave none of this code in the caches; between ops that take
+# no time it is 0.2 ms (evaluation/benchmarks/NOTES.md, 2026-11-27).
+HANDLING: Final = 1e-3
+FACTOR: Final = 2.0  # by which a link is another one
+LESS: Final = 0.95  # of the memory that plans were made for, below which it is less if an op got none
+ENOUGH: Final = 3  # sightings that agree
+KEPT: Final = 5  # sightings of which the middle one counts
+QUIET: Final = 30.0  # seconds without a transfer that was timed, after which a link is measured
+DOUBTED: Final = 0.2  # seconds between measurements of a link that seems to have changed
+SETTLED: Final = 5.0  # seconds for which a link stays what it was found to be
+NOTICED: Final = 5e-4  # seconds of latency, below which differences do not matter
+_log = get_logger("djinn.pool")
+
+
+@attrs.define(eq=False)
+class SeenLink:
+    """One link: what plans count on, and what was seen of it since."""
+
+    link: Link
+    heard: float
+    changed: float = 0.0
+    rates: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
+    latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
+
+    def see(self, seen: LinkMeasurement, now: float) -> None:
+        """Something was on the link."""
+        self.heard = now
+        if seen.seconds > 0:
+            self.rates.append(seen.nbytes / seen.seconds)
+        if seen.latency is not None:
+            self.latencies.append(seen.latency + HANDLING)
+
+    def is_due(self, now: float) -> bool:
+        """True if the link should be measured: it was idle for long, or its bandwidth may have changed."""
+        doubted = bool(self.rates) and _differs(self.rates[-1], self.link.bandwidth)
+        return now - self.heard > (DOUBTED if doubted else QUIET)
+
+    def settle(self, now: float) -> bool:
+        """Count on what was seen, where it is something else; whether it was."""
+        if now - self.changed < SETTLED:
+            return False
+        rate, latency = self.link.bandwidth, self.link.latency
+        if len(self.rates) >= ENOUGH and _differs(statistics.median(self.rates), rate):
+            rate = statistics.median(self.rates)
+        if len(self.latencies) >= ENOUGH:
+            found = statistics.median(self.latencies)
+            if abs(found - latency) > NOTICED and _differs(found, latency):
+                latency = found
+        found_link = attrs.evolve(self.link, bandwidth=rate, latency=latency)
+        if found_link == self.link:
+            return False
+        _log.info("a link has changed", before=self.link, now=found_link)
+        self.link, self.changed = found_link, now
+        self.rates.clear()
+        self.latencies.clear()
+        return True
+
+
+def _ignored(_: Sequence[DeviceCapabilities]) -> None:
+    """Ignore rooms: nothing else depends on them."""
+
+
+def _differs(one: float, other: float) -> bool:
+    return not other / FACTOR <= one <= other * FACTOR
+
+
+class PoolTopology:
+    """Links and free memory of a pool. The caller holds the sink's lock.
+
+    Attributes:
+        topology: for which plans are made now.
+        when_room_changed: told of `devices` as they are now, if the memory of one of them is another.
+    """
+
+    def __init__(
+        self,
+        relays: Sequence[Relay],
+        devices: Sequence[DeviceCapabilities],
+        measured: Sequence[Link],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`measured`: the links between the devices, which are in the order of their executors."""
+        self._relays = relays
+        self._devices = list(devices)
+        self._present = list(range(len(devices)))
+        self._clock = clock
+        self._links: dict[tuple[int, int], SeenLink] = {}
+        self._next = clock() + DOUBTED
+        self._planned_room = [device.memory_free for device in devices]  # that the plans there are were made for
+        self.when_room_changed: Callable[[Sequence[DeviceCapabilities]], None] = _ignored
+        self.changes = 0
+        self._adopt(measured)
+        self.topology = NetworkTopology(tuple(devices), tuple(measured))
+
+    def _adopt(self, measured: Sequence[Link]) -> None:
+        """Keep what is known of links that were there; drop those that are there no more."""
+        now, before = self._clock(), self._links
+        numbers = {self._devices[number].id: number for number in self._present}
+        self._assumed = [link for link in measured if link.source not in numbers]
+        pairs = {(numbers[link.source], numbers[link.target]): link for link in measured if link.source in numbers}
+        self._links = {pair: before.get(pair) or SeenLink(link, now) for pair, link in pairs.items()}
+
+    def know(self, device: DeviceCapabilities) -> None:
+        """The executor with the next number has this device."""
+        self._devices.append(device)
+        self._planned_room.append(device.memory_free)
+
+    def among(self, executors: frozenset[int]) -> list[Link]:
+        """The links between some executors, and what others count as."""
+        known = [link.link for pair, link in self._links.items() if executors.issuperset(pair)]
+        return [*known, *self._assumed]
+
+    def change_executors(self, present: Sequence[int], measured: Sequence[Link], indexes: Sequence[int]) -> None:
+        """Executors have joined or left.
+
+        Args:
+            present: numbers of those that are there.
+            measured: the links between these, as they were when they were measured first.
+            indexes: numbers of the executors that the indexes from 1 on stand for.
+        """
+        self._present = list(present)
+        self._adopt(measured)
+        self.topology = attrs.evolve(self.topology, indexes=tuple([self._devices[number].id for number in indexes]))
+        self._count_on_these()
+
+    def _count_on_these(self) -> None:
+        devices = tuple([self._devices[number] for number in self._present])
+        links = (*[link.link for link in self._links.values()], *self._assumed)
+        self.topology = attrs.evolve(self.topology, devices=devices, links=links)
+        self.changes += 1
+
+    @property
+    def devices(self) -> Sequence[DeviceCapabilities]:
+        """The devices of all executors that there ever were, by number, as they are known now."""
+        return self._devices
+
+    def replace_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
+        """Other facts are known of some devices: plans are made anew."""
+        known = {device.id: device for device in devices}
+        self._devices = [  # with the memory that executors told since the session began
+            attrs.evolve(known.get(d.id, d), memory_free=d.memory_free) for d in self._devices
+        ]
+        self._count_on_these()
+
+    def listen(self) -> int:
+        """Take in the executors' measurements, and request missing ones; return the number of changes of links so far."""
+        now, told = self._clock(), False
+        for number in self._present:
+            relay = self._relays[number]
+            if not relay.has_news:
+                continue
+            if seen := relay.take_seen():
+                self._hear(number, seen, now)
+            if (room := relay.take_room()) is not None:
+                self._note_room(number, room)
+                told = True
+        if told:  # once for all of them: it looks at all devices
+            self.topology = attrs.evolve(self.topology, devices=tuple([self._devices[n] for n in self._present]))
+            self.when_room_changed(self._devices)
+        if now > self._next:
+            self._next = now + DOUBTED
+            self._gauge(now)
+        return self.changes
+
+    def _hear(self, number: int, seen: Sequence[LinkMeasurement], now: float) -> None:
+        touched = []
+        for one in seen:
+            peer = one.peer - 1
+            link = self._links.get((peer, number) if one.incoming else (number, peer))
+            if link is not None:
+                link.see(one, now)
+                touched.append(link)
+        if sum(link.settle(now) for link in touched):  # each of them settles
+            self._count_on_these()
+
+    def _note_room(self, number: int, room: Room) -> None:
+        """Plan for the memory that an executor has now; make the plans there are again if it is another."""
+        device = self._devices[number] = attrs.evolve(self._devices[number], memory_free=room.nbytes)
+        planned = self._planned_room[number]
+        if planned is None or _differs(room.nbytes, planned) or (room.short and room.nbytes < LESS * planned):
+            known = {"device": device.id, "before": planned, "now": room.nbytes}
+            _log.info("the memory of an executor has changed", **known)
+            self._planned_room[number] = room.nbytes
+            self.changes += 1
+
+    def _gauge(self, now: float) -> None:
+        for (source, target), link in self._links.items():
+            if link.is_due(now):
+                link.heard = now
+                self._relays[source].send(MeasureLink(target + 1))

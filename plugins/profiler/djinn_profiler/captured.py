@@ -1,0 +1,234 @@
+"""`djinn.capture()`: graph capture without execution, and the analyses of the captured graph."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch.nn.utils.stateless import _reparametrize_module
+
+from djinn_client.interception.dispatch import forget_calls
+from djinn_client.interception.native.install import hide_frames_of
+from djinn_client.interception.recording.replay import reissue
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime import client
+from djinn_client.runtime.context import context
+from djinn_client.runtime.planning import session_planner
+from djinn_client.runtime.planning.run_pipeline import NOWHERE, plan_program, with_reasons
+from djinn_client.tracebacks import for_users
+from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.notebook_repr import display
+from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
+from djinn_core.ir.program import Program
+from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
+from djinn_core.ir.schedule import ExecutionSchedule, Run
+from djinn_core.planning.explain.rendering import notebook_view, render, renderer_for
+from djinn_core.planning.explain.text import Explanation
+from djinn_core.planning.explain.text import explain as describe_result
+from djinn_core.planning.pipeline import planned
+from djinn_core.planning.stages.analysis_cache import AnalysisCache
+from djinn_profiler.capture import Capture, capturing
+from djinn_profiler.semantics import semantic_metadata
+
+_DEVICE = "remote_accelerator"
+hide_frames_of(__name__)
+_analysed = AnalysisCache()  # programs given to `plan` and `explain`
+
+
+class Captured:
+    """Program recorded inside `capture()`. Analysed lazily, when one of its attributes is read."""
+
+    def __init__(self, capturing: Capture) -> None:
+        self._capturing = capturing
+
+    def __repr__(self) -> str:
+        """The number of its ops; nothing is analysed."""
+        return f"<Captured: {len(self.program):,} ops>"
+
+    @property
+    def program(self) -> Program:
+        """The instructions, in program order."""
+        return self._capturing.program
+
+    @cached_property
+    def graph(self) -> ProgramGraph:
+        """The program as a graph."""
+        return ProgramGraph(self.program)
+
+    @cached_property
+    def profile(self) -> WorkloadProfile:
+        """Semantic profile of the program."""
+        profile = plan(self.graph, until="annotate").profile
+        assert profile is not None
+        return profile
+
+    @property
+    def patterns(self) -> tuple[PatternMatch, ...]:
+        """Matches of the pattern plugins."""
+        return self.profile.patterns
+
+    def picture(self, file: str | os.PathLike[str]) -> None:
+        """Draw the program into a file, by the plugin whose renderer has the ending of its name.
+
+        The package `djinn-observability` brings `.svg`, and `.html`: a page in which modules open by a click.
+
+        Raises:
+            ConfigurationError: no renderer writes files with that ending, or there is no such folder.
+            PluginError: the renderer failed.
+        """
+        path, registry = Path(file), client.registry()
+        renderer = renderer_for(path, registry)
+        path.write_bytes(render(plan(self.graph, until="place"), renderer, registry))
+
+    def _repr_svg_(self) -> str | None:
+        registry = client.registry()
+        drawing = (renderer for renderer in registry.renderers if renderer.media_type == "image/svg+xml")
+        if (renderer := next(drawing, None)) is None:
+            return None
+        return render(plan(self.graph, until="place"), renderer, registry).decode()
+
+    @cached_property
+    def semantic_metadata(self) -> tuple[SemanticMetadata, ...]:
+        """Everything that is known of each node."""
+        costs = plan(self.graph, until="estimate").costs
+        return semantic_metadata(self.graph, self.profile, costs, self._capturing.sent.fetched)
+
+
+@display.register(object)
+def _(value: object, media_type: str) -> str | None:
+    return notebook_view(value, media_type, client.registry())
+
+
+@contextmanager
+def capture(model: torch.nn.Module | None = None) -> Iterator[Captured]:
+    """Record what this thread does inside the block, without a server and without running it.
+
+    Factories without a device argument make remote tensors there. What was recorded runs when something needs a result.
+
+    Args:
+        model: a module whose parameters and buffers that are on the CPU are copies on the device inside the block; what is
+            written into these, gradients too, is lost with them.
+    """
+    with capturing() as under_way, _moved(model):
+        captured = context.captures.latest = Captured(under_way)
+        yield captured
+    if port.counts_when_open():  # there is a server: the first op that is meant for it finds out whether it can be used
+        forget_calls()
+    _ = captured.graph.module_names  # while the modules are there
+
+
+def _moved(model: torch.nn.Module | None) -> AbstractContextManager[object]:
+    tensors = dict(itertools.chain(model.named_parameters(), model.named_buffers())) if model is not None else {}
+    moved = {name: _on_device(tensor) for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+    return _reparametrize_module(model, moved, tie_weights=True) if model is not None and moved else nullcontext()
+
+
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(_DEVICE).requires_grad_(tensor.requires_grad)
+
+
+@for_users
+def get_graph() -> ProgramGraph:
+    """The graph of this thread's present or last `capture()`.
+
+    Raises:
+        DjinnError: this thread has captured nothing.
+    """
+    latest = context.captures.latest
+    if latest is None:
+        raise DjinnError("nothing was captured in this thread: record something inside `with djinn.capture():` first")
+    return ProgramGraph(latest.program)
+
+
+@for_users
+def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") -> PipelineResult:
+    """Run the stages over a program, as far as `until`, for the device that is connected (or an unknown one).
+
+    The result of a program with the same content, recorded before, is found again and nothing is analysed. In a session over several
+    executors, the stages from `optimize` on plan for all of them, with the inputs where they live now; ids of nodes are those of the
+    result's `graph`.
+
+    Raises:
+        ConfigurationError: there is no such stage.
+    """
+    if until not in STAGES:
+        raise ConfigurationError(f"there is no stage {until!r}; they are {', '.join(STAGES)}")
+    if isinstance(program, Captured):
+        program = program.graph
+    out = session_planner.switched_off(context, program)
+    if STAGES.index(until) >= STAGES.index("optimize"):
+        graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+        if (planned_in_session := session_planner.plan_in_session(context, graph)) is not None:
+            return shown_until(with_reasons(planned_in_session, out), until)
+    place = (client.registry(), client.settings(), client.device() or NOWHERE)
+    return plan_program(program, *place, until, without=out, make=partial(planned, cache=_analysed))
+
+
+@for_users
+def explain(
+    program: Program | ProgramGraph | Captured | PipelineResult,
+    until: Stage = "schedule",
+    *,
+    unfold: bool = False,
+    depth: int | None = None,
+) -> Explanation:
+    """Explain in words each stage's decisions about a program, with reasons, and its modules as a tree.
+
+    Args:
+        program: what to explain.
+        until: the last stage to explain.
+        unfold: whether equal layers are listed one by one.
+        depth: how many levels of modules are listed; None: all.
+
+    Returns:
+        Text. Its attribute `described` has the same as values that JSON can hold.
+    """
+    result = shown_until(program, until) if isinstance(program, PipelineResult) else plan(program, until)
+    return describe_result(result, unfold=unfold, depth=depth)
+
+
+@for_users
+def execute(
+    schedule: ExecutionSchedule, inputs: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Run a schedule and return the remote tensors that its graph leaves behind, in order.
+
+    Args:
+        schedule: made by `djinn.plan` or `Scheduler` from a captured program.
+        inputs: tensors for the graph's inputs: by value id, or all of them in the order of `graph.inputs`. Inputs that
+            are not given are those of the capture, which must still be alive.
+
+    Raises:
+        DjinnError: an input has other metadata than the one that it stands for, or there are too many or too few, or one is
+            given for a value that is no input.
+    """
+    graph = ProgramGraph(schedule.program)
+    nodes = [
+        node for steps in schedule.steps.values() for step in steps if isinstance(step, Run) for node in step.nodes
+    ]
+    tensors = reissue(schedule.program, sorted(nodes), schedule.replace, _by_value(graph, inputs))
+    return tuple(tensors[schedule.replace.get(value, value)] for value in graph.outputs)
+
+
+def _by_value(
+    graph: ProgramGraph, inputs: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] | None
+) -> Mapping[int, torch.Tensor]:
+    if inputs is None:
+        return {}
+    if isinstance(inputs, Mapping):
+        unknown = sorted(inputs.keys() - set(graph.inputs))
+        if unknown:
+            raise DjinnError(f"no inputs of the graph: {unknown}; they are {list(graph.inputs)} (graph.inputs)")
+        return inputs
+    if len(inputs) != len(graph.inputs):
+        raise DjinnError(
+            f"{len(inputs)} inputs were given for a graph with {len(graph.inputs)}; give all, in the order of "
+            "graph.inputs, or only some as a mapping from value id to tensor"
+        )
+    return dict(zip(graph.inputs, inputs, strict=True))

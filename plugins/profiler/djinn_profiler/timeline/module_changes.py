@@ -1,0 +1,115 @@
+"""Modules that a thread was in, from when on: from the moments that its recorder noted, and names that are looked up once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import attrs
+import torch
+
+from djinn_core.ir.module_path import BACKWARD, ForwardCalls, ModuleCall, module_chain
+
+Moments = Sequence[Any]  # as `ThreadRecord.moments`
+Keys = tuple[object, ...]  # tell two calls of a module apart
+_Reference = weakref.ref[torch.nn.Module]
+
+
+@attrs.define
+class ModulePaths:
+    """Names of modules, by the outermost one that they are called in; each outermost one is walked through once, while it is there."""
+
+    _tables: dict[_Reference, dict[_Reference, str]] = attrs.field(factory=dict)
+
+    def met(self, root: torch.nn.Module) -> None:
+        """A module is called, and in no other one."""
+        reference = weakref.ref(root)
+        if reference not in self._tables:
+            table = {weakref.ref(one): name for name, one in root.named_modules()}
+            self._tables[reference] = {**table, reference: type(root).__name__}
+
+    def name(self, root: _Reference, reference: _Reference) -> str:
+        """The name of a module below the outermost one; its class where it has none there, and empty where it is gone."""
+        known = self._tables.get(root)
+        if known is not None and (name := known.get(reference)) is not None:
+            return name
+        module = reference()
+        return type(module).__name__ if module is not None else ""
+
+    def of_node(self, number: int, calls: ForwardCalls) -> tuple[tuple[str, ...], _Reference | None]:
+        """Names of the modules that an autograd node was made in, from the outermost inwards, and that one; None if there is none."""
+        modules = module_chain((number, None, calls))
+        if not modules:
+            return (), None
+        self.met(modules[0])
+        root = weakref.ref(modules[0])
+        return tuple([self.name(root, weakref.ref(module)) for module in modules]), root
+
+    def of_call(self, call: ModuleCall | None) -> tuple[str, ...]:
+        """Names of the modules that a call is inside of; `BACKWARD` before those of a backward pass."""
+        inner: list[_Reference] = []
+        while call is not None and not isinstance(call[0], int):
+            inner.append(call[0])
+            call = call[1]
+        around, root = self.of_node(call[0], call[2]) if call is not None and len(call) == 3 else ((), None)
+        names = filter(None, (self.name(root or inner[-1], one) for one in reversed(inner)))
+        return (*((BACKWARD,) if call is not None else ()), *around, *names)
+
+
+def with_nodes(moments: Moments, nodes: Sequence[tuple[float, int]]) -> Moments:
+    """Add autograd nodes that C++ noted, each with its moment, where a thread was in a backward pass and in no module inside of it."""
+    if not nodes:
+        return moments
+    found, inside = list[Any](), list[bool]()
+    both = chain(zip(moments[::2], moments[1::2], strict=True), nodes)
+    for moment, what in sorted(both, key=lambda one: one[0]):
+        if isinstance(what, int):
+            if not inside or not inside[-1] or found[-1] == what:
+                continue
+        elif what is not None:
+            inside.append(isinstance(what, str))
+        elif inside:
+            inside.pop()
+        found += moment, what
+    return found
+
+
+def module_changes(
+    moments: Moments, calls: ForwardCalls, names: ModulePaths
+) -> Iterator[tuple[float, Keys, tuple[str, ...]]]:
+    """From when on a thread was in which modules: for each moment a key and a name for each of them, from the outermost inwards.
+
+    What was left and not entered, because it was entered before the first moment, is passed over. What is entered in a backward pass lies in
+    `BACKWARD` and in the modules of the autograd node that the pass is at.
+    """
+    open_: list[tuple[Keys, tuple[str, ...], _Reference | None]] = [
+        ((), (), None)
+    ]  # with what is around; the outermost
+    at_node = [False]  # whether that is an autograd node, which the next one replaces
+    for place in range(0, len(moments), 2):
+        moment, what = moments[place : place + 2]
+        if (what is None or isinstance(what, int)) and at_node[-1]:
+            open_.pop()
+            at_node.pop()
+        if what is None:
+            if len(open_) == 1:
+                continue
+            open_.pop()
+            at_node.pop()
+        else:
+            keys, around, root = open_[-1]
+            if isinstance(what, int):
+                inner, root = names.of_node(
+                    what, calls
+                )  # what checkpoints compute again has its names below the same root
+                open_.append(((*keys, *inner), (*around, *inner), root))
+            elif isinstance(what, str):
+                open_.append(((*keys, place), (*around, what), None))
+            else:
+                root = root or what
+                name = names.name(root, what)
+                open_.append(((*keys, place), (*around, name), root) if name else (keys, around, root))
+            at_node.append(isinstance(what, int))
+        yield moment, *open_[-1][:2]

@@ -1,0 +1,71 @@
+"""A block whose raw timeline is recorded: on this side by `Recording`, and by executors, which are asked to tell times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from djinn_client.interception.recording.recorder import current
+from djinn_client.interception.runtime_interface import port
+from djinn_client.runtime import client
+from djinn_client.runtime.context import context
+from djinn_client.runtime.executor_client import ExecutorClient
+from djinn_core.errors import DjinnError
+from djinn_core.logs import get_logger
+from djinn_core.wire.timing_messages import TimingsReply, TimingsRequest
+from djinn_profiler.timeline.recording import Recording, check_alone
+
+SAMPLES: Final = 3  # round trips by which clocks are compared before the block, or when a session begins in it
+log = get_logger("djinn.profile")
+
+
+@contextmanager
+def record_timeline(*, ops: bool = False) -> Iterator[Recording]:
+    """Record what all threads do inside the block, raw: the records are complete when it has ended.
+
+    Work that was sent before is finished first, and what the block has sent before it ends: one round trip each, outside of what
+    is measured. `ops`: executors time each instruction, and run programs op by op.
+
+    Raises:
+        DjinnError: another block is in force.
+    """
+    check_alone()
+    recording = Recording(ops=ops)
+    recording.connected = lambda: _ask_executors(recording, TimingsRequest(ops=ops))
+    if client.is_initialized():
+        recording.connected()
+    with client.observed_by(recording), recording.hooked():
+        recording.begun = time.perf_counter()
+        try:
+            yield recording
+        finally:
+            ended = time.perf_counter()
+            recording.ended = ended
+            if client.is_initialized():
+                _ask_executors(recording, TimingsRequest(on=False))
+
+
+def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
+    """Have executors tell times, or no more, when all that was recorded so far is done; and compare their clocks with this one."""
+    try:
+        if not request.on:
+            current().flush()
+        with port.lock:
+            members = _members()
+            for member in members:
+                for _ in range(SAMPLES if request.on else 1):
+                    begun = time.perf_counter()
+                    reply = member.replies.ask(request, TimingsReply)
+                    moments = begun, reply.clock, reply.clock, time.perf_counter()
+                    recording.samples.append((member.replies.reader.number, reply.instance, *moments))
+                    context.stats.round_trips -= 1  # it is none of the program's
+    except DjinnError as error:
+        log.warning("an executor is not asked for its times", reason=str(error))
+
+
+def _members() -> list[ExecutorClient]:
+    """Executors that tell times."""
+    session = context.session  # another thread may be ending it
+    return [] if session is None else [one for one in session.executors.here if one.opened.now.timings]

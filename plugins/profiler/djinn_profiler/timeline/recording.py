@@ -1,0 +1,401 @@
+"""Recording of a timeline: what is called while `djinn.profile()` is in force, and nothing of it otherwise.
+
+C++ notes when each op begins and ends. Taps note ops that Python records, modules, submissions and waits. Raw facts are kept as they come: lines, names, spans and events are looked up in them when the block has ended.
+Limits bound what a long run keeps: what is beyond them is counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+import torch
+from torch.autograd.profiler import record_function
+
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.recording.recorder import Recorder, current, recorders
+from djinn_client.interception.tap import Cause, Tap, taps
+from djinn_client.runtime.sending.binding import PendingSubmission
+from djinn_client.torch_dispatch import node_sequence_number
+from djinn_core.errors import DjinnError
+from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.wire.messages import Completed
+from djinn_profiler.timeline.clocks import ClientClock
+from djinn_profiler.timeline.module_changes import ModulePaths, module_changes, with_nodes
+from djinn_profiler.timeline.recorded import (
+    SEND,
+    WAIT,
+    Noted,
+    Range,
+    Span,
+    SubmissionRecord,
+    ThreadRecord,
+    UserLine,
+)
+from djinn_profiler.timeline.user_places import UserPlace, UserPlaces, line_of
+
+
+@attrs.define
+class UserLines:
+    """Lines of places in the program, and what was waited for there; each looked up once."""
+
+    _known: dict[tuple[int, int, str], tuple[UserPlace, UserLine, str]] = attrs.field(factory=dict)
+
+    def find(self, place: UserPlace) -> tuple[UserLine, str]:
+        """The line, and what was waited for as far as its text tells."""
+        key = id(place[0]), *place[1:]
+        known = self._known.get(key)
+        if known is None:
+            file, line, function, cause = line_of(place)
+            known = self._known[key] = place, UserLine(file, line, function), cause
+        return known[1:]
+
+
+def span_of(noted: Noted, lines: UserLines) -> Span:
+    """A span of what a thread noted."""
+    kind, name, begun, ended, place, executor, number = noted
+    line, cause = lines.find(place) if place is not None else (UserLine(), "")
+    return Span(kind, name or cause, begun, ended, line, cause, executor, number)
+
+
+def of_submissions(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines: UserLines) -> None:
+    """Give submissions, and the spans in which they were sent, their lines: that of the wait, where there was one."""
+    awaited: dict[tuple[int, int], UserLine] = {}
+    for span in spans:
+        if span.kind == WAIT and span.number:
+            awaited.setdefault((span.executor, span.number), span.line)
+    found: dict[tuple[int, int], UserLine] = {}
+    for record in records:
+        key = record.executor, record.number
+        line = awaited.get(key) if record.answered else None
+        found[key] = record.line = line or lines.find((*record.site, Cause.OTHER))[0]
+    for span in spans:
+        if span.kind == SEND:
+            span.line = found.get((span.executor, span.number), span.line)
+
+
+def samples_of(records: Iterable[SubmissionRecord]) -> Iterator[tuple[int, str, float, float, float, float]]:
+    """Submissions as round trips that compare clocks: executor, instance, and the moments as `ClientClock.sample` has them."""
+    for record in records:
+        if (times := record.times) is not None:
+            yield record.executor, times.instance, record.sending, times.taken, times.done, record.received
+
+
+OPS_LIMIT: Final = 1_000_000  # calls on the device, and as many of modules, of all threads together; 72 bytes each
+SUBMISSIONS_LIMIT: Final = 200_000
+SPANS_LIMIT: Final = 500_000  # of each thread
+
+
+class _ThreadLists(threading.local):
+    record: ThreadRecord | None = None
+
+
+class _OpTimes(Tap):
+    """Notes in each thread's record when its ops began and ended, and when it entered and left modules."""
+
+    def __init__(self, record_of_thread: Callable[[], ThreadRecord], names: ModulePaths) -> None:
+        self._record_of_thread = record_of_thread
+        self._names = names
+        self._local = _ThreadLists()
+
+    def _mine(self) -> ThreadRecord:
+        record = self._local.record
+        if record is None:
+            record = self._local.record = self._record_of_thread()
+        return record
+
+    def op(self, func: Any, begun: float, ended: float) -> None:
+        """As `Tap.op`."""
+        record = self._mine()
+        record.calls.extend((begun, ended, func))
+        if record.inside and record.inside[-1]:
+            self._at_node(record, begun)
+
+    def module(self, entered: weakref.ref[torch.nn.Module] | str | None) -> None:
+        """As `Tap.module`."""
+        record, now = self._mine(), time.perf_counter()
+        inside = record.inside
+        if entered is None:
+            if inside:
+                inside.pop()
+        else:
+            if inside and inside[-1]:
+                self._at_node(record, now)
+            outermost = not inside or inside[-1]
+            if outermost and not isinstance(entered, str) and (module := entered()) is not None:
+                self._names.met(module)
+            inside.append(isinstance(entered, str))
+        record.moments.extend((now, entered))
+
+    @staticmethod
+    def _at_node(record: ThreadRecord, moment: float) -> None:
+        number, moments = node_sequence_number(), record.moments
+        if moments[-1] != number:
+            moments.extend((max(moment, moments[-2]), number))
+
+
+class Recording(Tap, Observer):
+    """The raw records, and the hooks that make them.
+
+    Attributes:
+        begun, ended: the block's moments. thread: the one that it is of. ops: whether each instruction is timed by executors.
+        threads: records of threads. submissions: records in the order in which they were sent.
+        samples: round trips that compared clocks besides: executor, instance, and the moments as `ClientClock.sample` has them.
+        clocks: by executor and process, when the block has ended.
+        connected: called when a session has begun in the block. names: of modules. names_of_calls: by identity of a call of a
+            module, which its program holds, where instructions are timed; when the block has ended.
+        ops_end: from when on calls on the device and of modules were not recorded, because there were too many; 0: all were.
+        lost: how many submissions and spans were not kept.
+    """
+
+    name = "djinn.profile"
+    events = frozenset({"connected"})
+
+    def __init__(self, *, ops: bool) -> None:
+        self.ops = ops
+        self.connected: Callable[[], None] = _nothing
+        self.begun = self.ended = 0.0
+        self.threads: list[ThreadRecord] = []
+        self.submissions: list[SubmissionRecord] = []
+        self.samples: list[tuple[int, str, float, float, float, float]] = []
+        self.clocks: dict[tuple[int, str], ClientClock] = {}
+        self.names = ModulePaths()
+        self.names_of_calls: dict[int, tuple[str, ...]] = {}
+        self.lost = 0
+        self.ops_end = 0.0
+        self._lock = threading.Lock()
+        self._local = _ThreadLists()
+        self._of: dict[int, ThreadRecord] = {}  # by identity of the recorder, which its record holds
+        self._taken: deque[tuple[ThreadRecord, int, int]] = deque()  # instructions that are being submitted
+        self._earlier = 0  # submissions of former sessions in the block: numbers go on
+        self._last = 0
+        self._asking = False
+        self._pending: dict[tuple[int, int], SubmissionRecord] = {}
+        self._places = UserPlaces()
+        self._op_times = _OpTimes(self.mine, self.names)
+        self._keeps_calls = False
+        self.thread = self.mine()
+
+    # --- hooks ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Record what happens inside the block."""
+        enter, leave = record_function.__enter__, record_function.__exit__
+        try:  # an interrupt leaves nothing of it behind
+            taps.add(self)
+            taps.add(self._op_times)
+            ops.time_ops(True)
+            for recorder in recorders.all():
+                self._record_of(recorder)
+            for record in self.threads:
+                record.recorder.forward_calls.keep()
+            self._keeps_calls = True
+            record_function.__enter__ = self._range_begins(enter)  # type: ignore[method-assign]
+            record_function.__exit__ = self._range_ends(leave)  # type: ignore[method-assign]
+            yield
+        finally:
+            record_function.__enter__, record_function.__exit__ = enter, leave  # type: ignore[method-assign]
+            taps.remove(self)
+            self._stop_ops()
+            self._finish()
+
+    def _stop_ops(self) -> None:
+        taps.remove(self._op_times)
+        for recorder in recorders.all():
+            self._record_of(recorder).take_times()
+        ops.time_ops(False)
+        self._keeps_calls = False
+        for record in list(self.threads):
+            record.recorder.forward_calls.keep_no_more()
+
+    def _finish(self) -> None:
+        """Look up lines, modules and clocks, while modules are there; drop threads that did nothing."""
+        lines = UserLines()
+        for call in {id(c): c for one in self.submissions if one.program for c in one.program.modules}.values():
+            self.names_of_calls[id(call)] = self.names.of_call(call)
+        for record in list(self.threads):
+            calls = record.recorder.forward_calls
+            moments = with_nodes(record.moments, record.nodes())
+            record.changes = list(module_changes(moments, calls, self.names))
+            calls.kept = None
+            record.moments = []  # another thread may still look at the last of the others
+            self._end_ranges(record)
+            record.ranges.sort(key=lambda one: one.first)
+            record.spans = [span_of(noted, lines) for noted in record.noted]
+            record.noted.clear()
+        self.threads = [one for one in self.threads if one is self.thread or one.did_anything]
+        spans = [span for record in self.threads for span in record.spans]
+        of_submissions(self.submissions, spans, lines)
+        samples = [*self.samples, *samples_of(self.submissions)]
+        for executor, instance, *moments in sorted(samples, key=lambda one: one[2]):
+            self.clocks.setdefault((executor, instance), ClientClock()).sample(*moments)
+
+    def mine(self) -> ThreadRecord:
+        """This thread's record."""
+        record = self._local.record
+        if record is None or record.recorder is not current():
+            record = self._local.record = self._record_of(current())
+        return record
+
+    def _record_of(self, recorder: Recorder) -> ThreadRecord:
+        record = self._of.get(id(recorder))
+        if record is None:
+            with self._lock:
+                record = self._of.get(id(recorder))
+                if record is None:
+                    name = recorder.thread or "a thread that has ended"
+                    record = self._of[id(recorder)] = ThreadRecord(name, recorder, len(self.threads) + 1)
+                    self.threads.append(record)
+                    if self._keeps_calls:
+                        recorder.forward_calls.keep()
+        return record
+
+    def _range_begins(self, enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def begins(entered: Any) -> Any:
+            record = self.mine()
+            record.open.append((entered.name, time.perf_counter(), record.recorded))
+            return enter(entered)
+
+        return begins
+
+    def _range_ends(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        def ends(entered: Any, *error: Any) -> Any:
+            record = self.mine()
+            while record.open:
+                name, begun, first = record.open.pop()
+                if len(record.ranges) < SPANS_LIMIT:
+                    record.ranges.append(Range(name, begun, time.perf_counter(), first, record.recorded))
+                if name == entered.name:
+                    break
+            return leave(entered, *error)
+
+        return ends
+
+    def _end_ranges(self, record: ThreadRecord) -> None:
+        """Ranges that go on are shown until the end of the block."""
+        for name, begun, first in record.open:
+            record.ranges.append(Range(name, begun, time.perf_counter(), first, record.recorded))
+        record.open.clear()
+
+    # --- `Tap` ---------------------------------------------------------------------------------------------------
+
+    def taken(self, recorder: Recorder, instructions: int) -> None:
+        """As `Tap.taken`."""
+        record = self._record_of(recorder)
+        if instructions:
+            self._taken.append((record, record.sent, instructions))
+            record.sent += instructions
+        kept = 0
+        record.take_times()
+        for one in self.threads:
+            kept += max(one.count, len(one.moments) // 4)
+        if kept > OPS_LIMIT and not self.ops_end:
+            self.ops_end = time.perf_counter()
+            self._stop_ops()
+
+    def submitted(self, begun: float, instructions: int) -> None:
+        """As `Tap.submitted`: what was sent meanwhile has the next of the instructions that were taken."""
+        record, place = self.mine(), self._take(instructions)
+        for sent in record.unplaced:
+            if place is not None and sent.begun >= begun:
+                sent.thread, sent.first = place
+        record.unplaced.clear()
+        self._add(record, ("plan", "submit", begun, time.perf_counter(), None, 0, 0))
+
+    def uploaded(self, begun: float) -> None:
+        """As `Tap.uploaded`."""
+        self._add(self.mine(), ("upload", "upload", begun, time.perf_counter(), None, 0, 0))
+
+    def _take(self, instructions: int) -> tuple[ThreadRecord, int] | None:
+        """The thread that has recorded the next `instructions`, and the number of the first."""
+        if not instructions or not self._taken:
+            return None
+        record, first, left = self._taken.popleft()
+        if left > instructions:
+            self._taken.appendleft((record, first + instructions, left - instructions))
+        return record, first
+
+    def _add(self, record: ThreadRecord, noted: Noted) -> None:
+        if len(record.noted) < SPANS_LIMIT:
+            record.noted.append(noted)
+        else:
+            self.lost += 1
+
+    def sent(
+        self, executor: int, number: int, pending: PendingSubmission, begun: float, sending: float, nbytes: int
+    ) -> None:
+        """As `Tap.sent`."""
+        now, mine = time.perf_counter(), self.mine()
+        number += self._earlier
+        self._last = max(self._last, number)
+        sites, prepared = pending.program.sites, pending.prepared
+        self._add(mine, ("send", "send", begun, now, None, executor, number))
+        if len(self.submissions) >= SUBMISSIONS_LIMIT:
+            self.lost += 1
+            return
+        # The walk up the stack is most of what a record would cost: who waits for a reply walks it, and the line is the same.
+        site = sites[-1] if sites else self._places.find(sys._getframe(1), Cause.OTHER)[:2]  # noqa: SLF001 - the public ways build a list of all frames
+        count = len(prepared.nodes) if prepared is not None else 0
+        program = pending.program if self.ops and count else None
+        where = executor, number, mine, -1, begun, sending, now, nbytes, site, pending.answered, count
+        record = SubmissionRecord(*where, prepared, program)
+        self.submissions.append(record)
+        mine.unplaced.append(record)
+        self._pending[executor, number] = record
+
+    def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:
+        """As `Tap.answered`."""
+        record = self._pending.pop((executor, number + self._earlier), None)
+        if record is None:  # it was sent before the block
+            return
+        record.received, record.fetched = time.perf_counter(), nbytes
+        record.timing, record.times, record.failures = completed.timing, completed.times, len(completed.failures)
+
+    def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
+        """As `Tap.waited`."""
+        if self._asking:
+            return
+        now, record = time.perf_counter(), self.mine()
+        place = self._places.find(sys._getframe(1), cause)  # noqa: SLF001 - the public ways build a list of all frames
+        self._add(record, ("wait", "", begun, now, place, executor, number and number + self._earlier))
+
+    # --- `Observer` ------------------------------------------------------------------------------------------------
+
+    def observe(self, event: Event) -> None:
+        """As `Observer.observe`: connections, on the thread that had them."""
+        if self._asking:
+            return
+        begun = time.perf_counter() - event.fields["seconds"]
+        self._earlier = self._last
+        self._pending.clear()
+        self._asking = True  # what is asked now is no round trip of the program's
+        try:
+            self.connected()
+        finally:
+            self._asking = False
+        told = f"connect to {event.fields['server']}"
+        self._add(self.mine(), ("connect", told, begun, time.perf_counter(), None, 0, 0))
+
+
+def _nothing() -> None:
+    pass
+
+
+def check_alone() -> None:
+    """Raise where a timeline is being recorded.
+
+    Raises:
+        DjinnError: one is.
+    """
+    if any(isinstance(tap, Recording) for tap in taps.all):
+        raise DjinnError(
+            "djinn.profile() is in force already: blocks of it cannot be inside of each other, nor in two threads at a time"
+        )

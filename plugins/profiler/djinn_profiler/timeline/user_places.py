@@ -1,0 +1,113 @@
+"""Lines of the user's program that wait: what each waits for, and how to avoid it."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import linecache
+import re
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType, MappingProxyType
+from typing import Final
+
+import torch
+
+import djinn_client
+import djinn_core
+from djinn_client.interception.tap import Cause
+from djinn_core.ir.program import line_of_site
+
+_OWN: Final = tuple(module.__path__[0] for module in (djinn_client, djinn_core))
+_TORCH: Final = str(Path(torch.__file__).parent)
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_DECIDES: Final = re.compile(r"\b(if|elif|while|assert|and|or|not|bool)\b")
+CONDITION: Final = "a condition"  # `Cause.NUMBER` on a line that decides by it
+ADVICE: Final = MappingProxyType({
+    Cause.NUMBER: "keep it a tensor, add it up on the device, and call .item() once after the loop or every hundred steps",
+    CONDITION: "use torch.where or a mask in place of the branch, or look at the condition every few steps",
+    Cause.COPY: "copy with .to('cpu', non_blocking=True) and use it later, or copy once after the loop: torch.stack(list).cpu()",
+    Cause.PRINT: "print every hundred steps, or after the loop",
+    Cause.SHAPE: "use torch.where, masked_fill or topk: the result of a mask or of nonzero() has a shape that only the values tell",
+    Cause.SYNCHRONIZE: "leave it out: results wait for their ops by themselves. It is needed to measure time alone",
+    Cause.CHECK: "use the variant that returns an error code, such as torch.linalg.inv_ex or cholesky_ex, and look at it once",
+    Cause.FULL: "the device is behind: fetch fewer or smaller values at a time",
+    Cause.UPLOAD: "move a module as a whole with .to(), which asks for all of its tensors at once; keep what is used again on the device",
+    Cause.FIGURES: "ask for memory every hundred steps, or after the loop",
+    Cause.FILES: "open, save and list weights outside of the loop",
+    Cause.OTHER: "fetch it once, after the loop",
+})  # fmt: skip
+# A place in the user's program: its code object (None: in no Python code of the user's) and the offset of the instruction there; what was waited for.
+UserPlace = tuple[CodeType | None, int, str]
+
+
+class UserPlaces:
+    """Finds the user's place on stacks. What a code object is of is remembered, so that a frame costs a tenth of a microsecond."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[CodeType, _Owner, bool]] = {}  # by identity, as hashing one walks its constants
+
+    def find(self, frame: FrameType | None, cause: str) -> UserPlace:
+        """The innermost place outside of PyTorch, Djinn and installed packages; where there is none, the innermost outside of the first two.
+
+        PyTorch fetches numbers to print a tensor: what was waited for is then the printing.
+        """
+        library, known = None, self._known
+        while frame is not None:
+            code = frame.f_code
+            found = known.get(id(code))
+            _, owner, prints = self._learn(code, frame) if found is None else found
+            if owner is _USER:
+                return code, frame.f_lasti, cause
+            if prints:
+                cause = Cause.PRINT
+            if owner is _LIBRARY and library is None:
+                library = code, frame.f_lasti
+            frame = frame.f_back
+        return (*library, cause) if library is not None else (None, 0, cause)
+
+    def _learn(self, code: CodeType, frame: FrameType) -> tuple[CodeType, _Owner, bool]:
+        owner = _whose(code.co_filename)
+        prints = owner is _TORCH_ITSELF and code.co_name in {"_tensor_str", "_str", "_str_intern"}
+        if owner is _USER and frame.f_globals.get("__name__", "").startswith("djinn_"):
+            owner = _DJINN  # a plugin, wherever it is installed
+        self._known[id(code)] = found = code, owner, prints
+        return found
+
+
+def line_of(place: UserPlace) -> tuple[str, int, str, str]:
+    """File, line and function of a place, and what was waited for, as far as the text of the line tells."""
+    code, offset, cause = place
+    if code is None:
+        return "", 0, "", cause
+    file, line = code.co_filename, line_of_site((code, offset))
+    if _whose(file) is _USER:
+        cause = _refined(cause, linecache.getline(file, line))
+    return file, line, code.co_name, cause
+
+
+class _Owner(enum.Enum):
+    """Owner of a file."""
+
+    DJINN, TORCH, LIBRARY, USER = range(4)
+
+
+_DJINN, _TORCH_ITSELF, _LIBRARY, _USER = _Owner  # members of an enumeration are slow to look up
+
+
+@functools.lru_cache(maxsize=4096)
+def _whose(file: str) -> _Owner:
+    if file.startswith(_OWN):
+        return _DJINN
+    if file.startswith(_TORCH):
+        return _TORCH_ITSELF
+    return _LIBRARY if file.startswith((*_LIBRARIES, "<")) else _USER
+
+
+def _refined(cause: str, text: str) -> str:
+    """A number that a line decides by is a condition; one that it prints is printed."""
+    if cause != Cause.NUMBER:
+        return cause
+    if "print(" in text:
+        return Cause.PRINT
+    return CONDITION if _DECIDES.search(text) and ".item()" not in text else cause

@@ -1,0 +1,79 @@
+"""Recorded ops: their places, their memory, and the same op on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from djinn_client.interception.native.entries import site_of
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.recording.arguments import call_arguments
+from djinn_client.interception.recording.module_calls import module_now
+from djinn_client.interception.recording.recorder import SyncRequest, current
+from djinn_client.interception.sync import fetch
+from djinn_client.interception.tensors.lazy_tensor import LazyTensor
+from djinn_client.interception.tensors.partial_fetch import PART_BYTES
+from djinn_core import torch_private
+from djinn_core.ir.module_path import ModuleCall, is_backward, module_path
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.ir.program import Call, Site, Slot
+
+_HERE: Final = torch.device("cpu")
+
+
+def place_of_op() -> tuple[Site, ModuleCall | None]:
+    """The line of the user's program that issued the op, and the call of a module that it is in; asked by `Tap.recorded` itself."""
+    return site_of(int(ops.site_of_last_op())), module_now(current())
+
+
+def module_in_words(module: ModuleCall | None) -> str:
+    """The module that an op was issued in, or the backward pass; empty for neither."""
+    found = module_path(module)
+    return str(found) if found is not None else "a backward pass" if is_backward(module) else ""
+
+
+def is_own(call: Call) -> bool:
+    """True if the op is Djinn's and not PyTorch's."""
+    return call.op in OWN_OPERATORS
+
+
+def run_here(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Any:
+    """Run the op of `call` on these CPU operands and scalars, as an executor would.
+
+    Raises:
+        Exception: whatever PyTorch raises here.
+    """
+    form = call.signature.form
+    positional, keywords = call_arguments(form, operands, slots, _HERE)
+    with torch.inference_mode():
+        return torch_private.kernel_of(resolve(form.op))(*positional, **keywords)
+
+
+def fetch_all(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:
+    """The elements of several tensors on the CPU, in as few round trips as their sizes allow.
+
+    Raises:
+        RemoteError: one of them could not be computed.
+    """
+    fetched: list[torch.Tensor] = []
+    group: list[LazyTensor] = []
+    size = 0
+    for tensor in tensors:
+        nbytes = tensor.remote.meta.nbytes
+        if group and size + nbytes > PART_BYTES:
+            fetched += _fetch_group(group)
+            group, size = [], 0
+        group.append(tensor)
+        size += nbytes
+    return fetched + _fetch_group(group)
+
+
+def _fetch_group(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:
+    if len(tensors) < 2:
+        return [fetch(tensor) for tensor in tensors]
+    recorder = current()
+    for tensor in tensors:
+        recorder.order_after(tensor.remote.storage)
+    return list(recorder.ask(SyncRequest(fetch=tuple(tensor.remote.handle for tensor in tensors))).tensors)

@@ -1,0 +1,314 @@
+"""Failover of a session to a standby server: deterministic replay of logged frames, with periodic snapshots.
+
+A session is a deterministic state machine: the frames that were sent determine its state. They are logged, and sent again to
+another server when the first one does not answer any more. Repeated replies are compared with the earlier ones and dropped.
+Now and then the executor is asked for a snapshot of the session, to which the log is compacted. Standby servers are those that the
+settings name, with a device of the same kind.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from djinn_core.errors import DjinnError, TransportError
+from djinn_core.hookspecs.channels import ChannelContext, StandbyServer, WrappedChannel
+from djinn_core.hookspecs.session_channel import ClientChannel
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.logs import get_logger
+from djinn_core.protocol.delivery.reliable_connection import ReconnectingConnection
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.messages import Attached, ProtocolClose, Submit, decode, encode, is_of_kind
+from djinn_core.wire.peer_messages import AwaitTransfer, TransferHeader
+from djinn_core.wire.state_messages import StateRequest
+from djinn_standby.failover_log import FailoverLog, SnapshotReceiver
+
+_TURN_SECONDS: Final = 0.05
+_PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chance
+_log = get_logger("djinn.session")
+
+
+class StandbyConnection(ReconnectingConnection, WrappedChannel):
+    """Implements `ClientChannel` over a session with one server after the other.
+
+    `send` may be called from several threads, `receive` from one at a time.
+    """
+
+    logged: bool = True
+    successor: Attached | None = None
+
+    def __init__(self, inner: ClientChannel, context: ChannelContext) -> None:
+        """Log what is sent.
+
+        Raises:
+            OSError: nothing can be logged.
+        """
+        self.server = context.server
+        self._first = context.attached
+        super().__init__(inner)
+        self._others = list(context.standby)
+        self._kept = FailoverLog(context.log_bytes)
+        self._early: deque[Frame] = deque()
+        self._on_the_way = 0  # values of other executors that the executor was sent and not told to take
+        # In this order.
+        self._sending = threading.RLock()  # around what is logged and sent, and around a change of servers
+        self._reading = threading.RLock()  # around what is taken
+        self._closed = ""
+        self._expired = False
+
+    # --- out --------------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`.
+
+        Raises:
+            TransportError: no server goes on with the session.
+        """
+        with self._sending:
+            if self._closed:
+                raise TransportError(self._closed)
+            self._on_the_way += is_of_kind(frame.head, TransferHeader) - is_of_kind(frame.head, AwaitTransfer)
+            settled = is_of_kind(frame.head, Submit) and not self._on_the_way
+            if settled and self._kept.is_due() and not self._expired:
+                self._kept.compact(self._ask_for_state)
+            stops = is_of_kind(frame.head, CancelSubmissions)
+            if not stops and not self._expired:
+                self._kept.write_down(frame)
+            try:
+                self._inner.send(frame)
+            except TransportError as error:
+                self._take_over(self._inner, error)
+            else:
+                if stops:
+                    self._kept.why_not = "work of it was cut short, which comes out differently each time"
+
+    # --- in ---------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            ProtocolError: the other end does not follow the protocol.
+            TransportError: no server goes on with the session.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            inner = self._inner
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                with self._reading:
+                    if self._early:
+                        return self._early.popleft()
+                    if self._closed:
+                        raise TransportError(self._closed)
+                    if inner is not self._inner:
+                        continue
+                    frame = self._take(inner, left)
+            except TransportError as error:
+                if self._closed:
+                    raise
+                with self._sending:
+                    self._take_over(inner, error)
+                continue
+            if frame is not None:
+                return frame
+
+    def _take(self, inner: Connection, timeout: float | None) -> Frame | None:
+        """One frame; None if it is a part of a state.
+
+        Raises:
+            TransportError: the server goes on with the session no more; another one may.
+        """
+        frame = inner.receive(timeout)
+        if is_of_kind(frame.head, ProtocolClose):
+            message = decode(frame.head)
+            if isinstance(message, ProtocolClose) and message.stopped and not self._expired:
+                raise TransportError(f"{self.server} ended the session: {message.reason}")
+            self._kept.why_not = "its server ended it"
+            return frame
+        return frame if self._kept.take(frame) else None
+
+    # --- a new beginning of what is written -------------------------------------------------------------------
+
+    def _ask_for_state(self, coming: SnapshotReceiver, limit: int) -> None:
+        """Ask for the session's state, and wait for it."""
+        inner = self._inner
+        try:
+            inner.send(Frame(encode(StateRequest(limit))))
+            self._await_state(inner, coming)
+        except TransportError as error:
+            _log.debug("the state did not come", reason=str(error))  # the frame that is sent next finds out
+        finally:
+            with self._reading:
+                coming.drop()
+
+    def _await_state(self, inner: Connection, coming: SnapshotReceiver) -> None:
+        while not coming.over and not coming.disturbed and inner is self._inner:
+            if not self._reading.acquire(timeout=_TURN_SECONDS):
+                continue  # the thread that reads takes it in
+            try:
+                frame = self._take(inner, _TURN_SECONDS)
+                if frame is not None:
+                    self._early.append(frame)
+            except TimeoutError:
+                continue
+            finally:
+                self._reading.release()
+
+    # --- from one server to the next --------------------------------------------------------------------------
+
+    def _take_over(self, broken: Connection, error: TransportError) -> None:
+        """Return when another server goes on. The caller holds `_sending`.
+
+        Raises:
+            TransportError: none does.
+        """
+        if self._inner is not broken:
+            return
+        if self._expired or self._closed:
+            raise error
+        if self._reading.acquire(blocking=False):
+            try:
+                self._take_last(broken)
+            finally:
+                self._reading.release()
+        broken.close()  # the thread that reads gets out of it
+        with self._reading:
+            reason = self._cannot()
+            if reason:
+                self._end(f"{error}; {reason}")
+            _log.warning("a server is lost; another one is asked to go on", server=self.server, reason=str(error))
+            self._ask_others(error)
+
+    def _take_last(self, broken: Connection) -> None:
+        """Take in what came before the end: it may say why."""
+        try:
+            while True:
+                frame = self._take(broken, 0.0)
+                if frame is not None:
+                    self._early.append(frame)
+        except (TransportError, TimeoutError) as end:
+            _log.debug("nothing more came", reason=str(end))
+
+    def _cannot(self) -> str:
+        """Reason why no other server can take the session over; empty if one may."""
+        if self._inner.crashes_executors:
+            return "another server would come to the same end"
+        if self._kept.sent is None or self._kept.why_not:
+            return f"no standby server could go on: {self._kept.why_not}"
+        return ""
+
+    def _ask_others(self, error: TransportError) -> None:
+        failed: list[str] = []
+        started = time.monotonic()
+        for other in list(self._others):
+            try:
+                inner, attached = other.open()
+            except DjinnError as reason:
+                failed.append(f"{other.name}: {reason}")
+                continue
+            try:
+                self._check_like_first(attached)
+                self._do_again(inner)
+            except TransportError as reason:
+                inner.close()
+                if self._closed:
+                    raise
+                failed.append(f"{other.name}: {reason}")
+            except BaseException:
+                inner.close()
+                raise
+            else:
+                seconds = round(time.monotonic() - started, 3)
+                _log.warning("another server goes on with the session", server=other.name, seconds=seconds)
+                self._adopt(inner, attached, other)
+                return
+        self._end(f"{error}; no standby server goes on: {'; '.join(failed)}")
+
+    def _check_like_first(self, attached: Attached) -> None:
+        """Raise `TransportError` if another executor would not compute the same as the first one."""
+        if reason := _unlike(self._first, attached):
+            raise TransportError(reason)
+
+    def _adopt(self, inner: ClientChannel, attached: Attached, other: StandbyServer) -> None:
+        self._kept.drop_state()
+        self._follow(inner)
+        self.successor, self.server = attached, other.name
+        self._others.remove(other)
+        self._others.append(other)
+
+    def _do_again(self, inner: Connection) -> None:
+        """Send what was sent, as fast as replies come that had come before, and drop those.
+
+        Raises:
+            TransportError: the connection broke, or, for good, what is answered is something else.
+        """
+        assert self._kept.sent is not None
+        position = 0
+        for replies, frame in self._kept.sent.read():
+            position = self._await_replies(inner, position, replies)
+            inner.send(frame)
+        self._await_replies(inner, position, len(self._kept.replies))
+
+    def _await_replies(self, inner: Connection, position: int, wanted: int) -> int:
+        while position < wanted:
+            try:
+                frame = inner.receive(_PATIENCE_SECONDS)
+            except TimeoutError:
+                continue
+            if is_of_kind(frame.head, ProtocolClose):
+                raise TransportError(str(getattr(decode(frame.head), "reason", "")))
+            if not self._kept.replies.agrees(position, frame):
+                self._end("what a standby server computes is not what was computed before")
+            position += 1
+        return position
+
+    def _end(self, reason: str) -> None:
+        self._closed = reason
+        raise TransportError(reason)
+
+    @property
+    def reconnection(self) -> None:
+        """As `ClientChannel.reconnection`: that of one server says nothing of the next."""
+        return
+
+    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
+        """As `ClientChannel.call_when_resumed`: each server reconnects for itself, which no session has to hear of."""
+
+    def expire(self) -> None:
+        """As `ReliableConnection.expire`: no server takes over any more."""
+        self._expired = True
+        self._inner.expire()
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        self._expired = True
+        self._closed = self._closed or "the connection was closed"
+        self._inner.close()
+        self._kept.close()
+
+
+def _unlike(first: Attached, now: Attached) -> str:
+    """Reason why an executor would not compute the same as the first one; empty if it would."""
+    if first.device.kind != now.device.kind:
+        return f"it has a {now.device.kind} where there was a {first.device.kind}"
+    if first.torch.partition("+")[0] != now.torch.partition("+")[0]:
+        return f"it runs torch {now.torch} where there was {first.torch}"
+    if not set(first.compressions) <= set(now.compressions):
+        return (
+            f"it cannot read {', '.join(set(first.compressions) - set(now.compressions))}, in which uploads were sent"
+        )
+    return ""
+
+
+def with_standby(channel: ClientChannel, context: ChannelContext) -> ClientChannel:
+    """Wrap a session's channel for failover to other servers; unchanged, with a log line, where no file can be written."""
+    try:
+        return StandbyConnection(channel, context)
+    except OSError as error:
+        _log.warning("no standby server can take this session over: nothing can be logged", reason=str(error))
+        return channel

@@ -1,0 +1,360 @@
+"""Failover of a session's connection when its server is lost, against stand-ins for servers."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+import djinn_standby
+from djinn.testing import ChannelConformance, PluginConformance
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.channels import ChannelContext
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.protocol.delivery import snapshot_schedule
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.messages import (
+    Attached,
+    Completed,
+    DeviceInfo,
+    Goodbye,
+    ProtocolClose,
+    StatsRequest,
+    Submit,
+    Template,
+    Timing,
+    decode,
+    encode,
+)
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.peer_messages import Item, View
+from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, StateRequest, count_pieces
+from djinn_server.recovery.snapshot_format import KnownTemplate, Snapshot, encode_snapshot
+from djinn_server.recovery.state_migration import hand_out, take_in
+from djinn_standby import Standby
+from djinn_standby.connection import StandbyConnection
+from djinn_standby.failover_log import SentFrames
+
+ATTACHED = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_standby
+
+
+class TestChannels(ChannelConformance):
+    """Without standby servers it leaves channels as they are."""
+
+    @pytest.fixture
+    def wrapper(self):
+        return Standby()
+
+
+class Server:
+    """Stands for an executor: answers submissions with what `value` says of their number, until it is down."""
+
+    name = "another"
+
+    def __init__(self, value=lambda number: b"%d" % number, state=None):
+        self.limits, self.bytes_sent, self.bytes_received = Limits(), 0, 0
+        self.value, self.state = value, state
+        self.taken, self.answers = [], deque()
+        self.unread = []  # how many replies were, when each submission came
+        self.down = ""
+        self.crashes_executors = self.stateless = False
+
+    def open(self):
+        return self, ATTACHED
+
+    def copy_borrowed(self):
+        """It borrows nothing."""
+
+    def expire(self):
+        """It has no further connection."""
+
+    def send(self, frame):
+        if self.down:
+            raise TransportError(self.down)
+        message = decode(frame.head)
+        self.taken.append(message)
+        if isinstance(message, Submit):
+            self.unread.append(len(self.answers))
+            completed = Completed(message.sequence, timing=Timing(execute=len(self.taken)))
+            self.answers.append(Frame(encode(completed), [self.value(message.sequence)]))
+        elif isinstance(message, StateRequest) and (self.state is not None or self.stateless):
+            hand_out(lambda: self.state, 0, message.limit, self.answers.append)
+
+    def receive(self, timeout=None):
+        if self.answers:
+            return self.answers.popleft()
+        if self.down:
+            raise TransportError(self.down)
+        raise TimeoutError
+
+    def close(self):
+        self.down = self.down or "closed"
+
+    def kinds(self):
+        return [type(message).__name__ for message in self.taken]
+
+
+def submit(number):
+    return Frame(encode(Submit(number)))
+
+
+def answer(connection):
+    frame = connection.receive(1.0)
+    return decode(frame.head).sequence, bytes(frame.body[0])
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """States are asked for before every submission."""
+    monkeypatch.setattr(snapshot_schedule, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot_schedule, "PAUSE_FACTOR", 0)
+
+
+@pytest.fixture
+def two():
+    first, second = Server(), Server()
+    return first, second, StandbyConnection(first, ChannelContext("first", ATTACHED, (second,), 1 << 30))
+
+
+def test_another_server_is_sent_everything_and_only_what_was_not_answered_comes(two):
+    first, second, connection = two
+    for number in (1, 2, 3):
+        connection.send(submit(number))
+    assert answer(connection) == (1, b"1")
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(4))
+    assert [message.sequence for message in second.taken] == [1, 2, 3, 4]
+    assert [answer(connection) for _ in range(3)] == [(2, b"2"), (3, b"3"), (4, b"4")]
+    assert connection.server == "another"
+    second.down = "gone, too"
+    with pytest.raises(TransportError, match="gone, too; no standby server goes on: another: gone, too"):
+        connection.receive(1.0)
+
+
+def test_what_is_sent_again_waits_for_answers_as_it_did_before(two):
+    first, second, connection = two
+    for number in (1, 2, 3):
+        connection.send(submit(number))
+        answer(connection)
+    connection.send(submit(4))
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(5))
+    assert second.unread == [0, 0, 0, 0, 1]
+
+
+def test_who_waits_for_an_answer_gets_it_from_another_server(two):
+    first, _, connection = two
+    connection.send(submit(1))
+    first.down, first.answers = "gone", deque()
+    assert answer(connection) == (1, b"1")
+    with pytest.raises(TimeoutError):
+        connection.receive(0.0)
+
+
+def test_another_result_than_before_ends_the_session_and_asks_nobody_else(two):
+    first, second, connection = two
+    third = Server()
+    connection._others.append(third)
+    second.value = lambda number: b"another"
+    connection.send(submit(1))
+    answer(connection)
+    first.down = "gone"
+    with pytest.raises(TransportError, match="is not what was computed before"):
+        connection.send(submit(2))
+    assert not third.taken
+    with pytest.raises(TransportError, match="is not what was computed before"):
+        connection.receive(1.0)
+
+
+@pytest.mark.parametrize("inexact_from", [1, 2])
+def test_results_that_need_not_be_exact_may_be_others_elsewhere(two, inexact_from):
+    first, second, connection = two
+    second.value = lambda number: b"rounded otherwise"
+    for number in (1, 2):
+        if number == inexact_from:
+            connection.send(Frame(encode(NumericSettings(exact=False))))
+        connection.send(submit(number))
+        answer(connection)
+    first.down = "gone"
+    if inexact_from == 1:
+        connection.send(submit(3))
+        assert answer(connection) == (3, b"rounded otherwise")
+    else:
+        with pytest.raises(TransportError, match="is not what was computed before"):
+            connection.send(submit(3))
+
+
+@pytest.mark.parametrize(
+    ("end", "goes_on"),
+    [
+        (ProtocolClose("it stops", stopped=True), True),
+        (ProtocolClose("it has used up its seconds"), False),
+        (None, False),
+    ],
+    ids=["stopped", "refused", "crashes_executors"],
+)
+def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):
+    first, second, connection = two
+    connection.send(submit(1))
+    answer(connection)
+    first.crashes_executors = end is None
+    if end is not None:
+        first.answers.append(Frame(encode(end)))
+    first.down = "hung up"
+    if goes_on:
+        connection.send(submit(2))
+        assert answer(connection) == (2, b"2")
+        return
+    with pytest.raises(TransportError, match="hung up"):
+        connection.send(submit(2))
+    assert not second.taken
+    if end is not None:
+        assert decode(connection.receive(0.0).head) == end
+
+
+def test_what_was_cut_short_is_not_repeated_before_there_is_a_state(two):
+    first, second, connection = two
+    connection.send(submit(1))
+    connection.send(Frame(encode(CancelSubmissions((1,)))))
+    first.state = (encode_snapshot(snapshot()), [], ())
+    connection._kept._schedule.due = 0.0
+    connection.send(submit(2))
+    connection.send(Frame(encode(CancelSubmissions((2,)))))
+    first.down = "gone"
+    with pytest.raises(TransportError, match="work of it was cut short"):
+        connection.send(submit(3))
+    assert not second.taken
+
+
+def test_what_no_server_could_be_told_to_cut_short_goes_on_elsewhere(two):
+    first, second, connection = two
+    connection.send(submit(1))
+    first.down, first.answers = "gone", deque()
+    connection.send(Frame(encode(CancelSubmissions((1,)))))
+    assert second.kinds() == ["Submit"]
+    assert answer(connection) == (1, b"1")
+
+
+def test_with_a_state_after_it_what_was_cut_short_is_forgotten(often, two):
+    first, second, connection = two
+    connection.send(Frame(encode(CancelSubmissions((1,)))))
+    first.state = (encode_snapshot(snapshot()), [], ())
+    connection.send(submit(1))
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(2))
+    assert second.kinds() == ["StateHeader", "StateChunk", "Submit", "Submit"]
+
+
+def test_with_more_than_its_limit_it_says_so_at_once_and_later_why(caplog):
+    first, second = Server(), Server()
+    connection = StandbyConnection(first, ChannelContext("first", ATTACHED, (second,), 1000))
+    connection.send(Frame(encode(StatsRequest()), [bytes(2000)]))
+    assert "no standby server can take this session over any more" in caplog.text
+    first.down = "gone"
+    with pytest.raises(TransportError, match="no standby server could go on: what was sent has more than 1,000 bytes"):
+        connection.send(submit(1))
+
+
+def snapshot(items=(), templates=()):
+    return Snapshot(7, tuple(templates), tuple(items), (), (), b"random")
+
+
+def test_what_is_kept_begins_anew_with_the_state_of_the_session(often, two):
+    first, second, connection = two
+    memory = bytes(range(256)) * (PIECE // 256) + b"tail"
+    item = Item(len(memory), (View(1 << 32, "uint8", (len(memory),), (1,)),))
+    first.state = (encode_snapshot(snapshot([item])), [memory], ())
+    connection.send(submit(1))
+    connection.send(submit(2))
+    assert answer(connection) == (1, b"1")
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(3))
+    pieces = ["StateChunk"] * 3
+    assert second.kinds() == ["StateHeader", *pieces, "Submit", "Submit"]
+    assert [message.sequence for message in second.taken if isinstance(message, Submit)] == [2, 3]
+    assert [answer(connection) for _ in range(2)] == [(2, b"2"), (3, b"3")]
+
+
+def test_a_session_without_a_state_keeps_all_and_says_so_once(often, two, caplog):
+    first, second, connection = two
+    first.stateless = True
+    for number in (1, 2, 3):
+        connection.send(submit(number))
+    assert caplog.text.count("no state to begin with") == 1
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(4))
+    assert second.kinds() == ["Submit"] * 4
+
+
+def test_frames_are_read_as_they_were_written():
+    sent = SentFrames()
+    frames = [Frame(b"one", [b"a" * 10, b"", b"b"]), Frame(b"two"), Frame(b"three", [bytes(100_000)])]
+    for number, frame in enumerate(frames):
+        sent.append(frame, number)
+    found = [(number, frame.head, [bytes(part) for part in frame.body]) for number, frame in sent.read()]
+    assert found == [(n, frame.head, [bytes(part) for part in frame.body]) for n, frame in enumerate(frames)]
+    sent.close()
+
+
+def frames_of(state):
+    frames = []
+    hand_out(lambda: state, 0, 1 << 30, frames.append)
+    return decode(frames[0].head), iter(frames[1:])
+
+
+def test_a_state_goes_out_and_comes_in_as_it_was():
+    memory = [b"abcd", b"", bytes(PIECE + 1)]
+    items = [Item(len(data), (View(n << 32, "uint8", (len(data),), (1,)),)) for n, data in enumerate(memory, 1)]
+    state, frames = frames_of((encode_snapshot(snapshot(items)), memory, ()))
+    found, body = take_in(state, lambda: next(frames))
+    assert found == snapshot(items)
+    assert [bytes(part) for part in body] == memory
+    assert count_pieces(state.lengths) == 4
+
+
+def test_a_state_that_is_too_long_is_not_even_taken():
+    frames = []
+    hand_out(lambda: pytest.fail("it was"), 1001, 1000, frames.append)
+    hand_out(lambda: (bytes(500), [bytes(501)], ()), 501, 1000, frames.append)
+    assert [decode(frame.head) for frame in frames] == [StateHeader(reason="it has 1,001 bytes")] * 2
+
+
+@pytest.mark.parametrize(
+    ("items", "templates", "reason"),
+    [
+        ([Item(4, (View(1, "float32", (2,), (1,)),))], [], "needs 8 bytes, and 4 come"),
+        ([Item(4, (View(1, "uint8", (4,), (1,), 1),))], [], "needs 5 bytes, and 4 come"),
+        ([Item(4, (View(1, "uint8", (2,), (-1,)),))], [], "impossible layout"),
+        ([Item(5, (View(1, "uint8", (5,), (1,)),))], [], "says 5 bytes, and 4 come"),
+        ([], [], "0 items and the memory of 1"),
+    ],
+)
+def test_a_state_that_does_not_fit_together_is_refused(items, templates, reason):
+    state, frames = frames_of((encode_snapshot(snapshot(items, templates)), [b"abcd"], ()))
+    with pytest.raises(ProtocolError, match=reason):
+        take_in(state, lambda: next(frames))
+
+
+def test_pieces_are_what_was_announced():
+    piece = Frame(encode(StateChunk()), [b"abc"])
+    with pytest.raises(ProtocolError, match="3 bytes in place of 4"):
+        take_in(StateHeader((4,)), lambda: piece)
+    with pytest.raises(ProtocolError, match="3 bytes in place of 4,194,304"):
+        take_in(StateHeader((1 << 40,)), lambda: piece)
+    with pytest.raises(ProtocolError, match="do not come one after the other"):
+        take_in(StateHeader((4,)), lambda: Frame(encode(Goodbye())))
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        take_in(StateHeader((3,)), lambda: piece)
+
+
+def test_templates_of_a_state_are_those_that_their_digests_name():
+    known = KnownTemplate(bytes(32), Template((), (), (), (), ()), (), ())
+    state, frames = frames_of((encode_snapshot(snapshot(templates=[known])), [], ()))
+    with pytest.raises(ProtocolError, match="does not have the digest"):
+        take_in(state, lambda: next(frames))

@@ -1,0 +1,318 @@
+"""Numbers that the client knows: no executor is asked for them, until what they come of is written."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import djinn
+from djinn_client.interception import dispatch
+from djinn_client.interception.native.library import ops
+from djinn_integrations.dynamo.recorded_call import record_call
+
+DEVICE = "remote_accelerator:0"
+BUDGET, DEEPEST = 1 << 24, 32  # as in known.cpp
+
+
+@pytest.fixture(autouse=True)
+def session(embedded):
+    torch.ones(1, device=DEVICE).cpu()
+
+
+def asked(run):
+    """The result of `run`, and the number of round trips that it waits for."""
+    before = djinn.stats()["round_trips"]
+    return run(), djinn.stats()["round_trips"] - before
+
+
+def mask():
+    return torch.tensor([[1, 1, 0], [1, 1, 1]]).to(DEVICE)
+
+
+KNOWN = {
+    "uploaded": lambda: mask()[0, 2].item() == 0,
+    "made of a list": lambda: torch.tensor([3, 4], device=DEVICE)[1].item() == 4,
+    "a small float": lambda: torch.tensor([0.1], device=DEVICE).item() == torch.tensor([0.1]).item(),
+    "made there": lambda: torch.arange(5, device=DEVICE)[-1].item() == 4,
+    "full": lambda: torch.full((2, 2), 7, device=DEVICE).sum().item() == 28,
+    "all of a mask": lambda: not bool(mask().all()),
+    "as transformers asks": lambda: not bool(mask().bool().sum() == mask().numel()),
+    "padding": lambda: bool(torch.isin(mask(), torch.tensor([0], device=DEVICE)).any()),
+    "transposed": lambda: mask().t()[2].sum().item() == 1,
+    "another dtype": lambda: mask().view(torch.int32)[0, 0].item() == 1,
+    "a mask of floats": lambda: bool(torch.ones(2, 3, device=DEVICE).bool().all()),
+    "compared floats": lambda: bool((torch.tensor([0.5, 2.0], device=DEVICE) > 0).all()),
+    "a list": lambda: mask().sum(-1).tolist() == [2, 3],
+    "places": lambda: (mask() == 0).nonzero().tolist() == [[0, 2]],
+    "size under a mask": lambda: torch.zeros(2, 3, 4, device=DEVICE)[mask() == 1].shape == (5, 4),
+    "size behind a slice": lambda: torch.zeros(4, 2, 3, device=DEVICE)[:, mask() == 1].shape == (4, 5),
+    "columns by index": lambda: mask()[:, torch.arange(2, device=DEVICE) + 1].sum().item() == 3,
+    "a filled number": lambda: torch.zeros((), device=DEVICE).fill_(2).item() == 2,
+    "counted in place": lambda: torch.zeros((), dtype=torch.int64, device=DEVICE).add_(2).mul_(3).item() == 6,
+}
+
+
+@pytest.mark.parametrize("program", KNOWN.values(), ids=KNOWN)
+def test_what_is_known_is_not_asked_for(program):
+    assert asked(program) == (True, 0)
+
+
+def test_a_mask_that_grows_is_known_at_each_step():
+    def program():
+        grown, found = torch.ones(2, 3, dtype=torch.int64, device=DEVICE), []
+        for _ in range(100):
+            grown = torch.cat([grown, grown.new_ones((2, 1))], dim=-1)
+            found.append(bool(grown.bool().sum() == grown.numel()))
+        return all(found)
+
+    assert asked(program) == (True, 0)
+
+
+def test_what_is_calculated_with_floats_is_asked_for():
+    assert asked(lambda: (torch.tensor([0.5, 2.0], device=DEVICE) * 3).sum().item()) == (7.5, 1)
+
+
+def test_what_lies_under_a_known_mask():
+    x, mask_here = torch.arange(24.0).reshape(2, 3, 4), mask().cpu() == 1
+    there = x.to(DEVICE).requires_grad_()
+    found = there[mask() == 1]
+    assert torch.equal(found.detach().cpu(), x[mask_here])
+    found.sum().backward()
+    assert torch.equal(there.grad.cpu()[..., 0], mask_here.float())
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 2), (2, 3, 5)])
+def test_a_mask_that_does_not_fit_is_refused(shape):
+    with pytest.raises(IndexError, match="The shape of the mask"):
+        torch.zeros(2, 3, 4, device=DEVICE)[torch.ones(shape, dtype=torch.bool, device=DEVICE)].cpu()
+
+
+@pytest.mark.parametrize("number", [1.0, float("inf"), float("nan")])
+def test_a_loss_that_may_be_no_number_is_fetched_once(number):
+    def program():
+        loss = torch.tensor([number], device=DEVICE).sum()
+        return bool(torch.isnan(loss) or torch.isinf(loss)), str(loss.item())
+
+    assert asked(program) == ((number != 1.0, str(number)), 1)
+
+
+def test_a_loss_that_was_written_is_not_what_was_looked_at():
+    loss = torch.tensor([2.0], device=DEVICE).sum()
+    before = torch.isnan(loss)
+    loss.mul_(float("nan"))
+    after = torch.isnan(loss)
+    loss.zero_()
+    assert (bool(before), bool(after), loss.item()) == (False, True, 0.0)
+
+
+def by_storage(x):
+    x.untyped_storage().fill_(0)
+
+
+def by_another_thread(x):
+    thread = threading.Thread(target=x.zero_)
+    thread.start()
+    thread.join()
+
+
+WRITES = {
+    "index": lambda x: x.__setitem__((0, 0), 0),
+    "a view": lambda x: x[0].view(-1)[:1].fill_(0),
+    "copy_": lambda x: x.copy_(torch.zeros_like(x)),
+    "from the CPU": lambda x: x.copy_(torch.zeros(2, 3, dtype=torch.int64)),
+    "foreach": lambda x: torch._foreach_zero_([x]),
+    "out=": lambda x: torch.mul(x, 0, out=x),
+    "data": lambda x: setattr(x, "data", torch.zeros_like(x)),
+    "scatter": lambda x: x.scatter_(0, torch.zeros(1, 3, dtype=torch.int64, device=DEVICE), 0),
+    "storage": by_storage,
+    "another thread": by_another_thread,
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_takes_what_was_known(write):
+    x = mask()
+    assert x[0, 0].item() == 1
+    before = x + 1  # of what was there
+    write(x)
+    assert x[0, 0].item() == 0
+    assert (int(before[0, 0]), int((x + 1)[0, 0])) == (2, 1)
+
+
+def test_a_write_of_another_thread_right_after_a_known_one_is_seen(monkeypatch):
+    """The other thread writes after Python has recorded the first write, and before C++ notes its result."""
+    plain = dispatch.append
+
+    def written_after(*args, **kwargs):
+        monkeypatch.undo()
+        made = plain(*args, **kwargs)
+        thread = threading.Thread(target=x.mul_, args=(5,))
+        thread.start()
+        thread.join()
+        return made
+
+    for write in (lambda x: x.add_(1), lambda x: x.fill_(1)):
+        x = torch.zeros((), dtype=torch.int64, device=DEVICE)
+        dispatch.forget_calls()  # so that Python records the write
+        monkeypatch.setattr(dispatch, "append", written_after)
+        write(x)
+        assert dispatch.append is plain
+        assert x.item() == 5
+
+
+def test_memory_that_grew_is_asked_for():
+    x = mask()
+    x.resize_(4, 3)
+    assert x[0].tolist() == [1, 1, 0]
+    assert x.sum().item() is not None  # whatever lies in the new rows
+
+
+def test_random_programs_of_integers_equal_local_ones():
+    ops = (
+        lambda a, b: a + b,
+        lambda a, b: a * 3 - b,
+        lambda a, b: torch.cat([a, b])[::2],
+        lambda a, b: torch.where(a > b, a, b),
+        lambda a, b: a.masked_fill(b == a, 5),
+        lambda a, b: (a >= b).to(torch.int64),
+        lambda a, b: a.flip(0).cumsum(0),
+        lambda a, b: a.mul_(2),
+        lambda a, b: a.clone().add_(b),
+        lambda a, b: torch.stack([a, b]).amax(0),
+        lambda a, b: torch.full_like(a, 9),
+        lambda a, b: a.new_zeros(4) + b,
+    )
+    chosen = random.Random(0)
+    for _ in range(40):
+        here = [torch.tensor([chosen.randrange(-9, 9) for _ in range(4)]) for _ in range(2)]
+        there = [t.to(DEVICE) for t in here]
+        for _ in range(6):
+            op, (i, j) = chosen.choice(ops), chosen.choices(range(len(here)), k=2)
+            here.append(op(here[i], here[j]))
+            there.append(op(there[i], there[j]))
+            number = there[-1].sum().item()
+            assert number == here[-1].sum().item()
+        assert [t.cpu().tolist() for t in there] == [t.tolist() for t in here]
+
+
+def test_a_recorded_call_does_not_keep_what_was_known():
+    @torch.compile(backend="djinn")
+    def branching(x):
+        return x + 1 if bool(x.all()) else x - 1
+
+    ones, zeros = torch.ones(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    for given in (ones, zeros, ones, zeros, ones):
+        assert branching(given.to(DEVICE)).tolist() == branching.__wrapped__(given).tolist()
+
+
+def test_the_oldest_is_dropped():
+    ops.limit_known(64 * 1024)
+    try:
+        old = mask()
+        others = [torch.zeros(1000, dtype=torch.int64).to(DEVICE) for _ in range(20)]
+        assert asked(old[0, 0].item) == (1, 1)
+        assert asked(others[-1][0].item) == (0, 0)
+        assert ops.limit_known(64 * 1024) <= 64 * 1024
+    finally:
+        ops.limit_known(BUDGET)
+
+
+@pytest.mark.parametrize("dtype", [torch.bits8, torch.uint16, torch.float8_e4m3fn, torch.complex64])
+def test_other_dtypes_are_uploaded_as_before(dtype):
+    here = torch.arange(16, dtype=torch.uint8).view(dtype)
+    assert torch.equal(here.to(DEVICE).cpu().view(torch.uint8), here.view(torch.uint8))
+
+
+def test_long_chains_that_were_never_asked_for_are_not_kept():
+    x = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    for _ in range(DEEPEST):  # `zeros` is the first of the chain
+        x = x + 1
+    assert asked(x.item) == (DEEPEST, 1)
+    y = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    for _ in range(DEEPEST - 1):
+        y = y + 1
+    assert asked(y.item) == (DEEPEST - 1, 0)
+
+
+def test_a_known_op_is_folded_without_python():
+    given = mask()
+
+    def program():
+        grown = torch.cat([given, torch.ones(2, 1, dtype=torch.int64, device=DEVICE)], dim=-1)
+        counted = torch.arange(4, device=DEVICE) + torch.full((4,), 2, device=DEVICE)
+        grown.add_(counted).fill_(3)
+        return torch.isin(grown * 2, torch.zeros_like(counted))
+
+    program(), program()
+    before = ops.count()[2]
+    made = program()
+    assert ops.count()[2] == before
+    assert asked(lambda: made.any().item()) == (False, 0)
+
+
+def test_what_an_executor_has_to_refuse_is_refused():
+    with pytest.raises(RuntimeError, match=r"numel|reduction"):
+        torch.zeros(0, dtype=torch.int64, device=DEVICE).max().item()
+
+
+def test_threads_that_ask_for_one_known_number():
+    count = 4
+    barrier, switching = threading.Barrier(count), sys.getswitchinterval()
+
+    def ask(x):
+        barrier.wait(60)
+        return x.item()
+
+    def program():
+        with ThreadPoolExecutor(count) as threads:
+            return [list(threads.map(ask, [(mask() * number).sum()] * count)) for number in range(30)]
+
+    sys.setswitchinterval(1e-6)
+    try:
+        assert asked(program) == ([[5 * number] * count for number in range(30)], 0)
+    finally:
+        sys.setswitchinterval(switching)
+
+
+def test_a_dispatch_mode_sees_the_ops_that_were_folded():
+    class Seen(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.ops = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.ops.append(func)
+            return func(*args, **kwargs or {})
+
+    def program(device):
+        known, x = mask().to(device), torch.ones(2, 3, 4, device=device)
+        with Seen() as seen:
+            found = x[known == 1]
+            places = torch.where(known == 1)
+            whole = bool(known.all())
+        return seen.ops, found.shape, len(places[0]), whole
+
+    assert program(DEVICE) == program("cpu")
+
+
+def test_a_value_of_an_ended_session_is_gone():
+    x = mask()
+    djinn.shut_down()
+    with pytest.raises(djinn.errors.SessionLost):
+        x[0, 0].item()
+
+
+def test_a_number_that_is_known_is_no_constant_of_a_recorded_call(embedded):
+    """Also where its page is here, so that nothing would be sent for it."""
+    x = torch.arange(64.0, device=embedded)
+    first = [x[place].item() for place in range(8)]
+    assert first == [*range(8)]
+    outputs, call = record_call(lambda t: [t * t[7].item()], [x])
+    assert call is None
+    assert torch.equal(outputs[0].cpu(), torch.arange(64.0) * 7)

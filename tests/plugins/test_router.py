@@ -1,0 +1,142 @@
+"""A router of a stranger's, from the guide, runs real programs over two executors as the CPU does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import djinn
+from djinn.planning import storage_of
+from djinn.testing import PluginConformance, RouterConformance, executor_processes, open_session
+from tests.plugins import by_memory
+from tests.shared.figures import figures
+
+BOTH, ONE, OTHER = "remote_accelerator:0", "remote_accelerator:1", "remote_accelerator:2"
+FILE = Path(by_memory.__file__)
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return by_memory
+
+
+class TestRouter(RouterConformance):
+    @pytest.fixture
+    def router(self):
+        return by_memory.ByMemory()
+
+
+@pytest.fixture(params=[2, 1], ids=["from the beginning", "when one joins"])
+def two(request, forked_processes):
+    """Two executors, from the beginning or after the second has joined."""
+    djinn.shut_down()
+    djinn.configure(plugins=[by_memory], router="by_memory", executors=request.param)
+    djinn.init()
+    began = open_session()
+    kept = torch.arange(6.0).reshape(2, 3).to(BOTH)
+    djinn.scale(executors=2)
+    assert open_session() is began, "the session stays the same object"
+    assert began.router.name == "by_memory"
+    assert len(executor_processes()) == 2
+    yield kept
+    djinn.shut_down()
+    djinn.configure()
+
+
+def test_the_file_imports_djinn_alone_and_is_short():
+    lines = FILE.read_text().splitlines()
+    assert len(lines) < 150
+    imported = [line.split()[1] for line in lines if line.startswith(("import ", "from "))]
+    assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - {"__future__"} == {"djinn"}
+    assert {name for name in imported if name.startswith("djinn")} == {"djinn.hooks", "djinn.planning"}
+
+
+def trained(first, second):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)]
+    x = torch.randn(5, 8)
+    layers[0].to(first), layers[1].to(second)
+    optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1, foreach=False)
+    losses = []
+    for _ in range(3):
+        loss = layers[1](layers[0](x.to(first)).relu().to(second)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return [*losses, *[p.detach().cpu() for layer in layers for p in layer.parameters()]]
+
+
+def test_a_model_over_both_trains_as_on_the_cpu(two):
+    for here, there in zip(trained("cpu", "cpu"), trained(ONE, OTHER), strict=True):
+        torch.testing.assert_close(there, here)
+    for number in (1, 2):
+        assert figures(open_session().router, number)["submissions"] > 0
+
+
+def test_values_are_where_the_program_put_them_and_are_freed(two):
+    router = open_session().router
+    before = [figures(executor)["values"] for executor in open_session().executors.here]
+    one, other = torch.ones(3, 4).to(BOTH), torch.full((4, 2), 2.0).to(BOTH)
+    assert {router.home(storage_of(value.remote.handle)) for value in (one, other)} == {0, 1}
+    product = one @ other
+    view = other.t()
+    view.add_(1)
+    assert (one @ other).tolist() == [[12.0, 12.0]] * 3
+    assert product.tolist() == [[8.0, 8.0]] * 3
+    assert two.sum().item() == 15
+    djinn.synchronize()
+    held = [figures(executor)["values"] for executor in open_session().executors.here]
+    assert [now - then for now, then in zip(held, before, strict=True)] == [2, 2]
+    del one, other, product, view
+    djinn.synchronize()
+    assert [figures(executor)["values"] for executor in open_session().executors.here] == before
+    assert router.topology() is None
+
+
+def test_a_failure_is_raised_where_it_is_looked_at(two):
+    table = torch.zeros(4, 2).to(OTHER)
+    found = table[torch.tensor([9]).to(OTHER)]
+    with pytest.raises(IndexError):
+        found.tolist()
+    assert table.sum().item() == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"router": "none_such"}, "none_such"), ({"disable": ["pool"]}, "pip install ./plugins/pool")],
+)
+def test_a_router_that_is_missing_is_named(forked_processes, settings, named):
+    djinn.shut_down()
+    djinn.configure(executors=2, **settings)
+    try:
+        with pytest.raises(djinn.errors.ConfigurationError, match=named):
+            djinn.init()
+    finally:
+        djinn.configure()
+
+
+def test_scaling_without_the_package_names_it():
+    program = """
+import sys
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name == "djinn_pool":
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+import djinn
+try:
+    djinn.scale(2)
+except djinn.errors.PluginError as error:
+    print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert "djinn-pool" in ended.stdout, ended.stderr
+    assert "./plugins/pool" in ended.stdout

@@ -1,0 +1,354 @@
+"""`DeviceWatch` over a fake device: which op a lost device and a hung kernel are put down to, and who is stopped."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.wire.message_base import Failure
+from djinn_server.device_watch import DeviceWatch
+from djinn_server.running.run import TemplateRun
+from djinn_server.running.run_request import RunRequest
+from djinn_server.session import ExecutorSession
+
+ERROR = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+class Event:
+    def __init__(self, runtime):
+        self.runtime, self.reached = runtime, False
+
+    def query(self):
+        self.runtime.call()
+        return self.reached
+
+
+class Runtime(DeviceRuntime):
+    """A device whose events the test lets pass. Once `error` is set, each call raises it."""
+
+    hang_seconds = 30.0
+
+    def __init__(self):
+        super().__init__(torch.device("meta"))
+        self.error, self.events, self.synchronized, self.relieved = None, [], 0, 0
+
+    def call(self):
+        if self.error is not None:
+            raise self.error
+
+    def mark(self, *, timing=False):
+        del timing
+        self.call()
+        self.events.append(Event(self))
+        return self.events[-1]
+
+    def synchronize(self):
+        self.synchronized += 1
+        self.call()
+
+    def relieve(self):
+        self.relieved += 1
+
+
+class Session:
+    """Stands for `CancellationState`."""
+
+    def __init__(self, *, replaying=False):
+        self.replaying, self.stopped = replaying, []
+
+    def stop_before(self, submission, op, reason):
+        self.stopped.append((submission, op, reason))
+
+
+def template(*ops):
+    steps = [SimpleNamespace(op=op, writes=(), reads=(), makes=(), release=()) for op in ops]
+    return SimpleNamespace(steps=steps, count=len(steps))
+
+
+OPS = template("aten::add", "aten::embedding", "aten::mm")
+
+
+def request(sequence=1):
+    return RunRequest(sequence, [], [], [], [], (), False)
+
+
+class Watched:
+    def __init__(self):
+        self.runtime, self.reasons = Runtime(), []
+        self.watch = DeviceWatch(self.runtime)
+        self.watch._run = lambda: None  # the test looks itself
+        self.watch.lost = self.reasons.append
+
+    def run(self, session, sequence=1, ops=OPS):
+        work = request(sequence)
+        self.watch.issued(self.watch.begin(session, work, ops))
+        return work
+
+
+def test_error_at_the_first_op_is_that_op():
+    watched, session = Watched(), Session()
+    watched.watch.begin(session, request(3), OPS)
+    watched.runtime.error = ERROR
+    watched.watch.check(ERROR, 0)
+    (reason,) = watched.reasons
+    assert reason == f"the device is lost: aten::add (op 0 of submission 3) failed: {ERROR}"
+    assert session.stopped == [(3, 0, reason.removeprefix("the device is lost: "))]
+
+
+def test_error_at_a_later_op_is_at_or_before_it():
+    watched, session = Watched(), Session()
+    watched.watch.begin(session, request(3), OPS)
+    watched.runtime.error = ERROR
+    watched.watch.check_failures([7, Failure(3, 1, "aten::embedding", "AcceleratorError", str(ERROR))], session)
+    assert "an op at or before aten::embedding (op 1 of submission 3) failed" in watched.reasons[0]
+    assert session.stopped[0][:2] == (3, 0)
+
+
+def test_error_after_several_submissions_stops_no_session():
+    watched, one, other = Watched(), Session(), Session()
+    watched.run(one, 1)
+    watched.run(other, 8)
+    watched.runtime.error = ERROR
+    watched.watch.look()
+    assert "at or before submission 8 or one of 2 submissions" in watched.reasons[0]
+    assert one.stopped == other.stopped == [], "each may have caused it"
+
+
+def test_completed_submissions_are_not_blamed():
+    watched, one, other = Watched(), Session(), Session()
+    watched.run(one, 1)
+    watched.run(one, 2)
+    watched.runtime.events[0].reached = watched.runtime.events[1].reached = True
+    watched.watch.look()
+    watched.run(other, 8)
+    watched.runtime.error = ERROR
+    watched.watch.look()
+    assert not one.stopped
+    assert other.stopped[0][:2] == (8, 0)
+    assert "at or before aten::mm (op 2 of submission 8)" in watched.reasons[0]
+
+
+def test_recovered_session_runs_each_op_alone_so_that_the_op_is_known():
+    watched, session = Watched(), Session(replaying=True)
+    work = request(5)
+    watched.watch.begin(session, work, OPS)
+    for op in range(2):
+        begun = work.op_times.begin()
+        if op:
+            watched.runtime.error = ERROR
+            with pytest.raises(torch.AcceleratorError):
+                work.op_times.end(op, begun)
+        else:
+            work.op_times.end(op, begun)
+    watched.watch.check(ERROR, 1)
+    assert session.stopped[0][:2] == (5, 1)
+    assert "lost: aten::embedding (op 1 of submission 5) failed" in watched.reasons[0]
+
+
+def test_loss_is_reported_once():
+    watched, session = Watched(), Session()
+    watched.run(session)
+    watched.runtime.error = ERROR
+    for _ in range(3):
+        watched.watch.check(ERROR, 0)
+        watched.watch.look()
+    assert len(watched.reasons) == len(session.stopped) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [ERROR, RuntimeError("shapes cannot be multiplied"), torch.OutOfMemoryError("no room")]
+)
+def test_device_that_works_after_an_error_goes_on(error):
+    watched, session = Watched(), Session()
+    watched.run(session)
+    watched.watch.check(error, 1)
+    watched.watch.look()
+    assert not watched.reasons
+    assert watched.runtime.synchronized == (error is ERROR), "only an error of the device is worth a wait"
+
+
+def test_hung_kernel_is_found_in_the_oldest_submission(monkeypatch):
+    watched, hung, other = Watched(), Session(), Session()
+    watched.run(hung, 4)
+    watched.run(other, 9)
+    watched.watch.look()
+    assert not watched.reasons
+    later = time.monotonic() + Runtime.hang_seconds + 1
+    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: later)
+    watched.watch.look()
+    assert "at or before aten::mm (op 2 of submission 4) hangs: nothing was completed for 30 s" in watched.reasons[0]
+    assert hung.stopped[0][:2] == (4, 0)
+    assert not other.stopped
+
+
+def test_queue_that_goes_on_does_not_hang(monkeypatch):
+    watched, session = Watched(), Session()
+    began = time.monotonic()
+    for step in range(1, 6):
+        watched.run(session, step)
+        monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda step=step: began + 20 * step)
+        if step > 1:
+            watched.runtime.events[step - 2].reached = True
+        watched.watch.look()
+    assert not watched.reasons
+
+
+def test_hung_op_of_a_recovered_session_is_named(monkeypatch):
+    watched, session = Watched(), Session(replaying=True)
+    work = request(2)
+    watched.watch.begin(session, work, OPS)
+    work.op_times.end(0, work.op_times.begin())
+    work.op_times.begin()
+    later = time.monotonic() + Runtime.hang_seconds + 1
+    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: later)
+    watched.watch.look()
+    assert "aten::embedding (op 1 of submission 2) hangs" in watched.reasons[0]
+    assert session.stopped[0][:2] == (2, 1)
+
+
+def test_ops_that_take_long_to_issue_are_no_hang(monkeypatch):
+    watched, session, began = Watched(), Session(), time.monotonic()
+    issuing = watched.watch.begin(session, request(1), OPS)
+    for later in (0, Runtime.hang_seconds + 1):
+        monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda later=later: began + later)
+        watched.watch.look()
+    watched.watch.issued(issuing)
+    watched.watch.look()
+    assert not watched.reasons
+    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: began + 2 * Runtime.hang_seconds + 2)
+    watched.watch.look()
+    assert "submission 1) hangs" in watched.reasons[0], "it is one after so long without ops"
+
+
+def test_recovered_session_does_not_hang_between_two_ops(monkeypatch):
+    watched, session, began = Watched(), Session(replaying=True), time.monotonic()
+    work = request(1)
+    watched.watch.begin(session, work, OPS)
+    work.op_times.end(0, work.op_times.begin())
+    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: began + Runtime.hang_seconds + 1)
+    watched.watch.look()
+    assert not watched.reasons
+
+
+def test_submission_that_runs_while_another_one_yields_is_its_own(monkeypatch):
+    watched, long, short, began = Watched(), Session(), Session(), time.monotonic()
+    issuing = watched.watch.begin(long, request(1), OPS)
+    for sequence in range(3):
+        watched.run(short, sequence)
+    for event in watched.runtime.events[:2]:
+        event.reached = True
+    watched.watch.look()
+    assert [work.submission for work in watched.watch._issued] == [2], "completed ones are not kept"
+    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: began + Runtime.hang_seconds + 1)
+    watched.watch.look()
+    assert short.stopped[0][:2] == (2, 0), "it hangs although the long one is not issued to its end"
+    watched.watch.issued(issuing)
+    assert [work.submission for work in watched.watch._issued] == [2, 1]
+    assert not long.stopped
+
+
+def test_error_names_the_op_of_the_session_that_had_it():
+    watched, long, short = Watched(), Session(), Session()
+    watched.run(short, 7, template("aten::relu", "aten::sin"))
+    watched.watch.begin(long, request(1), OPS)
+    watched.runtime.error = ERROR
+    watched.watch.check_failures([Failure(7, 1, "aten::sin", "AcceleratorError", str(ERROR))], short)
+    assert "at or before aten::sin (op 1 of submission 7) or one of 2 submissions" in watched.reasons[0]
+
+
+def test_submission_is_completed_only_when_the_device_says_so():
+    watched, session = Watched(), Session()
+    watched.run(session, 4)
+    watched.watch.completed()
+    watched.runtime.error = ERROR
+    watched.watch.completed()
+    assert session.stopped[0][:2] == (4, 0), "a fetch that waited for nothing leaves it to be blamed"
+
+
+def test_submission_whose_end_cannot_be_marked_is_not_kept():
+    watched, session = Watched(), Session()
+    issuing = watched.watch.begin(session, request(4), OPS)
+    watched.runtime.mark = lambda: (_ for _ in ()).throw(RuntimeError("no event"))
+    watched.watch.issued(issuing)
+    assert not watched.watch._issuing
+    assert not watched.watch._issued
+    assert not watched.reasons
+
+
+def session_of(watched, run):
+    """What `ExecutorSession` needs in order to run a submission that was compiled to `run`."""
+    device = SimpleNamespace(
+        runtime=watched.runtime,
+        watch=watched.watch,
+        numeric_settings=SimpleNamespace(now=None),
+        timekeeper=None,
+        batches=None,
+    )
+    reads = SimpleNamespace(shares=SimpleNamespace(storages=()))
+    known = SimpleNamespace(template=OPS, slots=[], hot=SimpleNamespace(run=run))
+    OPS.random = False
+    session = SimpleNamespace(
+        device=device, _wanted=Session(), _numeric_settings=None, _reads=reads, _ahead=None, _memory=None, values=None
+    )
+    return session, known
+
+
+def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
+    watched, work = Watched(), request(6)
+    session, known = session_of(watched, lambda *_: SimpleNamespace(failures=[]))
+
+    def synchronize():
+        later = time.monotonic() + Runtime.hang_seconds + 1
+        monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: later)
+        watched.watch.look()
+        raise ERROR
+
+    outcome = ExecutorSession._run(session, known, work)
+    monkeypatch.setattr(watched.runtime, "synchronize", synchronize)
+    ExecutorSession._synchronize(session, work, outcome)
+    assert "submission 6) hangs" in watched.reasons[0]
+    assert len(outcome.failures) == 1
+
+
+def test_submission_that_is_broken_off_has_been_issued():
+    watched = Watched()
+
+    def run(*_):
+        raise TransportError("the client is gone")
+
+    session, known = session_of(watched, run)
+    with pytest.raises(TransportError):
+        ExecutorSession._run(session, known, request())
+    assert not watched.watch._issuing
+    assert len(watched.watch._issued) == 1
+
+
+@pytest.mark.parametrize(("writes", "tries"), [((), 2), ((0,), 1)])
+def test_op_that_ran_out_of_memory_runs_once_more_unless_it_writes(writes, tries):
+    runtime, ran = Runtime(), []
+
+    def step(env):
+        del env
+        ran.append(1)
+        raise torch.OutOfMemoryError("no room")
+
+    steps = [SimpleNamespace(op="aten::relu_", run=step, writes=writes, reads=(0,), makes=(), release=())]
+    one = SimpleNamespace(
+        steps=steps, count=1, constants=[None], slots=0, inputs=0, made=0, consumed=(), moves=False, outputs=()
+    )
+    work = request()
+    work.relieve = runtime.relieve
+    values = SimpleNamespace(
+        table={}, indexed=False, sharing_memory=lambda *_: [], poison=lambda *_: None, moved=lambda *_: None
+    )
+    run = TemplateRun(one, work, [], values)
+    run.advance()
+    assert len(ran) == tries
+    assert runtime.relieved == tries - 1
+    (failure,) = run.outcome.failures
+    assert failure.kind == "OutOfMemoryError"
