@@ -74,6 +74,8 @@ def module_of_its_own():
         _leave_no_settings(client.context)
     if (logs := sys.modules.get("djinn_core.logs")) is not None:
         logs.hide()  # a log that is shown is kept from `caplog`
+    if (role := sys.modules.get("djinn_core.system.role")) is not None:
+        assert role.is_client(), "a test has made this process a server's: run that server in a process of its own"
 
 
 def _leave_no_settings(context):

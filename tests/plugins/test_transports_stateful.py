@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 
 import pytest
+from hypothesis.errors import Flaky
 
 from djinn.testing import run_transport_states, transports_stateful
 from djinn_core.errors import TransportError
@@ -115,7 +116,8 @@ def test_faulty_transport_fails(fault: type[PlainChannel], monkeypatch: pytest.M
             (Exception, pytest.fail.Exception)
         ) as caught:  # Hypothesis has one for faults that do not come again
             run_transport_states(Faulty(fault), "unix://", examples=300, shrink=False)
-        assert message in "\n".join(traceback.format_exception(caught.value))
+        found = message in "\n".join(traceback.format_exception(caught.value))
+        assert found or (fault is not Leaking and isinstance(caught.value, Flaky))
     finally:
         for descriptor in leaked:
             os.close(descriptor)

@@ -151,13 +151,13 @@ def test_a_name_is_told_where_a_certificate_has_one():
     assert advertised(("tcps://0.0.0.0:1",), "", named=True) == (f"tcps://{socket.getfqdn()}:1",)
 
 
-def test_a_port_that_is_taken_is_noticed_before_anything_starts(taken, tmp_path):
-    done = CliRunner().invoke(
-        main, ["serve", "--device", "cpu", "--port", str(taken), "--connection-file", str(tmp_path / "c")]
-    )
-    assert done.exit_code == 1
-    assert f"cannot listen for tcp at 127.0.0.1:{taken}" in done.output
-    assert "Starting an executor" not in done.output
+def test_a_port_that_is_taken_is_noticed_before_anything_starts(taken, python, plain_environment, tmp_path):
+    command = ["serve", "--device", "cpu", "--port", str(taken), "--connection-file", tmp_path / "c"]
+    done = python.run("-m", "djinn_core.cli", *command, env=plain_environment)
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert f"cannot listen for tcp at 127.0.0.1:{taken}" in output
+    assert "Starting an executor" not in output
 
 
 @pytest.mark.parametrize("name", ["http", "https", "tcps"])
