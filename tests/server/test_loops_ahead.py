@@ -13,12 +13,23 @@ from djinn.testing import executor_figures
 WIDTH = 256
 STEPS = 14
 AT = 10  # the step before which something is done to the loop
-WAIT_SECONDS = 0.02  # in which the step runs ahead
+WAITS = (0.02, 0.2, 2.0)  # seconds in which a step runs ahead; a busy machine needs more
 
 
 def counted():
     figures = executor_figures()
     return figures["runs_ahead"], figures["runs_ahead_dropped"]
+
+
+def after_a_wait(run, ran_ahead):
+    """Call `run` with the seconds for which its loop waits, until something has run ahead. Return the taken and dropped steps."""
+    for wait in WAITS:
+        before = counted()
+        run(wait)
+        taken, dropped = (now - then for now, then in zip(counted(), before, strict=True))
+        if taken >= ran_ahead:
+            return taken, dropped
+    pytest.fail(f"{taken} steps ran ahead, of {ran_ahead}")
 
 
 def played(device, disturb=None, wait=0.0):
@@ -77,15 +88,16 @@ def read(state):
 )
 def test_a_loop_is_that_of_local_pytorch(embedded, disturb):
     expected = played("cpu", disturb)
-    taken, dropped = counted()
-    assert played(embedded, disturb, WAIT_SECONDS) == expected
-    taken, dropped = (now - before for now, before in zip(counted(), (taken, dropped), strict=True))
-    assert taken >= 2, "nothing ran ahead"
+
+    def run(wait):
+        assert played(embedded, disturb, wait) == expected
+
+    _, dropped = after_a_wait(run, 2)
     assert dropped <= 8, "one step at its end, and one where it was disturbed"
 
 
 def test_random_numbers_are_those_of_local_pytorch(embedded):
-    def drawn(device):
+    def drawn(device, wait=0.0):
         torch.manual_seed(3)
         weight, found = (torch.randn(WIDTH, WIDTH) * 0.1).to(device), []
         x = torch.ones(64, WIDTH).to(device)
@@ -93,28 +105,32 @@ def test_random_numbers_are_those_of_local_pytorch(embedded):
         for number in range(STEPS):
             x = torch.nn.functional.dropout(torch.tanh(x @ weight), 0.25) @ weight
             found.append((x @ weight).sum().item())
-            time.sleep(WAIT_SECONDS if number == AT else 0.0)
+            time.sleep(wait if number == AT else 0.0)
         return found
 
-    expected, before = drawn("cpu"), counted()[0]
-    assert drawn(embedded) == expected
-    assert counted()[0] > before, "what comes before the numbers runs ahead"
+    expected = drawn("cpu")
+
+    def run(wait):
+        assert drawn(embedded, wait) == expected
+
+    after_a_wait(run, 1)
 
 
 def test_an_op_that_fails_ahead_fails_where_it_is_asked_for(embedded):
-    torch.manual_seed(0)
-    rows, at = torch.randn(STEPS, 1 << 17).to(embedded), torch.zeros(1, dtype=torch.long).to(embedded)
-    taken = counted()[0]
-    for number in range(STEPS + 2):
-        row = rows[at]
-        for _ in range(6):
-            row = torch.tanh(row) * 0.5
-        at = at + 1
-        if number < STEPS:
-            assert row.sum().item()
-        else:
-            with pytest.raises(IndexError, match="out of bounds"):
-                row.sum().item()
-        time.sleep(WAIT_SECONDS if number > STEPS - 3 else 0.0)
-    assert counted()[0] > taken
-    assert at.item() == STEPS + 2
+    def run(wait):
+        torch.manual_seed(0)
+        rows, at = torch.randn(STEPS, 1 << 17).to(embedded), torch.zeros(1, dtype=torch.long).to(embedded)
+        for number in range(STEPS + 2):
+            row = rows[at]
+            for _ in range(6):
+                row = torch.tanh(row) * 0.5
+            at = at + 1
+            if number < STEPS:
+                assert row.sum().item()
+            else:
+                with pytest.raises(IndexError, match="out of bounds"):
+                    row.sum().item()
+            time.sleep(wait if number > STEPS - 3 else 0.0)
+        assert at.item() == STEPS + 2
+
+    after_a_wait(run, 1)
