@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import os
-import shutil
-import subprocess
 import threading
 import types
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from djinn.errors import StartupError
-from djinn_core.system.directories import cache_directory
+from djinn_server.system.native_library import NativeLibrary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-SOURCES: Final = Path(__file__).resolve().parent / "csrc"
-_FLAGS: Final = ("-std=c++20", "-O1", "-g0", "-fPIC", "-fvisibility=hidden")
+_LIBRARY: Final = NativeLibrary("the device fakegpu", Path(__file__).resolve().parent / "csrc", "-O1")
 _lock = threading.Lock()
 _loaded = False
 
@@ -51,84 +43,8 @@ def load(figures: Mapping[str, float] | None = None) -> None:
 
 
 def build() -> Path:
-    """Return the compiled library. Processes that need it at the same time wait for one of them.
-
-    Raises:
-        StartupError: there is no compiler, or it failed.
-    """
-    sources = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")])
-    digest = hashlib.sha256(str((torch.__version__, _FLAGS)).encode())
-    for source in sources:
-        digest.update(source.read_bytes())
-    beside = SOURCES.parent / "lib"
-    folder = beside if os.access(SOURCES.parent, os.W_OK) else cache_directory() / "fakegpu"
-    made = folder / f"{digest.hexdigest()[:20]}.so"
-    if made.exists():
-        return made
-    compiler = os.environ.get("CXX") or shutil.which("c++")
-    if compiler is None:
-        raise StartupError(
-            "the device fakegpu is compiled when it is first used, and there is no C++ compiler: apt-get install g++"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    with _held(folder / "lock"):
-        if not made.exists():
-            _compile(compiler, [source for source in sources if source.suffix == ".cpp"], made)
-    return made
-
-
-def _compile(compiler: str, sources: list[Path], made: Path) -> None:
-    """Compile two files that include the others: most of the time goes into PyTorch's headers."""
-    from torch.utils.cpp_extension import include_paths
-
-    headers = [flag for path in include_paths() for flag in ("-isystem", path)]
-    libraries = Path(torch.__file__).parent / "lib"
-    folder = made.with_suffix(f".{os.getpid()}")
-    folder.mkdir()
-
-    def compiled(part: int) -> str:
-        (unit := folder / f"{part}.cpp").write_text("".join(f'#include "{source}"\n' for source in sources[part::2]))
-        _run([compiler, *_FLAGS, *headers, "-c", str(unit), "-o", str(to := unit.with_suffix(".o"))])
-        return str(to)
-
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            objects = list(pool.map(compiled, range(2)))
-        linked = folder / made.name
-        _run(
-            [
-                compiler,
-                "-shared",
-                "-o",
-                str(linked),
-                *objects,
-                f"-L{libraries}",
-                "-ltorch_cpu",
-                "-lc10",
-                f"-Wl,-rpath,{libraries}",
-                "-Wl,-s",
-            ]
-        )
-        linked.rename(made)
-        for other in made.parent.glob("*.so"):
-            other.unlink() if other != made else None
-    finally:
-        shutil.rmtree(folder)
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise StartupError(f"the device fakegpu cannot be compiled: {done.stderr.strip() or command[0]}")
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Hold a lock on a file, which the system releases if this process dies."""
-    fcntl: Any = importlib.import_module("fcntl")  # which Windows lacks, says mypy
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    """As `NativeLibrary.build`."""
+    return _LIBRARY.build()
 
 
 class _Properties(types.SimpleNamespace):

@@ -1,0 +1,114 @@
+"""Libraries in C++ against the PyTorch of this environment: compiled once, kept by a digest of their sources, and shared by processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import attrs
+import torch
+
+from djinn_core.errors import ConfigurationError, StartupError
+from djinn_core.system.directories import cache_directory
+from djinn_core.system.private_directories import private_directory
+from djinn_core.system.processes import lock_file
+
+_UNITS: Final = 2  # compiled at the same time; each includes a part of the files, because most of the time goes into PyTorch's headers
+
+
+@attrs.frozen
+class NativeLibrary:
+    """A library without any symbol of Python's.
+
+    Attributes:
+        name: as messages call it. sources: folder of its `.cpp` and `.h` files. optimization: the compiler's flag for it.
+    """
+
+    name: str
+    sources: Path
+    optimization: str = "-O2"
+
+    @property
+    def _flags(self) -> tuple[str, ...]:
+        return ("-std=c++20", self.optimization, "-g0", "-fPIC", "-fvisibility=hidden")
+
+    def path(self) -> Path:
+        """Return the path of the library, compiled or not: beside its sources, or in the user's cache if it is not there and cannot be.
+
+        Raises:
+            StartupError: others can write to the folder in the cache.
+        """
+        digest = hashlib.sha256(str((torch.__version__, self._flags)).encode())
+        for source in sorted([*self.sources.glob("*.h"), *self.sources.glob("*.cpp")]):
+            digest.update(source.read_bytes())
+        name = f"{digest.hexdigest()[:20]}.so"
+        beside = self.sources.parent / "lib"
+        if (beside / name).exists() or os.access(self.sources.parent, os.W_OK):
+            return beside / name
+        try:
+            kept = private_directory(cache_directory() / "native" / self.sources.parent.name, "compiled libraries")
+        except (ConfigurationError, OSError) as error:
+            raise StartupError(f"{self.name} has no folder for its compiled library: {error}") from error
+        return kept / name
+
+    def build(self, *, wait: bool = True) -> Path:
+        """Return the compiled library. Processes that need it at the same time wait for one of them.
+
+        Raises:
+            StartupError: there is no compiler, or it failed.
+            BlockingIOError: another process compiles it, and this one does not `wait`.
+        """
+        made = self.path()
+        if made.exists():
+            return made
+        compiler = os.environ.get("CXX") or shutil.which("c++")
+        if compiler is None:
+            raise StartupError(
+                f"{self.name} is compiled against the PyTorch that is here, and there is no C++ compiler: apt-get install g++"
+            )
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with (made.parent / "lock").open("w") as lock:
+            lock_file(lock.fileno(), wait=wait)
+            if not made.exists():
+                self._compile(compiler, made)
+        return made
+
+    def _compile(self, compiler: str, made: Path) -> None:
+        from torch.utils.cpp_extension import include_paths  # which takes long to import
+
+        headers = [flag for path in include_paths() for flag in ("-isystem", path)]
+        libraries = Path(torch.__file__).parent / "lib"
+        sources = sorted(self.sources.glob("*.cpp"))
+        folder = made.with_suffix(f".{os.getpid()}")
+        folder.mkdir()
+
+        def compiled(part: int) -> str:
+            (unit := folder / f"{part}.cpp").write_text(
+                "".join([f'#include "{source}"\n' for source in sources[part::_UNITS]])
+            )
+            self._run([compiler, *self._flags, *headers, "-c", str(unit), "-o", str(to := unit.with_suffix(".o"))])
+            return str(to)
+
+        try:
+            with ThreadPoolExecutor(_UNITS) as pool:
+                objects = list(pool.map(compiled, range(min(_UNITS, len(sources)))))
+            linked = folder / made.name
+            linking = ["-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}", "-Wl,-s"]
+            self._run([compiler, "-shared", "-o", str(linked), *objects, f"-L{libraries}", *linking])
+            linked.rename(made)
+            for other in made.parent.glob("*.so"):
+                if other != made:
+                    other.unlink()
+        finally:
+            shutil.rmtree(folder)
+
+    def _run(self, command: Sequence[str]) -> None:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise StartupError(f"{self.name} cannot be compiled: {done.stderr.strip() or command[0]}")
