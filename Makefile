@@ -38,7 +38,7 @@ USABLE    := $(VENV)/usable.stamp
 READY     := $(VENV)/ready.stamp
 NATIVE    := $(VENV)/native.stamp
 NATIVE_SOURCES := $(addprefix djinn_native/,setup.py pyproject.toml) $(sort $(wildcard djinn_native/csrc/*.cpp djinn_native/csrc/*.h))
-CPP       := $(wildcard $(foreach kind,cpp h,djinn_native/csrc/*.$(kind) plugins/*/*/csrc/*.$(kind)))
+CPP       := $(wildcard $(foreach kind,cpp h,djinn_native/csrc/*.$(kind) djinn_server/*/csrc/*.$(kind) plugins/*/*/csrc/*.$(kind)))
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 MANIFESTS := pyproject.toml djinn_server/pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
@@ -56,6 +56,7 @@ install: ## everything into the environment of PYTHON, which has PyTorch and pip
 	$(PYTHON) -m pip install 'setuptools>=77' 'ninja>=1.11' 'hatchling>=1.24' 'editables>=0.5'
 	MAX_JOBS=$${MAX_JOBS:-2} $(PYTHON) -m pip install --no-deps --no-build-isolation -e ./djinn_native
 	$(PYTHON) -m pip install --no-build-isolation -e . -e ./djinn_server $(addprefix -e ./,$(PLUGINS))
+	$(PYTHON) -c "from djinn_server.running.native_replay import LIBRARY; LIBRARY.build()"
 
 demo: $(USABLE) ## show the main job: three models on a server of its own, beside the same work done locally
 	$(BIN)/djinn demo
@@ -120,7 +121,7 @@ lock: ## write the newest versions that pip finds for development into requireme
 	rm -rf $(VENV)-lock
 
 clean: ## remove the virtual environments, caches and built libraries
-	rm -rf djinn_native/lib djinn_native/build plugins/fakegpu/djinn_fakegpu/lib
+	rm -rf djinn_native/lib djinn_native/build djinn_server/running/lib plugins/fakegpu/djinn_fakegpu/lib
 	rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # --- the environment, step by step ----------------------------------------------------------------------------
@@ -164,4 +165,5 @@ $(USABLE): $(KEEP) $(MANIFESTS) | $(NATIVE)
 $(READY): $(USABLE)
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[dev]'
 	$(BIN)/python -c "from djinn_fakegpu.library import build; build()"
+	$(BIN)/python -c "from djinn_server.running.native_replay import LIBRARY; LIBRARY.build()"
 	touch $@

@@ -72,6 +72,7 @@ NEEDED: Final = (
     "torch._C._dispatch_get_all_op_names",
     "torch._C._get_schema",
     "torch._C._set_conj",
+    "torch._C._should_allow_numbers_as_tensors",
     "torch._C._set_neg",
     "torch._make_per_channel_quantized_tensor",
     "torch._make_per_tensor_quantized_tensor",
@@ -182,7 +183,18 @@ def schema_of(func: Any) -> Any:
 
 def kernel_of(func: Any) -> Callable[..., Any]:
     """The callable behind an `OpOverload`, without the Python frame in between."""
-    return _lazy_clone if func is torch.ops.aten._lazy_clone.default else func._op
+    return _lazy_clone if func is torch.ops.aten._lazy_clone.default else plain_kernel_of(func)
+
+
+def plain_kernel_of(func: Any) -> Callable[..., Any]:
+    """PyTorch's own callable behind an `OpOverload`."""
+    kernel: Callable[..., Any] = func._op
+    return kernel
+
+
+def takes_numbers_for_tensors(packet: str) -> bool:
+    """True if PyTorch makes tensors of Python's numbers for an op of that name without the overload."""
+    return torch._C._should_allow_numbers_as_tensors(packet)
 
 
 def _lazy_clone(tensor: torch.Tensor) -> torch.Tensor:

@@ -94,7 +94,7 @@ from djinn_server.running.cancellation import LOOK_SECONDS, CancellationState, C
 from djinn_server.running.random_state import SessionRandomness, octets_of, tensor_of
 from djinn_server.running.responses import FailureTexts, collect
 from djinn_server.running.run import RunOutcome, refuse_run, run_template
-from djinn_server.running.run_request import RunRequest, unpack
+from djinn_server.running.run_request import CANCEL, RunRequest, unpack
 from djinn_server.running.runs_ahead import RunsAhead
 from djinn_server.running.template_compiler import CompiledTemplate, compile_template
 from djinn_server.running.timings import OpTimes, Timings
@@ -551,7 +551,7 @@ class ExecutorSession:
         """Wait for what a submission uses. What one that is cancelled meanwhile would have written is poison."""
         inputs = work.inputs if known is not None else []
         self._reader.await_reads(connection, {*inputs, *work.fetch, *work.describe}, work.halt)
-        if known is None or not any(work.halt):
+        if known is None or not work.halt.value & CANCEL:
             return
         failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
         consumed = set(_consumed(known, work))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from concurrent.futures import wait
 
 from djinn_core.errors import ProtocolError
@@ -17,6 +17,7 @@ from djinn_core.wire.upload_messages import AbortUpload, UploadPart
 from djinn_server.malformed import Unreadable, UnreadableTemplate, UnreadableUpload, decode_partially
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft, handle_control
+from djinn_server.running.run_request import CANCEL, HaltFlag
 from djinn_server.usage_metrics import UsageMetrics
 from djinn_server.weights.reads import WeightReads
 from djinn_server.weights.uploads import UploadAssembly
@@ -73,10 +74,10 @@ class SessionReader:
             self._next_urgent(connection)
 
     def await_reads(
-        self, connection: ExecutorChannel, handles: Collection[int] | None = None, halt: Sequence[bool] = ()
+        self, connection: ExecutorChannel, handles: Collection[int] | None = None, halt: HaltFlag | None = None
     ) -> None:
-        """Wait until the weight reads of `handles` (None: all) are complete, or until `halt` has a true element."""
-        while not any(halt) and (reading := self._reads.next_of(handles)) is not None:
+        """Wait until the weight reads of `handles` (None: all) are complete, or until `halt` cancels what waits."""
+        while not (halt is not None and halt.value & CANCEL) and (reading := self._reads.next_of(handles)) is not None:
             if not wait((reading,), LOOK_SECONDS).done:
                 self.read_ahead(connection)
 

@@ -24,12 +24,13 @@ from djinn_server.batching.products import Draws, Product
 from djinn_server.batching.rows import RowStep, RowSteps
 from djinn_server.batching.trial import BatchTrial, Operands, split_rows
 from djinn_server.running.cancellation import LOOK_SECONDS
+from djinn_server.running.compiled_step import Environment
 from djinn_server.running.fair_share import Share
 from djinn_server.running.input_aliases import InputAliases
 from djinn_server.running.random_state import DeviceRandomness, SessionRandomness
 from djinn_server.running.run import RunOutcome, TemplateRun
 from djinn_server.running.run_request import RunRequest
-from djinn_server.running.template_compiler import CompiledTemplate, Environment
+from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import ValueTable
 from djinn_server.weights.shared_weights import SessionShares
 
@@ -231,7 +232,7 @@ class Batch:
     def _runs_at(self, start: int) -> Sequence[TemplateRun]:
         """The runs that have come to an instruction, whose operands are as they should be."""
         runs = [member.run for member in self.members if member.error is None and member.run is not None]
-        runs = [run for run in runs if run.step == start and not run.outcome.halt and not run.claims]
+        runs = [run for run in runs if run.step == start and not run.outcome.halt.value and not run.claims]
         number = self.batched.numbers.get(start)
         if number is None:
             reads = self.batched.template.steps[start].reads

@@ -10,8 +10,8 @@ import torch
 
 from djinn_core.ir.program import interchangeable
 from djinn_server.batching.rows import RowStep
+from djinn_server.running.compiled_step import Environment
 from djinn_server.running.run import TemplateRun
-from djinn_server.running.template_compiler import Environment
 
 MOST_ROWS: Final = 64  # products with more are not bound by reading weights
 

@@ -10,9 +10,10 @@ import attrs
 from djinn_core import torch_private
 from djinn_core.ir.form import Form, Operand
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_server.running.compiled_step import CompiledStep
 from djinn_server.running.drawing import ALWAYS, chance_of
 from djinn_server.running.input_aliases import InputAliases
-from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate
+from djinn_server.running.template_compiler import CompiledTemplate
 
 # Ops that multiply rows with a weight: positions of the rows and the weight among their operands, and whether the weight has a row for each
 # column of the result. Of the other operands there is one at most, a bias.

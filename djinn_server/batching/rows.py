@@ -9,8 +9,9 @@ import attrs
 
 from djinn_core.ir.form import Form, ListArg, Operand
 from djinn_server.batching.products import Product
+from djinn_server.running.compiled_step import CompiledStep
 from djinn_server.running.input_aliases import may_return_operand
-from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate
+from djinn_server.running.template_compiler import CompiledTemplate
 
 # How an op treats rows, the first dimension of its operands:
 # `each`: each element by itself; operands are rows, or what is broadcast to each row.

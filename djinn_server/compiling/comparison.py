@@ -18,8 +18,8 @@ import torch
 from djinn_core.ir.values import meta_of
 from djinn_server.compiling.compiled_region import CompiledRegion
 from djinn_server.compiling.written_views import address_of
+from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_server.running.result_layout import layout_difference
-from djinn_server.running.template_compiler import CompiledStep, Environment
 
 # Larger inputs that are only read are not copied: a session would wait for it.
 COPIED_BYTES: Final = 4 << 20

@@ -19,9 +19,10 @@ from djinn_server.compiling.region import Region, find_region
 from djinn_server.compiling.scalars import movable_slots
 from djinn_server.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
 from djinn_server.compiling.written_views import WrittenView, written_views
+from djinn_server.running.compiled_step import Environment
 from djinn_server.running.run import RunOutcome, Shortcut, ShortcutError, TemplateRun
 from djinn_server.running.run_request import RunRequest
-from djinn_server.running.template_compiler import CompiledTemplate, Environment
+from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import ValueTable
 
 _log = get_logger("djinn.server")

@@ -13,8 +13,9 @@ import torch
 from djinn_core import torch_private
 from djinn_core.ir.form import Constant, Form
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_server.running.compiled_step import CompiledStep
 from djinn_server.running.drawing import ALWAYS, chance_of
-from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate
+from djinn_server.running.template_compiler import CompiledTemplate
 
 PLAIN: Final = re.compile(r"[A-Za-z0-9_ .,>+-]{0,256}")  # names of modes, and equations of `einsum`
 SHORTEST: Final = 4  # instructions that are worth a compiler's time

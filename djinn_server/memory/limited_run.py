@@ -21,8 +21,9 @@ from djinn_server.memory.ledger import Ledger
 from djinn_server.memory.lifetimes import NEVER
 from djinn_server.memory.memory_estimate import MemoryEstimate, bytes_of_step
 from djinn_server.memory.room import is_out_of_memory
+from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_server.running.run import CancelledStep, FailedStep, RunOutcome, fulfil
-from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
+from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import has_memory
 
 
@@ -144,7 +145,7 @@ class LimitedRun:
         """As `MemoryGuard.advance`."""
         self._begin(env)
         for index in range(start, stop):
-            if run.halt:
+            if run.halt.value:
                 raise CancelledStep(index)
             self._step = index
             step = steps[index]

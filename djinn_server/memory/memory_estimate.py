@@ -11,7 +11,8 @@ import torch
 from djinn_core import torch_private
 from djinn_core.logs import get_logger
 from djinn_server.memory.lifetimes import Lifetimes, lifetimes_of
-from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
+from djinn_server.running.compiled_step import CompiledStep, Environment
+from djinn_server.running.template_compiler import CompiledTemplate
 
 _GROWTH = 1.25  # how much larger inputs may be than those of the estimate before it is made again
 _SMALL_NUMBER = 4096  # slots below it make no tensor that matters, whatever they have become

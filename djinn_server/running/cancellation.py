@@ -24,7 +24,7 @@ from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.recovery.journal import Journal, JournalReader
 from djinn_server.running.fair_share import Share
 from djinn_server.running.run import RunOutcome
-from djinn_server.running.run_request import RunRequest
+from djinn_server.running.run_request import CANCEL, YIELD, RunRequest
 from djinn_server.usage_metrics import UsageMetrics
 
 LOOK_SECONDS: Final = 0.25
@@ -80,7 +80,8 @@ class CancellationState:
         # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
         self._running = work
         if self._nothing or (self._unwanted and work.sequence in self._unwanted):
-            work.halt.append(True)
+            with self._lock:
+                work.halt.value |= CANCEL
 
     def end(self, work: RunRequest, run: RunOutcome) -> None:
         """End a submission, which has run or was cancelled."""
@@ -107,14 +108,14 @@ class CancellationState:
             if len(self._unwanted) > limits.STOPS:
                 self._unwanted = set(sorted(self._unwanted)[-limits.STOPS :])
             if self._running is not None and self._running.sequence in self._unwanted:
-                self._running.halt.append(True)
+                self._running.halt.value |= CANCEL
 
     def stop_all(self) -> bool:
         """Cancel all submissions, because the client is gone. Return False if a former call cancelled them."""
         with self._lock:
             first, self._nothing = not self._nothing, True
             if first and self._running is not None:
-                self._running.halt.append(True)
+                self._running.halt.value |= CANCEL
         return first
 
     def on_goodbye(self) -> None:
@@ -135,18 +136,18 @@ class CancellationState:
         """Yield the device before the next op, if the session has it and another one waits."""
         with self._lock:
             work = self._running
-            if work is not None and work.rest is not None and not work.halt and self.turn.turns.waiting:
-                work.halt.append(False)
+            if work is not None and work.rest is not None and not work.halt.value and self.turn.turns.waiting:
+                work.halt.value |= YIELD
 
     def rested(self, work: RunRequest) -> bool:
         """Yield the device to waiting sessions; False if the submission was cancelled."""
         with self._lock:
-            if any(work.halt):
+            if work.halt.value & CANCEL:
                 return False
-            work.halt.clear()
+            work.halt.value = 0
         self._usage.count("submission_yields")
         work.rested += self.turn.rest()
-        return not any(work.halt)
+        return not work.halt.value & CANCEL
 
     def busy(self) -> bool:
         """Return True if the session has handled one message for at least `LOOK_SECONDS`."""

@@ -11,8 +11,9 @@ from djinn_core import torch_private
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.wire.message_base import Failure
+from djinn_server.running.compiled_step import Environment
 from djinn_server.running.run_request import RunRequest
-from djinn_server.running.template_compiler import CompiledTemplate, Environment
+from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import Poison, ValueTable, address_of, memory_of
 
 STOPPED: Final = (

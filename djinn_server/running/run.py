@@ -16,9 +16,11 @@ from djinn_core.wire import limits
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Claim, LayoutMismatch
 from djinn_server.memory.room import is_out_of_memory
+from djinn_server.running.compiled_step import CompiledStep, Environment
+from djinn_server.running.native_replay import LEAST_STEPS, NativeReplay
 from djinn_server.running.poisoning import NO_HANDLE, MemorySharing
-from djinn_server.running.run_request import RunRequest
-from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
+from djinn_server.running.run_request import HaltFlag, RunRequest
+from djinn_server.running.template_compiler import CompiledTemplate, dtype_called
 from djinn_server.running.timings import OpTimes
 from djinn_server.running.uninitialized_memory import copy_with_strides, zero_fill
 from djinn_server.running.values import Poison, ValueTable, memory_of, no_such_value
@@ -39,7 +41,7 @@ class RunOutcome(msgspec.Struct):
 
     failures: list[Failure] = msgspec.field(default_factory=list)
     layout_mismatches: list[LayoutMismatch] = msgspec.field(default_factory=list)
-    halt: Sequence[bool] = ()  # as in `RunRequest`
+    halt: HaltFlag = msgspec.field(default_factory=HaltFlag)  # as in `RunRequest`
     stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
     sharing: MemorySharing | None = None  # since the first failure
 
@@ -144,6 +146,8 @@ class TemplateRun:
         self._advance: Advance = _advance if guard is None else guard.advance
         if work.op_times is not None and guard is None:
             self._advance = partial(_advance_timed, work.op_times)
+        elif guard is None and not self.claims and (native := template.native()) is not None:
+            self._advance = partial(_advance_natively, native)
 
     def advance(self, stop: int | None = None) -> None:
         """Run the instructions before `stop`, None: all. Where the submission is cancelled, the run comes to its end before."""
@@ -153,8 +157,10 @@ class TemplateRun:
         with inference_mode(True):
             while step < count:
                 try:
-                    if self._shortcut is not None and step <= self._shortcut.start:
-                        step = _short(steps, step, env, self._shortcut)
+                    shortcut = self._shortcut
+                    if shortcut is not None and step <= shortcut.start:
+                        step = advance(steps, step, shortcut.start, env, self.claims, run)
+                        step = shortcut.stop if shortcut.take(env) else step
                     step = advance(steps, step, count, env, self.claims, run)
                 except CancelledStep as halted:
                     step = halted.step
@@ -163,6 +169,8 @@ class TemplateRun:
                         break
                 except FailedStep as stopped:
                     step = self._failed(stopped)
+                    if self._guard is None and self.work.op_times is None:
+                        advance = self._advance = _advance  # the library does not look for poison
                 except ShortcutError as error:
                     assert self._shortcut is not None
                     sharing = MemorySharing(template, self.work, env, self._values)
@@ -276,29 +284,47 @@ def _advance(
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
 ) -> int:
-    """As `MemoryGuard.advance`, where memory has no limit. The bookkeeping costs nothing per step unless there are claims."""
-    step, halt = start, run.halt
+    """As `MemoryGuard.advance`, where memory has no limit: one step after another."""
+    step = start
     try:
-        if not claims:
-            for step in range(start, stop):
-                if halt:
-                    raise CancelledStep(step)
+        for step in range(start, stop):
+            if run.halt.value:
+                raise CancelledStep(step)
+            found = claims.get(step)
+            if found is None:
                 steps[step].run(env)
-        else:
-            for step in range(start, stop):
-                if halt:
-                    raise CancelledStep(step)
-                if step in claims:
-                    steps[step].store(env)
-                    fulfil(steps[step], claims[step], env, run)
-                    for place in steps[step].release:
-                        env[place] = None
-                else:
-                    steps[step].run(env)
+                continue
+            steps[step].store(env)
+            fulfil(steps[step], found, env, run)
+            for place in steps[step].release:
+                env[place] = None
     except CancelledStep:
         raise
     except Exception as error:
         raise FailedStep(step, error) from error
+    return stop
+
+
+def _advance_natively(
+    native: NativeReplay,
+    steps: Sequence[CompiledStep],
+    start: int,
+    stop: int,
+    env: Environment,
+    claims: Mapping[int, list[Claim]],
+    run: RunOutcome,
+) -> int:
+    """As `_advance`; the library runs what it can."""
+    step = start
+    while step < stop:
+        end = min(native.ends[step], stop)
+        if end - step < LEAST_STEPS:
+            step = _advance(steps, step, max(end, step + 1), env, claims, run)
+            continue
+        step, error = native.run(step, end, env, run.halt)
+        if error is not None:
+            raise FailedStep(step, error) from error
+        step = _advance(steps, step, end, env, claims, run)  # stops where the run is halted
     return stop
 
 
@@ -320,17 +346,6 @@ def _advance_timed(
         except RuntimeError as error:  # of the device
             raise FailedStep(step, error) from error
     return stop
-
-
-def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut: Shortcut) -> int:
-    """Run steps from `start` to where the shortcut begins, and take it if it can be taken; the next step."""
-    step = start
-    try:
-        for step in range(start, shortcut.start):
-            steps[step].run(env)
-    except Exception as error:
-        raise FailedStep(step, error) from error
-    return shortcut.stop if shortcut.take(env) else shortcut.start
 
 
 def _made_resizable(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -11,12 +13,16 @@ from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.messages import Claim, Submit
 from djinn_server.running.timings import OpTimes
 
+YIELD: Final = 1  # bits of `RunRequest.halt`
+CANCEL: Final = 2
+HaltFlag = ctypes.c_int  # has an address, so that the library can look at it between two ops
+
 
 class RunRequest(msgspec.Struct):
     """The request of a submission, as in `Submit`; `inputs` are those of its template, once that is known.
 
     Attributes:
-        halt: not empty if no further op is to run for now; checked before each op.
+        halt: `YIELD` or `CANCEL` if no further op is to run for now; checked before each op.
         rest: called then with this, returns True if the run goes on afterwards; None: the submission is cancelled.
         rested: seconds spent in `rest`.
         unreadable: what is wrong with its handles; empty if nothing is.
@@ -35,7 +41,7 @@ class RunRequest(msgspec.Struct):
     claims: Sequence[Claim]
     synchronize: bool
     inputs: list[int] = msgspec.field(default_factory=list)
-    halt: list[bool] = msgspec.field(default_factory=list)
+    halt: HaltFlag = msgspec.field(default_factory=HaltFlag)
     stop_at: int | None = None
     stop_reason: str = ""
     relieve: Callable[[], None] | None = None

@@ -29,11 +29,13 @@ from djinn_server.batching.products import draws_of
 from djinn_server.memory.session_memory import Plain, SessionMemory
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running.bound_templates import BoundTemplate
+from djinn_server.running.compiled_step import Environment
 from djinn_server.running.expected_runs import ExpectedSubmission, SubmissionPredictor
 from djinn_server.running.fair_share import Share
+from djinn_server.running.native_replay import LEAST_STEPS
 from djinn_server.running.run import RunOutcome, TemplateRun
 from djinn_server.running.run_request import RunRequest
-from djinn_server.running.template_compiler import CompiledTemplate, Environment
+from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import ValueTable
 from djinn_server.session_metrics import SessionCounters
 from djinn_server.shared_device import SharedDevice
@@ -57,6 +59,7 @@ class RunAhead:
     """
 
     __slots__ = (
+        "_native",
         "env",
         "expected",
         "inputs",
@@ -84,6 +87,7 @@ class RunAhead:
         self.shortcut = shortcut = None if self.phase is None else self.phase.shortcut()
         self.stop = stop if shortcut is None or shortcut.stop <= stop else min(stop, shortcut.start)
         self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
+        self._native = template.native()
         self.step = self.nbytes = 0
         self.seconds = 0.0
 
@@ -94,19 +98,32 @@ class RunAhead:
 
     def advance(self, until: float) -> None:
         """Run instructions until a time on the clock `time.perf_counter`, at least one."""
-        steps, env, step, stop = self.known.template.steps, self.env, self.step, self.stop
-        shortcut = self.shortcut
-        compiled = -1 if shortcut is None else shortcut.start
+        step, stop, shortcut = self.step, self.stop, self.shortcut
         with inference_mode(True):
             while step < stop:
-                if step == compiled and shortcut is not None and shortcut.take(env):
+                if shortcut is not None and step == shortcut.start and shortcut.take(self.env):
                     step = shortcut.stop
+                elif shortcut is not None and step < shortcut.start:
+                    step = self._advance(step, min(shortcut.start, stop), until)
                 else:
-                    steps[step].run(env)
-                    step += 1
+                    step = self._advance(step, stop, until)
                 if time.perf_counter() > until:
                     break
         self.step = step
+
+    def _advance(self, step: int, stop: int, until: float) -> int:
+        """Run a step, or what the library can run from it on, and return the next one."""
+        native = self._native
+        if native is not None and (end := min(native.ends[step], stop)) - step >= LEAST_STEPS:
+            seconds = max(until - time.perf_counter(), 1e-9)
+            after, error = native.run(step, end, self.env, seconds=seconds)
+            if error is not None:
+                raise error
+            if after > step:
+                return after
+            self._native = None
+        self.known.template.steps[step].run(self.env)
+        return step + 1
 
     def output(self, number: int) -> Any:
         """An output, once it is over."""
@@ -119,7 +136,7 @@ class RunAhead:
 
     def fits(self, work: RunRequest, slots: Sequence[Slot], values: ValueTable) -> bool:
         """True if a submission of its template runs over what this has used."""
-        if work.claims or work.halt or work.stop_at is not None or work.op_times is not None:
+        if work.claims or work.halt.value or work.stop_at is not None or work.op_times is not None:
             return False
         if not all(map(is_, map(values.table.get, work.inputs), self.inputs)):
             return False

@@ -1,7 +1,7 @@
-"""Compilation of templates to closures, so that a run needs no lookup of ops or arguments by name.
+"""Compilation of templates to steps, so that a run needs no lookup of ops or arguments by name.
 
 All values of a run are in one list, the environment: constants, slots, inputs, then the values that the run makes.
-Every argument is a position in it, so a step is: get the arguments, call the op, put the results back.
+Every argument is a place in it, so a step is: get the arguments, call the op, put the results back.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from operator import itemgetter
 from typing import Any, Final
 
 import attrs
@@ -34,38 +33,14 @@ from djinn_core.ir.operators import resolve
 from djinn_core.wire.messages import Template
 from djinn_server.checks.kinds import check_kinds
 from djinn_server.checks.rules import checked
+from djinn_server.running.compiled_step import CompiledStep, ComplexSource, ListSource, ScalarTensorSource, Source
 from djinn_server.running.known_forms import kept_by_form
+from djinn_server.running.native_replay import NativeReplay, ReplayState
 from djinn_server.running.own_operators import OwnOperators
 from djinn_server.running.template_checks import check_template
 from djinn_server.running.uninitialized_memory import zero_filling
 
 _MOVES: Final = re.compile(r"resize|set_|out\b|_out\b")  # ops that may give what they write other memory
-Environment = list[Any]
-Step = Callable[[Environment], None]
-Get = Callable[[Environment], Any]
-
-
-@attrs.frozen
-class CompiledStep:
-    """One instruction.
-
-    Attributes:
-        run: runs it on an environment. store: the same without the release.
-        op: its overload name.
-        reads: positions of its operands in the environment. makes: positions of its new values, by result.
-        writes: positions of the operands that it writes into.
-        release: positions that are not needed after it.
-        moves: True if it may give what it writes other memory.
-    """
-
-    run: Step
-    store: Step
-    op: str
-    reads: tuple[int, ...]
-    makes: tuple[tuple[int, int], ...]
-    writes: tuple[int, ...]
-    release: tuple[int, ...]
-    moves: bool
 
 
 @attrs.frozen
@@ -75,7 +50,7 @@ class CallFacts:
     Attributes:
         function: computes it. random: True if that uses the random state.
         written: which of its operands it writes into. moves: as in `CompiledStep`.
-        makes: which of its results are new values.
+        makes: which of its results are new values. plain: as in `CompiledStep`.
     """
 
     function: Callable[..., Any]
@@ -83,6 +58,7 @@ class CallFacts:
     written: tuple[int, ...]
     moves: bool
     makes: tuple[int, ...]
+    plain: bool
 
 
 @attrs.frozen
@@ -107,6 +83,11 @@ class CompiledTemplate:
     random: bool
     moves: bool
     count: int = attrs.field(init=False, default=attrs.Factory(lambda self: len(self.steps), takes_self=True))
+    _replay: ReplayState = attrs.field(init=False, factory=ReplayState, eq=False, repr=False)
+
+    def native(self) -> NativeReplay | None:
+        """As `ReplayState.native`."""
+        return self._replay.native(self.steps, self.constants, self.slots, self.inputs + self.made)
 
 
 def compile_template(template: Template, device: torch.device, own: OwnOperators) -> CompiledTemplate:
@@ -156,7 +137,7 @@ class _Compiler:
         for code in dict.fromkeys(self.template.code):
             form = self.template.forms[code]
             own = self.own.get(form.op)
-            found[code] = _facts_of(form) if own is None else CallFacts(own, True, (), False, _made(form))
+            found[code] = _facts_of(form) if own is None else CallFacts(own, True, (), False, _made(form), plain=False)
         return found
 
     def _places(self, first: int) -> dict[int, int]:
@@ -194,31 +175,37 @@ class _Compiler:
         self, form: Form, facts: CallFacts, operands: list[int], makes: list[int], release: tuple[int, ...]
     ) -> CompiledStep:
         taken = iter(operands)
-        function = facts.function
-        positional = self._getter([self._place(a, taken) for a in form.args])
-        keywords = {name: self._single(self._place(a, taken)) for name, a in form.kwargs}
-        targets = tuple(zip(facts.makes, makes, strict=True))
-        store = _make_step(function, positional, keywords, targets, form.sequence)
-        run = _make_step(function, positional, keywords, targets, form.sequence, release) if release else store
-        writes = tuple([operands[position] for position in facts.written])
-        return CompiledStep(run, store, form.op, tuple(operands), targets, writes, release, facts.moves)
+        return CompiledStep(
+            op=form.op,
+            function=facts.function,
+            arguments=tuple([self._source(a, taken) for a in form.args]),
+            keywords=tuple([(name, self._source(a, taken)) for name, a in form.kwargs]),
+            reads=tuple(operands),
+            makes=tuple(zip(facts.makes, makes, strict=True)),
+            sequence=form.sequence,
+            writes=tuple([operands[position] for position in facts.written]),
+            release=release,
+            moves=facts.moves,
+            plain=facts.plain,
+        )
 
-    def _place(self, argument: Argument, operands: Iterator[int]) -> Any:
-        """A position in the environment, or a function of the environment for arguments built from several."""
+    def _source(self, argument: Argument, operands: Iterator[int]) -> Source:
+        """Where an argument comes from. Operands and slots are taken in the order of the arguments."""
         if isinstance(argument, Operand):
             return next(operands)
         if isinstance(argument, SlotArg):
             return self._slot()
         if isinstance(argument, ListArg):
-            return _list_getter([
-                next(operands) if type(item) is Operand else self._place(item, operands) for item in argument.items
-            ])  # fmt: skip
+            return ListSource(tuple([self._source(item, operands) for item in argument.items]))
         if isinstance(argument, ComplexSlot):
-            real, imaginary = self._slot(), self._slot()
-            return lambda env: complex(env[real], env[imaginary])
+            return self._complex()
         if isinstance(argument, ScalarTensor):
-            return self._scalar_tensor(argument)
+            dtype = enumerated(Enumerated("dtype", argument.dtype))
+            return ScalarTensorSource(dtype, self._complex() if dtype.is_complex else self._slot())
         return self._constant(self._constant_value(argument))
+
+    def _complex(self) -> ComplexSource:
+        return ComplexSource(self._slot(), self._slot())
 
     def _slot(self) -> int:
         self.next_slot += 1
@@ -237,103 +224,6 @@ class _Compiler:
             return torch.device("cpu") if argument.cpu else self.device
         assert isinstance(argument, SessionGenerator)
         return None  # the device's default generator, which holds the session's state while it runs
-
-    def _scalar_tensor(self, argument: ScalarTensor) -> Get:
-        dtype = enumerated(Enumerated("dtype", argument.dtype))
-        if dtype.is_complex:
-            real, imaginary = self._slot(), self._slot()
-            return lambda env: torch.tensor(complex(env[real], env[imaginary]), dtype=dtype)
-        slot = self._slot()
-        return lambda env: torch.tensor(env[slot], dtype=dtype)
-
-    def _getter(self, places: list[Any]) -> Get:
-        if not places:
-            return itemgetter(slice(0, 0))
-        if len(places) > 1 and all(isinstance(p, int) for p in places):
-            return itemgetter(*places)
-        if len(places) == 1 and isinstance(places[0], int):
-            return itemgetter(slice(places[0], places[0] + 1))
-        getters = [self._single(p) for p in places]
-        return lambda env: [get(env) for get in getters]
-
-    @staticmethod
-    def _single(place: Any) -> Get:
-        return itemgetter(place) if isinstance(place, int) else place
-
-
-def _list_getter(places: list[Any]) -> Get:
-    if places and all(isinstance(p, int) for p in places):
-        if len(places) == 1:
-            return itemgetter(slice(places[0], places[0] + 1))
-        return itemgetter(*places)
-    return lambda env: [env[p] if isinstance(p, int) else p(env) for p in places]
-
-
-def _make_step(
-    function: Callable[..., Any],
-    positional: Get,
-    keywords: dict[str, Get],
-    targets: tuple[tuple[int, int], ...],
-    sequence: bool,
-    release: tuple[int, ...] = (),
-) -> Step:
-    """The function that runs an instruction, without another one within it for the kinds that nearly all are."""
-    if len(targets) != 1 or sequence or keywords:
-        store = _make_store(_make_call(function, positional, keywords), targets, sequence)
-        return _and_release(store, release) if release else store
-    ((_, only),) = targets
-    if not release:
-
-        def store_one(env: Environment) -> None:
-            env[only] = function(*positional(env))
-
-        return store_one
-
-    def store_one_and_release(env: Environment) -> None:
-        env[only] = function(*positional(env))
-        for place in release:
-            env[place] = None
-
-    return store_one_and_release
-
-
-def _make_call(function: Callable[..., Any], positional: Get, keywords: dict[str, Get]) -> Get:
-    if not keywords:
-        return lambda env: function(*positional(env))
-    items = tuple(keywords.items())
-    return lambda env: function(*positional(env), **{name: get(env) for name, get in items})
-
-
-def _and_release(store: Step, release: tuple[int, ...]) -> Step:
-    def store_and_release(env: Environment) -> None:
-        store(env)
-        for place in release:
-            env[place] = None
-
-    return store_and_release
-
-
-def _make_store(call: Get, targets: tuple[tuple[int, int], ...], sequence: bool) -> Step:
-    if not targets:
-
-        def store_nothing(env: Environment) -> None:
-            call(env)
-
-        return store_nothing
-    if not sequence:
-        (_, only) = targets[0]
-
-        def store_one(env: Environment) -> None:
-            env[only] = call(env)
-
-        return store_one
-
-    def store_many(env: Environment) -> None:
-        results = call(env)
-        for index, place in targets:
-            env[place] = results[index]
-
-    return store_many
 
 
 def _by_name(kind: type) -> dict[str, Any]:
@@ -383,12 +273,14 @@ def _facts_of(form: Form) -> CallFacts:
     check_kinds(form, overload)
     _check_results(form, overload)
     written = _written(overload, form)
+    function = zero_filling(form.op, checked(form.op, overload, torch_private.kernel_of(overload)))
     return CallFacts(
-        function=zero_filling(form.op, checked(form.op, overload, torch_private.kernel_of(overload))),
+        function=function,
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         written=written,
         moves=bool(written) and _MOVES.search(form.op) is not None,
         makes=_made(form),
+        plain=function is torch_private.plain_kernel_of(overload),
     )
 
 

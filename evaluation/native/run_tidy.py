@@ -25,7 +25,9 @@ def main() -> int:
         "-p",
         BUILD,
     ]
-    files = sys.argv[1:] or sorted([*NATIVE.glob("csrc/*.cpp"), *ROOT.glob("plugins/*/*/csrc/*.cpp")])
+    files = sys.argv[1:] or sorted(
+        [*NATIVE.glob("csrc/*.cpp"), *ROOT.glob("djinn_server/*/csrc/*.cpp"), *ROOT.glob("plugins/*/*/csrc/*.cpp")]
+    )
     with ThreadPoolExecutor(2) as pool:  # a file takes minutes and a gigabyte, most of it for PyTorch's headers
         ended = list(pool.map(lambda file: subprocess.run([*tidy, file], check=False).returncode, files))
     return int(any(ended))

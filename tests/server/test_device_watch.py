@@ -339,7 +339,16 @@ def test_op_that_ran_out_of_memory_runs_once_more_unless_it_writes(writes, tries
 
     steps = [SimpleNamespace(op="aten::relu_", run=step, writes=writes, reads=(0,), makes=(), release=())]
     one = SimpleNamespace(
-        steps=steps, count=1, constants=[None], slots=0, inputs=0, made=0, consumed=(), moves=False, outputs=()
+        steps=steps,
+        count=1,
+        constants=[None],
+        slots=0,
+        inputs=0,
+        made=0,
+        consumed=(),
+        moves=False,
+        outputs=(),
+        native=lambda: None,
     )
     work = request()
     work.relieve = runtime.relieve

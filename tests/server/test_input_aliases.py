@@ -7,17 +7,19 @@ import torch
 
 from djinn_core.ir.operators import LAYOUT_CALL
 from djinn_core.wire.messages import Template
+from djinn_server.running.compiled_step import CompiledStep
 from djinn_server.running.input_aliases import aliases_of
-from djinn_server.running.template_compiler import CompiledStep, CompiledTemplate
+from djinn_server.running.template_compiler import CompiledTemplate
 
 _EMPTY = Template((), (), (), (), ())
 
 
 def step(op, reads, makes, writes=()):
-    def run(env):
+    def run():
         raise AssertionError("nothing is run")
 
-    return CompiledStep(run, run, op, reads, tuple(enumerate(makes)), writes, (), moves=False)
+    made = tuple(enumerate(makes))
+    return CompiledStep(op, run, (), (), reads, made, len(made) > 1, writes, (), moves=False, plain=True)
 
 
 def template(*steps, inputs=2, outputs=()):

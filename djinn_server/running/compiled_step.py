@@ -1,0 +1,95 @@
+"""One instruction of a compiled template: the op, and where its arguments lie in the environment of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+Environment = list[Any]  # all values of a run: constants, slots, inputs, then the values that the run makes
+
+
+@attrs.frozen
+class ListSource:
+    """A list argument. `items`: where its elements come from."""
+
+    items: tuple[Source, ...]
+
+    def __call__(self, env: Environment) -> list[Any]:
+        """Return the list."""
+        return [env[item] if type(item) is int else item(env) for item in self.items]  # type: ignore[operator]
+
+
+@attrs.frozen
+class ComplexSource:
+    """A complex number. `real`, `imaginary`: places of its parts."""
+
+    real: int
+    imaginary: int
+
+    def __call__(self, env: Environment) -> complex:
+        """Return the number."""
+        return complex(env[self.real], env[self.imaginary])
+
+
+@attrs.frozen
+class ScalarTensorSource:
+    """A 0-dim CPU tensor of `dtype`. `number`: the number in it."""
+
+    dtype: torch.dtype
+    number: int | ComplexSource
+
+    def __call__(self, env: Environment) -> torch.Tensor:
+        """Return a new tensor."""
+        number = self.number
+        return torch.tensor(env[number] if isinstance(number, int) else number(env), dtype=self.dtype)
+
+
+# A place in the environment, or a function of the environment.
+Source = int | ListSource | ComplexSource | ScalarTensorSource
+
+
+@attrs.frozen
+class CompiledStep:
+    """One instruction.
+
+    Attributes:
+        op: its overload name. function: computes it.
+        arguments, keywords: where its arguments come from.
+        reads: places of its operands. makes: places of its new values, by result. sequence: True if it returns several results.
+        writes: places of the operands that it writes into.
+        release: places that are not needed after it.
+        moves: True if it may give what it writes other memory.
+        plain: True if `function` is PyTorch's kernel and nothing else.
+    """
+
+    op: str
+    function: Callable[..., Any]
+    arguments: tuple[Source, ...]
+    keywords: tuple[tuple[str, Source], ...]
+    reads: tuple[int, ...]
+    makes: tuple[tuple[int, int], ...]
+    sequence: bool
+    writes: tuple[int, ...]
+    release: tuple[int, ...]
+    moves: bool
+    plain: bool
+
+    def run(self, env: Environment) -> None:
+        """Run on an environment, and release what is not needed afterwards."""
+        self.store(env)
+        for place in self.release:
+            env[place] = None
+
+    def store(self, env: Environment) -> None:
+        """As `run`, without the release."""
+        given = [env[source] if type(source) is int else source(env) for source in self.arguments]  # type: ignore[operator]
+        if self.keywords:
+            named = {name: env[source] if type(source) is int else source(env) for name, source in self.keywords}  # type: ignore[operator]
+            made = self.function(*given, **named)
+        else:
+            made = self.function(*given)
+        for result, place in self.makes:
+            env[place] = made[result] if self.sequence else made

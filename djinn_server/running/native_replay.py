@@ -1,0 +1,225 @@
+"""Replay of a template's steps by the library in `csrc`: a loop over the boxed dispatcher without the interpreter's lock.
+
+The library runs steps of PyTorch's own kernels. Steps that Python has to look at stay Python's: Djinn's own ops, ops whose arguments are
+checked, and ops that may leave memory unwritten. Between two runs all values are in the environment, so a step fails, is poisoned, cancelled
+or retried as in the Python loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.errors import StartupError
+from djinn_core.ir.operators import resolve, split_name
+from djinn_core.logs import get_logger
+from djinn_core.system.limits import lower_priority
+from djinn_core.system.lru import LruCache
+from djinn_server.running.compiled_step import CompiledStep, ComplexSource, Environment, ListSource, Source
+from djinn_server.system.native_library import NativeLibrary
+
+LIBRARY: Final = NativeLibrary("the native replay", Path(__file__).resolve().parent / "csrc")
+LEAST_STEPS: Final = 4  # that are worth a call of the library
+BUILT_AT: Final = 3  # runs of a template: most templates never come so far
+_RANGES: Final = 64  # of one template that are remembered
+_DEFAULT, _PLACE, _LIST, _COMPLEX, _SCALAR_TENSOR = range(5)  # as `Given` in replay.cpp
+_FAILED: Final = 4  # as `End::kFailed`
+_MEMORY_FORMATS: Final = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+_SCALAR_TENSORS: Final = {
+    torch.int64: 4,
+    torch.float32: 6,
+    torch.float64: 7,
+}  # that the library makes, by PyTorch's numbers for them
+_PLAIN: Final = frozenset({torch.Tensor})
+_log = get_logger("djinn.server")
+_loaded: bool | None = None  # None: not yet
+_asked = False  # whether this process has had it compiled
+_lock = threading.Lock()
+
+
+def load_library() -> bool:
+    """Load the library if it was compiled, and have it compiled in the background if not. Return True if it is loaded."""
+    global _loaded, _asked
+    with _lock:
+        if _loaded is None:
+            try:
+                if (path := LIBRARY.path()).exists():
+                    torch.classes.load_library(str(path))
+                    _loaded = True
+                elif not _asked:
+                    _asked = True
+                    _build_in_background()
+            except (OSError, StartupError) as error:
+                _log.warning("Python runs all templates: the library cannot be loaded", error=str(error))
+                _loaded = False
+        return bool(_loaded)
+
+
+def _build_in_background() -> None:
+    """Start a process that compiles the library, and does not end with this one: executors may live shorter than a compiler."""
+    nothing = subprocess.DEVNULL
+    command = [sys.executable, "-m", __name__]
+    subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+
+
+def main() -> None:
+    """Compile the library, unless another process does or there is no compiler."""
+    lower_priority(19)
+    with contextlib.suppress(BlockingIOError, StartupError):
+        LIBRARY.build(wait=False)
+
+
+class NativeReplay:
+    """The steps of one template that the library runs. Used under the device's turn.
+
+    Attributes:
+        ends: for each step, the end of the steps from it on that the library can run one after another; the step itself if it cannot.
+    """
+
+    def __init__(self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int) -> None:
+        """`slots`, `values`: numbers of places in the environment after the constants."""
+        ops = list(dict.fromkeys([step.op for step in steps if step.plain]))
+        numbers = [int(torch_private.takes_numbers_for_tensors(split_name(op)[0])) for op in ops]
+        index = {op: number for number, op in enumerate(ops)}
+        code = [word for step in steps for word in _step_code(step, index)]
+        known = [_MEMORY_FORMATS[one] if isinstance(one, torch.memory_format) else one for one in constants]
+        first_input = len(constants) + slots
+        program = torch.classes.djinn_replay.Program
+        self._program = program(known, first_input, first_input + values, ops, numbers, code)
+        self.ends: list[int] = self._program.ends()
+        self._ranges: LruCache[tuple[int, int], _Range] = LruCache(_RANGES)
+
+    def run(
+        self, start: int, stop: int, env: Environment, halt: ctypes.c_int | None = None, seconds: float = 0.0
+    ) -> tuple[int, Exception | None]:
+        """Run the steps from `start` to before `stop`, which are all the library's.
+
+        Return the next step, and the error of that step if it raised. Without an error, a next step before `stop` means that `halt` is set,
+        that the run took `seconds`, or that Python has to run this step.
+        """
+        found = self._ranges.use((start, stop))
+        if found is None:
+            found = _Range(torch.classes.djinn_replay.Range(self._program, start, stop))
+            self._ranges.store((start, stop), found)
+        if not found.load(env):
+            return start, None
+        step, end, made = found.run(ctypes.addressof(halt) if halt is not None else 0, seconds)
+        places = found.leaves
+        if step < stop:
+            places, made = found.left()
+        for place, value in zip(places, made, strict=True):
+            env[place] = value
+        return step, found.error() if end == _FAILED else None
+
+
+class _Range:
+    """Steps that one call of the library runs.
+
+    Attributes:
+        leaves: places of the values that it makes and that later steps need.
+        run, left: as `Range` in replay.cpp.
+    """
+
+    def __init__(self, native: Any) -> None:
+        self.leaves: list[int] = native.leaves()
+        self.run, self.left = native.run, native.left
+        self._load, self._raise_error = native.load, native.raise_error
+        self._released: list[int] = native.released()
+        reads = native.reads()
+        one = slice(reads[0], reads[0] + 1) if reads else slice(0)
+        self._get = itemgetter(*reads) if len(reads) > 1 else itemgetter(one)
+        self._slots = slice(*native.slots())
+
+    def load(self, env: Environment) -> bool:
+        """Bring what the steps read. Return False if the library does not take it: poison, for example."""
+        values = self._get(env)
+        if not _PLAIN.issuperset(map(type, values)):
+            return False
+        try:
+            self._load(values, env[self._slots])
+        except (RuntimeError, TypeError, ValueError, OverflowError):  # a number that no kernel takes
+            return False
+        del values  # else a consumed input would be alive until the end
+        for place in self._released:
+            env[place] = None
+        return True
+
+    def error(self) -> Exception:
+        """Return the error of the op at which the last run failed."""
+        try:
+            self._raise_error()
+        except Exception as error:
+            return error
+        raise AssertionError("the library lost an error")
+
+
+class ReplayState:
+    """Counts the runs of a template, and has the library's program from `BUILT_AT` runs on."""
+
+    __slots__ = ("_native", "_runs")
+
+    def __init__(self) -> None:
+        self._runs = 0
+        self._native: NativeReplay | None = None
+
+    def native(
+        self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int
+    ) -> NativeReplay | None:
+        """Count a run. Return the library's program; None if there is no library, or the template is new. Arguments as of `NativeReplay`."""
+        if self._runs < BUILT_AT:
+            self._runs += 1
+            if self._runs == BUILT_AT and len(steps) >= LEAST_STEPS and load_library():
+                made = NativeReplay(steps, constants, slots, values)
+                if any(end - step >= LEAST_STEPS for step, end in enumerate(made.ends)):
+                    self._native = made
+        return self._native
+
+
+def _step_code(step: CompiledStep, index: dict[str, int]) -> list[int]:
+    """Code of a step, as `Program` in replay.cpp reads it."""
+    if not step.plain:
+        return [-1]
+    schema = torch_private.schema_of(resolve(step.op)).arguments
+    names = [argument.name for argument in schema]
+    given = dict(zip(names, step.arguments, strict=False)) | dict(step.keywords)
+    too_many = len(step.arguments) > sum([not argument.kwarg_only for argument in schema])
+    if too_many or len(given) < len(step.arguments) + len(step.keywords):
+        return [-1]  # Python raises the error
+    code = [index[step.op], len(names)]
+    for name in names:
+        code += _source_code(given[name]) if name in given else [_DEFAULT]
+    code += [int(step.sequence), len(step.makes)]
+    for result, place in step.makes:
+        code += [result, place]
+    return [*code, len(step.release), *step.release]
+
+
+def _source_code(source: Source) -> list[int]:
+    if isinstance(source, int):
+        return [_PLACE, source]
+    if isinstance(source, ListSource):
+        return [_LIST, len(source.items), *[word for item in source.items for word in _source_code(item)]]
+    if isinstance(source, ComplexSource):
+        return [_COMPLEX, source.real, source.imaginary]
+    if isinstance(source.number, int) and source.dtype in _SCALAR_TENSORS:
+        return [_SCALAR_TENSOR, _SCALAR_TENSORS[source.dtype], source.number]
+    return [_LIST, 0]  # where a tensor is needed: Python runs the step
+
+
+if __name__ == "__main__":
+    main()
