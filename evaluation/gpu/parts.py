@@ -1,6 +1,6 @@
 """Parts of `make test-gpu`: each does one thing on a server with the device, and returns what it found.
 
-A part raises where something is wrong, and `NotRun` where it cannot be tried here. Programs are run on the device itself and through Djinn
+A part raises if something is wrong, and `NotRun` if it cannot be tried here. Programs are run on the device itself and through Djinn
 on an executor with the same device, and compared. `run_gpu.py` starts each part in a process of its own:
 
     python -m evaluation.gpu.parts PART --device cuda:0 --to FILE
@@ -8,7 +8,6 @@ on an executor with the same device, and compared. `run_gpu.py` starts each part
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -18,8 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -29,28 +26,13 @@ from torch import nn
 import djinn
 from djinn.testing import executor_figures, executor_processes
 from evaluation import ROOT
+from evaluation.gpu.part_process import Found, NotRun, needs_gpu, run_part
 from evaluation.zoo.serving import serving
 
 REMOTE = "remote_accelerator:0"
 MIB = 1 << 20
 COMPILING_SECONDS = 240.0
 TOLD = re.compile("a template is compiled|a template stays as it is|a compiled template is not used|a compiler failed")
-Found = dict[str, object]
-
-
-class NotRun(Exception):
-    """The part cannot be tried here; the text says why."""
-
-
-def needs_gpu(device: str, what: str) -> None:
-    """Skip a part on another device.
-
-    Raises:
-        NotRun: the device is no GPU.
-    """
-    if not device.startswith("cuda"):
-        raise NotRun(f"{what} need a GPU")
-
 
 # --- programs -----------------------------------------------------------------------------------------------------------
 
@@ -122,7 +104,8 @@ def compared(program: Callable[[str], dict[str, torch.Tensor]], device: str) -> 
     Raises:
         AssertionError: a result is not within PyTorch's tolerances.
     """
-    expected, actual = program(device), program(REMOTE)
+    here = "cpu" if device.startswith("fakegpu") else device  # a process has one PrivateUse1 device
+    expected, actual = program(here), program(REMOTE)
     assert expected.keys() == actual.keys()
     bitwise = sum(torch.equal(expected[name], actual[name]) for name in expected)
     for name, tensor in expected.items():
@@ -612,25 +595,9 @@ PARTS: dict[str, Callable[[str], Found]] = {
 }  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--to", type=Path, required=True, help="file for what was found")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    try:
-        row: Found = {"result": "passed", "found": PARTS[options.part](options.device)}
-    except NotRun as reason:
-        row = {"result": "not run", "why": str(reason)}
-    except BaseException as error:
-        traceback.print_exc()
-        row = {"result": "FAILED", "why": f"{type(error).__name__}: {error}"[:2000]}
-    with contextlib.suppress(Exception):
-        djinn.shut_down()
-    options.to.write_text(json.dumps(row, default=str))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(run_part(PARTS, __doc__))
+    finally:
+        with contextlib.suppress(Exception):
+            djinn.shut_down()

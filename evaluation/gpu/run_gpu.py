@@ -1,8 +1,8 @@
-"""Everything that needs a GPU, and a report to send back: `make test-gpu`.
+"""Everything that needs a GPU, and a report to send back: `make test-gpu`, or `python tests/gpu/run_gpu.py --quick` in three minutes.
 
-Each part is a process of its own with a time limit, so that one which fails, hangs or dies leaves the others. The report is written anew after
-each, as Markdown and as JSON, without names of the machine, of its user or of folders. Without a GPU it lists what was not run, and runs
-nothing; `--device cpu` runs what needs none, so that the parts themselves can be tried.
+Each part is a process of its own with a time limit, so a part that fails, hangs or dies leaves the others. After each part the report is
+written: `report.md` anew, with a summary first, and a line of `report.jsonl`. It has no names of the machine, of its user or of folders. Without a
+GPU nothing runs, and the report lists all parts; `--device fakegpu` and `--device cpu` run the parts that need no GPU, to try the parts themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -29,6 +30,7 @@ from evaluation import ROOT
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
 TELLING_NOTHING = {"localhost", "root", "user", "ubuntu"}
+BROKEN = {"FAILED", "CRASHED", "TIMED OUT"}
 TAIL = 3000  # characters of a log that the report has
 PACKAGES = ("djinn", "torch", "triton", "torch-tensorrt", "transformers", "diffusers", "numpy")
 ASKED = "name,driver_version,compute_cap,memory.total,memory.used,pcie.link.gen.current,pcie.link.width.current,mig.mode.current"
@@ -45,8 +47,9 @@ class Part:
     Attributes:
         command: what is run; `{device}` and `{to}` stand for the device and for a file for what was found.
         covers: what of the documents is said to be untried.
-        seconds: the time limit.
+        seconds: the time limit. quick: that of the short form; 0: the short form leaves the part out.
         gpu: whether it says nothing without one.
+        client: whether it needs the client's device, and so `native_library`.
     """
 
     name: str
@@ -54,17 +57,19 @@ class Part:
     command: Sequence[str]
     seconds: int = 300
     gpu: bool = False
+    quick: int = 0
+    client: bool = False
 
 
-def own(name: str, covers: str, seconds: int = 300, *, gpu: bool = False) -> Part:
-    """A part of `parts.py`."""
-    return Part(
-        name,
-        covers,
-        (sys.executable, "-m", "evaluation.gpu.parts", name, "--device", "{device}", "--to", "{to}"),
-        seconds,
-        gpu,
-    )
+def own(
+    name: str, covers: str, seconds: int = 300, *, gpu: bool = False, quick: int = 0, module: str = "parts"
+) -> Part:
+    """A part of `parts.py`, or of another module beside it."""
+    command = (sys.executable, "-m", f"evaluation.gpu.{module}", name, "--device", "{device}", "--to", "{to}")
+    return Part(name, covers, command, seconds, gpu, quick, module == "parts")
+
+
+executor_part = partial(own, module="executor_parts", quick=30)
 
 
 def of_plugin(folder: str, covers: str) -> Part:
@@ -73,24 +78,36 @@ def of_plugin(folder: str, covers: str) -> Part:
 
 
 ALL = (
+    executor_part("replay_library", "the library with which executors issue ops, built here", quick=45),
+    executor_part("decode_steps", "decoding beside PyTorch: values, times, hidden synchronisations"),
+    executor_part("train_steps", "training beside PyTorch: values, times, hidden synchronisations"),
+    executor_part("device_assert", "a device-side assert: the op is named, the executor ends, the next one works"),
+    executor_part("hung_kernel", "a hung kernel: found, and the next executor works"),
+    executor_part("exhausted", "out of memory: retry, and the op alone fails"),
+    executor_part("issuing", "time per op that the executor issues"),
+    executor_part("transfers", "bandwidth, page-locked memory, uploads beside ops"),
+    executor_part("slow_fetch", "a session that waits for a result, beside another one"),
+    executor_part("device_time", "times of device events"),
+    executor_part("graph_capture", "a graph of a decode step"),
+    executor_part("native_library", "the client's device, built here", quick=60),
     own("devices", "the device's name and memory, as a client sees them"),
     of_plugin("plugins/cuda", "copies beside ops, memory figures of the device itself"),
-    own("training", "training equals that on the device here"),
+    own("training", "training equals that on the device here", quick=40),
     own("generation", "generation equals that on the device here"),
     own("randomness", "random numbers are those of the device here"),
     own("autocast", "bfloat16 under autocast"),
     own("numeric_settings", "matmul precision and deterministic algorithms"),
-    own("streams", "streams and events"),
+    own("streams", "streams and events", quick=30),
     own("copies", "pinned memory: a large tensor up and down"),
     own("memory_figures", "memory figures"),
     own("out_of_memory", "an op that can never fit"),
     own("filling", "a device that is filled up", gpu=True),
-    own("asserts", "device-side asserts"),
+    own("asserts", "device-side asserts, and what the session does afterwards", quick=40),
     own("spill", "values that are spilled under a memory limit"),
     own("idle", "idle sessions, whose values go to the host's memory"),
     own("weights", "weights that the server reads"),
     own("cuda_names", "scripts written for CUDA"),
-    own("two_clients", "two programs on one device"),
+    own("two_clients", "two programs on one device", quick=40),
     own("crash", "an executor that dies"),
     own("inductor", "compiled by inductor", 420),
     own("cudagraphs", "CUDA graphs", 420, gpu=True),
@@ -180,8 +197,8 @@ def without_names(text: str) -> str:
     return PRIVATE.sub(lambda found: "127.0.0.1" if found[0] == "127.0.0.1" else "PRIVATE", text)
 
 
-def tried(part: Part, device: str, folder: Path) -> dict[str, object]:
-    """The row of a part: how it ended, what it found, and the end of its log where it did not pass."""
+def tried(part: Part, device: str, folder: Path, seconds: float) -> dict[str, object]:
+    """The row of a part with a time limit: how it ended, what it found, and the end of its log if it did not pass."""
     to, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     to.unlink(missing_ok=True)
     command = [word.replace("{device}", device).replace("{to}", str(to)) for word in part.command]
@@ -201,15 +218,15 @@ def tried(part: Part, device: str, folder: Path) -> dict[str, object]:
             start_new_session=True,
         )
         try:
-            status = process.wait(part.seconds)
+            status = process.wait(seconds)
         except subprocess.TimeoutExpired:
             status = None
         finally:
             end_group(process)
     said = log.read_text(errors="replace")
     row: dict[str, object] = {"seconds": round(time.monotonic() - began, 1)}
-    row |= ended(status, to, said, part)
-    if row["result"] != "passed" and row["result"] != "not run":
+    row |= ended(status, to, said, seconds)
+    if row["result"] in BROKEN:
         row["log"] = said[-TAIL:]
     return row
 
@@ -225,10 +242,10 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def ended(status: int | None, to: Path, said: str, part: Part) -> dict[str, object]:
+def ended(status: int | None, to: Path, said: str, seconds: float) -> dict[str, object]:
     """Result of a part, from its exit status, its file, or what it printed."""
     if status is None:
-        return {"result": "TIMED OUT", "why": f"it took more than {part.seconds} s"}
+        return {"result": "TIMED OUT", "why": f"it took more than {seconds:.0f} s"}
     if status < 0:
         return {"result": "CRASHED", "why": f"signal {signal.Signals(-status).name}"}
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
@@ -243,16 +260,23 @@ def ended(status: int | None, to: Path, said: str, part: Part) -> dict[str, obje
     return {"result": "FAILED" if status else "passed", "found": found}
 
 
+def summary(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Lines that say what is broken, slow, fine and was not run."""
+    groups = {"broken": BROKEN, "slow": {"slow"}, "fine": {"passed"}, "not run": {"not run"}}
+    lines = []
+    for group, results in groups.items():
+        found = [row for row in rows if row["result"] in results]
+        lines.append(f"{group}: {len(found)}" + (f" ({', '.join(str(row['part']) for row in found)})" if found else ""))
+        reasons = [cell(row.get("why", "see its log"))[:300] for row in found] if group != "fine" else []
+        for why in dict.fromkeys(reasons):
+            names = [str(row["part"]) for row, other in zip(found, reasons, strict=True) if other == why]
+            lines.append(f"- {', '.join(names)}: {why}")
+    return lines
+
+
 def report(rows: Sequence[Mapping[str, object]], about: Mapping[str, object], device: str) -> str:
     """The report as Markdown."""
-    counts = {
-        result: sum(row["result"] == result for row in rows) for result in dict.fromkeys(str(r["result"]) for r in rows)
-    }
-    lines = [
-        "# Djinn on a GPU",
-        "",
-        f"Device: `{device}`. " + ", ".join(f"{n} {result}" for result, n in counts.items()) + ".",
-    ]
+    lines = ["# Djinn on a GPU", "", f"Device: `{device}`.", "", *summary(rows)]
     lines += ["", "| | |", "| --- | --- |", *(f"| {name} | {cell(value)} |" for name, value in about.items())]
     lines += [
         "",
@@ -260,8 +284,8 @@ def report(rows: Sequence[Mapping[str, object]], about: Mapping[str, object], de
         "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        said = row.get("why") or row.get("found", "")
-        lines.append(f"| {row['part']} | {row['covers']} | {row['result']} | {row.get('seconds', '')} | {cell(said)} |")
+        said = "; ".join(cell(row[name]) for name in ("why", "found") if row.get(name))
+        lines.append(f"| {row['part']} | {row['covers']} | {row['result']} | {row.get('seconds', '')} | {said} |")
     for row in rows:
         if row.get("log"):
             lines += ["", f"## {row['part']}", "", "```text", str(row["log"]).replace("```", "'''"), "```"]
@@ -275,38 +299,56 @@ def cell(value: object) -> str:
     return " ".join(str(value).replace("|", "/").split())[:700]
 
 
-def main() -> int:
+def not_tried(part: Part, device: str, lacking: str, rows: Sequence[Mapping[str, object]]) -> str:
+    """The reason why a part is not run here after these others; empty: it is."""
+    if part.gpu and not device.startswith("cuda"):
+        return lacking or "it needs a GPU"
+    for row in rows:
+        if part.client and row["part"] == "native_library" and row["result"] != "passed":
+            return "it needs the client's device: see native_library"
+    return lacking
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda:0", help="cpu: what needs no GPU, to try the parts themselves")
+    parser.add_argument(
+        "--device", default="cuda:0", help="fakegpu or cpu: what needs no GPU, to try the parts themselves"
+    )
     parser.add_argument("--only", nargs="*", choices=[part.name for part in ALL], help="these parts alone")
-    parser.add_argument("--to", type=Path, default=ROOT / "build" / "gpu-report", help="folder of the report")
-    options = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="the short form, which ends within --seconds")
+    parser.add_argument("--seconds", type=float, default=170.0, help="time of the short form")
+    folder = Path(os.environ.get("OUT") or ROOT / "build" / "gpu-report")
+    parser.add_argument(
+        "--to", "--out", type=Path, default=folder, help="folder of the report; default: $OUT or build/gpu-report"
+    )
+    options = parser.parse_args(arguments)
+    end = time.monotonic() + options.seconds
     folder = options.to.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    about, rows = facts(), []
+    about, rows = facts(), list[dict[str, object]]()
     lacking = why_not(about) if options.device.startswith("cuda") else ""
-    chosen = [part for part in ALL if not options.only or part.name in options.only]
-    for part in chosen:
+    lines = folder / "report.jsonl"
+    lines.write_text(without_names(json.dumps({"device": options.device, "about": about})) + "\n")
+    for part in ALL:
+        if part.name not in (options.only or [part.name]) or (options.quick and not part.quick):
+            continue
         row: dict[str, object] = {"part": part.name, "covers": part.covers}
-        if lacking:
-            row |= {"result": "not run", "why": lacking}
-        elif part.gpu and not options.device.startswith("cuda"):
-            row |= {"result": "not run", "why": "it needs a GPU"}
+        seconds = min(part.quick, end - time.monotonic()) if options.quick else part.seconds
+        if reason := not_tried(part, options.device, lacking, rows) or ("no time was left" if seconds < 5 else ""):
+            row |= {"result": "not run", "why": reason}
         else:
             print(f"{part.name} ...", end=" ", flush=True)
-            row |= tried(part, options.device, folder)
-            print(row["result"], f"({row['seconds']} s)", cell(row.get("why", "")), flush=True)
+            with tempfile.TemporaryDirectory() as logs:
+                row |= tried(part, options.device, Path(logs), seconds)
+            found = cell(row.get("why", "")), cell(row.get("found", ""))
+            print(row["result"], f"({row['seconds']} s)", *found, flush=True)
         rows.append(row)
         (folder / "report.md").write_text(report(rows, about, options.device))
-        whole = json.dumps({"device": options.device, "about": about, "parts": rows}, indent=1, default=str)
-        (folder / "report.json").write_text(without_names(whole) + "\n")
-    left = [row for row in rows if row["result"] == "not run"]
-    for row in left:
-        print(f"not run: {row['part']} ({row['covers']}): {row['why']}")
-    print(
-        f"{len(rows) - len(left)} of {len(rows)} parts ran. Please send report.md and report.json of {os.path.relpath(folder)}"
-    )
-    return any(row["result"] not in {"passed", "not run"} for row in rows)
+        with lines.open("a") as file:
+            file.write(without_names(json.dumps(row, default=str)) + "\n")
+    print(without_names("\n".join(["", *summary(rows)])))
+    print(f"Please send report.md and report.jsonl of {os.path.relpath(folder)}")
+    return any(row["result"] in BROKEN for row in rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The runner of `make test-gpu` on parts that pass, fail, die and hang; `make test-gpu ARGS="--device cpu"` runs the real ones."""
+"""The runner of `make test-gpu` on parts that pass, fail, die and hang, and the smallest real part; `make test-gpu ARGS="--device cpu"` runs the others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from evaluation.gpu import run_gpu
+from evaluation.gpu import frames, run_gpu
 
 ROOT = Path(__file__).parents[2]
 SKIPS = re.compile(r"skipif\(.*(cuda\.is_available|HERE)")
@@ -34,13 +35,18 @@ def part(code, seconds=60, *, gpu=False):
             60,
             {"result": "not run"},
         ),
+        (
+            'import sys; open(sys.argv[1], \'w\').write(\'{"result": "slow", "why": "2 times"}\')',
+            60,
+            {"result": "slow", "why": "2 times"},
+        ),
         ("print('3 passed'); raise SystemExit(1)", 60, {"result": "FAILED", "found": "3 passed", "log": "3 passed\n"}),
         ("import os; print('here', flush=True); os.abort()", 60, {"result": "CRASHED", "why": "signal SIGABRT"}),
         ("import time; time.sleep(600)", 1, {"result": "TIMED OUT", "why": "it took more than 1 s"}),
     ],
 )
 def test_each_end_of_a_part_is_a_row(tmp_path, code, seconds, expected):
-    row = run_gpu.tried(part(code, seconds), "cpu", tmp_path)
+    row = run_gpu.tried(part(code), "cpu", tmp_path, seconds)
     assert row | expected == row
 
 
@@ -50,28 +56,79 @@ def test_the_report_says_what_failed_and_names_no_one(tmp_path, monkeypatch):
     name = "test_weights_are_read_where_they_lie_and_recorded_anew"
     said = f"at {ROOT}/x.py of alice@gpubox17 10.1.2.3, token {'aB3' * 15}, GPU-1234abcd-99 {name}"
     monkeypatch.setattr(run_gpu, "ALL", (part(f"print({said!r}); raise SystemExit(2)"), part("pass", gpu=True)))
-    monkeypatch.setattr(sys, "argv", ["run_gpu.py", "--device", "cpu", "--to", str(tmp_path)])
     monkeypatch.setattr(run_gpu, "facts", lambda: {"torch": "2.13.0"})
-    assert run_gpu.main() == 1
-    report, whole = (tmp_path / "report.md").read_text(), (tmp_path / "report.json").read_text()
+    assert run_gpu.main(["--device", "cpu", "--to", str(tmp_path)]) == 1
+    report, whole = (tmp_path / "report.md").read_text(), (tmp_path / "report.jsonl").read_text()
     for text in (report, whole):
         assert f"at CHECKOUT/x.py of USER@MACHINE PRIVATE, token PRIVATE, PRIVATE {name}" in text
-    assert [row["result"] for row in json.loads(whole)["parts"]] == ["FAILED", "not run"]
+    about, *rows = map(json.loads, whole.splitlines())
+    assert about["about"] == {"torch": "2.13.0"}
+    assert [row["result"] for row in rows] == ["FAILED", "not run"]
+    summary = report.partition("| --- |")[0]
+    assert "broken: 1 (one)" in summary
+    assert "not run: 1 (one)" in summary
 
 
 def test_without_a_gpu_all_is_listed_and_nothing_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_gpu, "facts", lambda: WITHOUT)
-    monkeypatch.setattr(sys, "argv", ["run_gpu.py", "--to", str(tmp_path)])
-    assert run_gpu.main() == 0
-    assert capsys.readouterr().out.count("there is no GPU: nvidia-smi does not run") == len(run_gpu.ALL)
+    assert run_gpu.main(["--to", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"not run: {len(run_gpu.ALL)} " in said
+    assert "there is no GPU: nvidia-smi does not run" in said
+
+
+def test_short_form_stops_when_its_time_is_over(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_gpu, "facts", lambda: WITHOUT)
+    assert run_gpu.main(["--quick", "--seconds", "0", "--device", "cpu", "--to", str(tmp_path)]) == 0
+    assert "no time was left" in capsys.readouterr().out
+
+
+def test_short_form_leaves_out_parts_of_clients_without_the_native_library(tmp_path, monkeypatch):
+    to = 'import sys; open(sys.argv[1], "w").write(\'{"result": "not run", "why": "no compiler"}\')'
+    missing = run_gpu.Part("native_library", "", (sys.executable, "-c", to, "{to}"), quick=60)
+    client = run_gpu.Part("client", "", (sys.executable, "-c", "raise SystemExit(3)"), quick=60, client=True)
+    monkeypatch.setattr(run_gpu, "ALL", (missing, client))
+    monkeypatch.setattr(run_gpu, "facts", lambda: WITHOUT)
+    assert run_gpu.main(["--quick", "--device", "cpu", "--to", str(tmp_path)]) == 0
+
+
+def test_smallest_part_runs_on_an_executor(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_gpu, "facts", lambda: WITHOUT)
+    assert run_gpu.main(["--quick", "--device", "cpu", "--only", "issuing", "--to", str(tmp_path)]) == 0
+    row = json.loads((tmp_path / "report.jsonl").read_text().splitlines()[-1])
+    assert row["result"] == "passed"
+    assert row["found"]["ops"] == 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fakegpu needs Linux")
+def test_wait_for_the_device_inside_an_op_is_found():
+    def add(state):
+        state[0].add_(1)
+
+    def by_mask(state):
+        state[0][state[0] > 3] = 0.0
+
+    with frames.session("fakegpu") as client:
+        given = torch.arange(8.0)
+        handles = [client.upload(given)]
+        for step, waits in ((add, False), (by_mask, True)):
+            program, before = frames.recorded(step, [given]), client.figures()
+            client.submit(program, handles)
+            client.answer()
+            assert bool(frames.hidden_synchronizations(before, client.figures())) is waits
+        assert client.run(fetch=handles)[0].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+
+
+def names_in(module):
+    source = ast.parse((ROOT / f"evaluation/gpu/{module}.py").read_text())
+    (table,) = [node for node in source.body if isinstance(node, ast.AnnAssign) and node.target.id == "PARTS"]
+    return {(f"evaluation.gpu.{module}", name.id) for name in table.value.generators[0].iter.elts}
 
 
 def test_every_part_is_there_and_every_test_that_needs_a_gpu_is_run():
-    source = ast.parse((ROOT / "evaluation/gpu/parts.py").read_text())
-    (table,) = [node for node in source.body if isinstance(node, ast.AnnAssign) and node.target.id == "PARTS"]
-    names = {name.id for name in table.value.generators[0].iter.elts}
     commands = [one.command for one in run_gpu.ALL]
-    assert {command[3] for command in commands if command[2] == "evaluation.gpu.parts"} == names
+    run = {command[2:4] for command in commands if command[2].startswith("evaluation.gpu.")}
+    assert run == names_in("parts") | names_in("executor_parts")
     skipping = {path.parents[1] for path in ROOT.glob("plugins/*/tests/*.py") if SKIPS.search(path.read_text())}
     assert skipping
     assert {str(path.relative_to(ROOT)) for path in skipping} == {c[-1] for c in commands if "pytest" in c}

@@ -1,0 +1,250 @@
+"""An executor process, driven by frames: neither Djinn's device nor a compiler is needed.
+
+A program is a function that changes tensors in place and may return new ones. It runs on tensors of any device; `recorded` runs it on meta
+tensors and makes a template of the ops that PyTorch dispatched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.ir.form import Argument, Constant, Enumerated, Form, ListArg, Operand, SelfDevice, SlotArg
+from djinn_core.ir.handles import make_handle
+from djinn_core.protocol.local import LocalTransport
+from djinn_core.registry.selection import Selection
+from djinn_core.wire import messages
+from djinn_core.wire.binding_delta import Slot, pack_handles
+from djinn_core.wire.message_base import Failure, Message
+from djinn_core.wire.templates import digest_of
+from djinn_core.wire.tensors import tensor_from_wire, tensor_to_wire
+from djinn_core.wire.timing_messages import TimingsRequest
+from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.process import ExecutorProcess
+
+Step = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]
+SECONDS: Final = 60.0
+UPLOAD_BYTES: Final = 4 << 20  # of one frame
+_COUNTED: Final = "device_synchronizations of ", "device_synchronizations at "
+WATCHED: Final = "evaluation.gpu.watched_devices"
+
+
+@attrs.frozen
+class Recorded:
+    """A template whose inputs are the tensors that the program was given, in their order.
+
+    Attributes:
+        slots: the numbers among its arguments. digest: names the template.
+    """
+
+    template: messages.Template
+    slots: tuple[Slot, ...]
+    digest: bytes
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, given: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.numbers: dict[tuple[Any, ...], int] = {}
+        self.kept: list[torch.Tensor] = []  # so that no storage has the address of another
+        self.forms: dict[Form, int] = {}
+        self.code: list[int] = []
+        self.references: list[int] = []
+        self.slots: list[Slot] = []
+        for tensor in given:
+            self.number(tensor)
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """Number a new value."""
+        self.kept.append(tensor)
+        self.numbers[_identity(tensor)] = len(self.kept) - 1
+        return len(self.kept) - 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        operands: list[torch.Tensor] = []
+        positional = tuple([self._argument(value, operands) for value in args])
+        named = tuple([(name, self._argument(value, operands)) for name, value in (kwargs or {}).items()])
+        self.references += [self.numbers[_identity(tensor)] for tensor in operands]
+        results = found if isinstance(found, (tuple, list)) else () if found is None else (found,)
+        new = [isinstance(one, torch.Tensor) and not any(one is operand for operand in operands) for one in results]
+        self.references += [self.number(one) for one, made in zip(results, new, strict=True) if made]
+        kinds: Any = tuple(["new" if made else "none" for made in new])
+        form = Form(func.name(), positional, named, kinds, isinstance(found, (tuple, list)))
+        self.code.append(self.forms.setdefault(form, len(self.forms)))
+        return found
+
+    def _argument(self, value: Any, operands: list[torch.Tensor]) -> Argument:
+        if isinstance(value, torch.Tensor):
+            operands.append(value)
+            return Operand()
+        if isinstance(value, (list, tuple)):
+            return ListArg(tuple([self._argument(one, operands) for one in value]))
+        if isinstance(value, torch.device):
+            return SelfDevice(value.type == "cpu")
+        for kind in ("dtype", "layout", "memory_format"):
+            if isinstance(value, getattr(torch, kind)):
+                return Enumerated(kind, str(value).removeprefix("torch."))  # type: ignore[arg-type]
+        if isinstance(value, (bool, str)) or value is None:
+            return Constant(value)
+        self.slots.append(value)
+        return SlotArg()
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return a key of a live tensor. Autograd's copies of a tensor that it saved have the same."""
+    place = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def recorded(step: Step, given: Sequence[torch.Tensor]) -> Recorded:
+    """Record a program for tensors like `given`."""
+    likes = [torch.empty_like(tensor, device="meta") for tensor in given]
+    recorder = _Recorder(likes)
+    with recorder:
+        returned = step(likes) or ()
+    outputs = tuple([recorder.numbers[_identity(tensor)] for tensor in returned])
+    template = messages.Template(
+        tuple(recorder.forms), tuple(recorder.code), tuple(recorder.references), tuple(range(len(likes))), outputs
+    )
+    return Recorded(template, tuple(recorder.slots), digest_of(template))
+
+
+class Client:
+    """A session of an executor process. Submissions are sent without waiting; `answer` takes their replies in order."""
+
+    def __init__(self, process: ExecutorProcess) -> None:
+        self._connection = LocalTransport().connect(process.ready.urls[0], Limits(), SECONDS)
+        self._last_handle = self._submissions = 0
+        self._bound: dict[bytes, tuple[Any, ...]] = {}  # slots and inputs of each template's last run
+        attached = self._ask(messages.Attach(process.issue_ticket("gpu report"), ""))
+        assert isinstance(attached, messages.Attached), attached
+
+    def upload(self, tensor: torch.Tensor) -> int:
+        """Send a tensor's bytes and return its handle. Ops that are submitted later wait for them."""
+        header, data = tensor_to_wire(tensor.contiguous())
+        handle = self._new_handle()
+        for start in range(0, max(data.nbytes, 1), UPLOAD_BYTES):
+            part = messages.UploadPart(handle, header.dtype, header.shape, header.stride, data.nbytes, start)
+            self._send(part, [data[start : start + UPLOAD_BYTES]])
+        return handle
+
+    def submit(
+        self,
+        program: Recorded | None = None,
+        inputs: Sequence[int] = (),
+        fetch: Sequence[int] = (),
+        free: Sequence[int] = (),
+        *,
+        synchronize: bool = False,
+    ) -> list[int]:
+        """Send a submission and return the handles of the outputs of its program."""
+        self._submissions += 1
+        more: dict[str, Any] = {}
+        outputs: list[int] = []
+        if program is not None:
+            outputs = [self._new_handle() for _ in program.template.outputs]
+            more = {"digest": program.digest, "outputs": pack_handles(outputs)}
+            bound = program.slots, pack_handles(inputs)
+            if self._bound.get(program.digest) != bound:
+                self._bound[program.digest] = bound
+                more |= {"first": messages.InitialBindings(*bound), "template": program.template}
+        packed = {"fetch": pack_handles(fetch), "free": pack_handles(free)}
+        self._send(messages.Submit(self._submissions, synchronize=synchronize, **packed, **more))
+        return outputs
+
+    def answer(self) -> tuple[messages.Completed, list[torch.Tensor]]:
+        """Return the reply to the oldest open submission, and the fetched tensors.
+
+        Raises:
+            AssertionError: an op failed, or a value cannot be fetched.
+        """
+        reply, body = self._receive()
+        assert not (failed := _failure(reply)), failed
+        return reply, [tensor_from_wire(header, data) for header, data in zip(reply.results, body, strict=True)]
+
+    def failure(self) -> str:
+        """Take the reply to the oldest open submission and return the message of its first failure; empty if there is none."""
+        return _failure(self._receive()[0])
+
+    def run(
+        self, program: Recorded | None = None, inputs: Sequence[int] = (), fetch: Sequence[int] = ()
+    ) -> list[torch.Tensor]:
+        """Run a program, wait until the device has run it, and return the fetched tensors."""
+        self.submit(program, inputs, fetch, synchronize=True)
+        return self.answer()[1]
+
+    def time_ops(self) -> None:
+        """Have replies tell when each op ran."""
+        self._ask(TimingsRequest(ops=True))
+
+    def figures(self) -> dict[str, int]:
+        """Return the executor's figures; those of the device begin with `device_`."""
+        reply = self._ask(messages.StatsRequest())
+        assert isinstance(reply, messages.StatsReply), reply
+        return reply.values
+
+    def close(self) -> None:
+        """End the session."""
+        with contextlib.suppress(Exception):  # the executor may have ended
+            self._send(messages.Goodbye())
+        self._connection.close()
+
+    def _ask(self, message: Message) -> Any:
+        self._send(message)
+        return self._receive()[0]
+
+    def _send(self, message: Message, body: Sequence[Any] = ()) -> None:
+        self._connection.send(Frame(messages.encode(message), body))
+
+    def _receive(self) -> tuple[Any, Sequence[Any]]:
+        frame = self._connection.receive(SECONDS)
+        return messages.decode(frame.head), frame.body
+
+    def _new_handle(self) -> int:
+        self._last_handle += 1
+        return make_handle(self._last_handle, 0)
+
+
+def hidden_synchronizations(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return how often an executor waited for its device between two readings of its figures, other than for events, by cause."""
+    grown = {name: after[name] - before.get(name, 0) for name in after if name.startswith(_COUNTED)}
+    return {name.removeprefix("device_"): n for name, n in grown.items() if n and not name.endswith(" of an event")}
+
+
+def _failure(reply: Any) -> str:
+    assert isinstance(reply, messages.Completed), reply
+    return next((one.message for one in (*reply.failures, *reply.results) if isinstance(one, Failure)), "")
+
+
+@contextlib.contextmanager
+def executor(device: str, fault: str = "", **config: Any) -> Iterator[ExecutorProcess]:
+    """An executor process on a device that counts (`watched_devices`), with `ExecutorConfig(**config)`.
+
+    `fault`: on `fakegpu`, arguments of `control.inject`.
+    """
+    kind, _, index = device.partition(":")
+    names = {"cuda": "watched-cuda", "fakegpu": "watched-fakegpu"}
+    given = {"threads": 1, "plugins": Selection((WATCHED,)), **config}
+    os.environ["GPU_REPORT_FAULT"] = fault
+    process = ExecutorProcess(ExecutorConfig(f"{names.get(kind, kind)}:{index or 0}", **given))
+    del os.environ["GPU_REPORT_FAULT"]  # an executor in its place has none
+    try:
+        process.wait_ready(SECONDS)
+        yield process
+    finally:
+        process.close(0.0)
+
+
+@contextlib.contextmanager
+def session(device: str, fault: str = "", **config: Any) -> Iterator[Client]:
+    """A session of an executor process of its own."""
+    with executor(device, fault, **config) as process, contextlib.closing(Client(process)) as client:
+        yield client
