@@ -20,6 +20,7 @@ from djinn_core.errors import DjinnError
 if TYPE_CHECKING:
     from djinn import compat, errors, hooks, planning, profiler, testing, weights
     from djinn.profiler import explain_waits, profile, verify
+    from djinn_client.interception.deadlines import deadline
     from djinn_client.runtime.client import (
         cancel,
         configure,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         stats,
         synchronize,
     )
-    from djinn_client.runtime.sending.cancellation import deadline
     from djinn_commands.notebook import load_ipython_extension
     from djinn_integrations.weights.open_weights import open_weights, save_weights
     from djinn_kv_cache.session import kv_session
@@ -66,7 +66,7 @@ _PLACES = {
     "djinn_profiler.captured": "capture explain get_graph plan",
     "djinn_client.runtime.client": "cancel configure init reset_stats shut_down stats synchronize",
     "djinn_pool.link_measurement": "topology",
-    "djinn_client.runtime.sending.cancellation": "deadline",
+    "djinn_client.interception.deadlines": "deadline",
     "djinn_commands.notebook": "load_ipython_extension",
     "djinn_kv_cache.session": "kv_session",
     "djinn_integrations.weights.open_weights": "open_weights save_weights",

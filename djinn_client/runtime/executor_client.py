@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import torch
 
+from djinn_client.interception.deadlines import due
 from djinn_client.runtime.connecting.open import OpenSession
 from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_client.runtime.observing import Observers
@@ -16,7 +17,6 @@ from djinn_client.runtime.planning.planner import Planner
 from djinn_client.runtime.receiving.failures import Failures
 from djinn_client.runtime.receiving.replies import Replies
 from djinn_client.runtime.receiving.reply_reader import ReplyReader
-from djinn_client.runtime.sending.cancellation import due
 from djinn_client.runtime.sending.submissions import Submissions
 from djinn_client.runtime.sending.uploads import UploadCompressor, Uploader
 from djinn_client.runtime.stats import Stats
@@ -72,7 +72,7 @@ class ExecutorClient:
     Sending is serialised by the sink's lock; whichever thread waits for a reply reads the connection.
 
     Attributes:
-        unread: bytes that it was told to read since `follow_reads`, where there are observers.
+        unread: bytes of each stored value that no submission has used yet, if observers want to know how far reads are.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ExecutorClient:
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers)
         self._observers = observers
         channel.call_when_resumed(lambda seconds: observers.tell("reconnected", server=server, duration=seconds))
-        self.unread = 0
+        self.unread: dict[int, int] = {}
 
     def count_as(self, number: int) -> None:
         """Number its failures, as in `ReplyReader`."""
@@ -116,7 +116,7 @@ class ExecutorClient:
             SessionLost: the executor is gone.
         """
         if self.unread:
-            follow_reads((self,), self._observers)
+            follow_reads((self,), self._observers, submission)
         number = self.submissions.submit(submission)
         if submission.later is not None:
             self.replies.deferred.defer(number, submission.later)
@@ -133,7 +133,8 @@ class ExecutorClient:
                 self.uploads.upload(handle, source)
                 return
             self.uploads.read(handle, source)
-        self.unread += source.nbytes if self._observers.wants("reading") else 0
+        if self._observers.wants("reading"):
+            self.unread[handle] = source.nbytes
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Executor.expect_uploads`."""
@@ -155,8 +156,9 @@ class ExecutorClient:
 
         Raises:
             SessionLost: the executor is gone.
+            DeadlineExceeded: as `deadline` says.
         """
-        reply = self.replies.ask(message, kind)
+        reply = self.replies.ask(message, kind, due())
         if refused := getattr(reply, "refused", ""):
             return msgspec.structs.replace(reply, refused=f"{self.link.called}: {refused}")
         return reply
@@ -171,23 +173,29 @@ class ExecutorClient:
         return self.submissions.planner.last_profile
 
 
-def follow_reads(executors: Sequence[ExecutorClient], observers: Observers) -> None:
-    """Tell observers how far executors are, until all is read or the program is interrupted; nothing where it is little.
+def follow_reads(executors: Sequence[ExecutorClient], observers: Observers, submission: Submission) -> None:
+    """Tell observers how far executors are with the reads that the program waits for, until these are done or it is interrupted.
+
+    Returns at once if the program does not wait for the submission, or if the submission uses few bytes of stored values.
 
     Raises:
         SessionLost: an executor is gone.
     """
-    expected = sum(executor.unread for executor in executors)
-    if expected < SHOWN_BYTES:
-        return
-    left = {number: executor.unread for number, executor in enumerate(executors) if executor.unread}
+    used = {*submission.program.operands, *submission.fetch, *submission.describe}
+    left: dict[ExecutorClient, int] = {}
     for executor in executors:
-        executor.unread = 0
+        for handle in submission.free:
+            executor.unread.pop(handle, None)
+        if nbytes := sum([executor.unread.pop(handle) for handle in used & executor.unread.keys()]):
+            left[executor] = nbytes
+    expected = sum(left.values())
+    if expected < SHOWN_BYTES or submission.later is not None or not submission.is_answered:
+        return
     until = due()
     while left and not interrupt_mask.pending and (until is None or time.monotonic() < until):
         patience = READING_PATIENCE / len(left)
-        for number in list(left):
+        for executor in list(left):
             with interrupt_mask.uninterruptible:
-                left[number] = executors[number].left_to_read(patience)
-        left = {number: bytes_left for number, bytes_left in left.items() if bytes_left}
+                left[executor] = executor.left_to_read(patience) - sum(executor.unread.values())
+        left = {executor: nbytes for executor, nbytes in left.items() if nbytes > 0}
         observers.tell("reading", done=max(0, expected - sum(left.values())), expected=expected)

@@ -117,6 +117,37 @@ def test_values_are_freed_in_parts(embedded, monkeypatch):
     assert torch.remote_accelerator.memory_allocated() <= before - 300 * 8
 
 
+def test_a_part_that_cannot_be_planned_costs_no_other_part(embedded, monkeypatch):
+    """Later parts run, and what they free is freed."""
+    ones = [torch.ones(1000, device=REMOTE) for _ in range(20)]
+    kept = torch.ones(4, device=REMOTE)
+    djinn.synchronize()
+    before = torch.remote_accelerator.memory_allocated()
+    planner = open_session().executors.here[0].submissions.planner
+    prepare, failed = planner.prepare, []
+
+    def fail_once(program):
+        if not failed:
+            failed.append(program)
+            raise RuntimeError("this part has no plan")
+        return prepare(program)
+
+    monkeypatch.setattr(planner, "prepare", fail_once)
+    monkeypatch.setattr(limits, "INSTRUCTIONS", 10)
+    made = [one + 1 for one in ones]
+    last = kept * 2
+    del ones
+    with pytest.raises(RuntimeError, match="this part has no plan"):
+        kept.sum().item()
+    assert last.tolist() == [2.0] * 4
+    with pytest.raises(RemoteError, match="this part has no plan"):
+        made[0].tolist()
+    assert made[-1].tolist() == [2.0] * 1000
+    del made
+    djinn.synchronize()
+    assert torch.remote_accelerator.memory_allocated() <= before - 20 * 4000 + last.nbytes
+
+
 def test_a_program_that_cannot_be_sent_is_poison_and_nothing_else(embedded, monkeypatch):
     session = open_session()
     written, kept = torch.zeros(4, device=REMOTE), torch.ones(4, device=REMOTE)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import djinn
+from djinn_client.interception.deadlines import due
 from djinn_client.interception.device.device_state import device_state
-from djinn_client.runtime.sending.cancellation import due
+from djinn_client.interception.runtime_interface import port
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
@@ -89,6 +90,38 @@ def test_what_another_thread_has_sent_goes_on(matrix):
     thread.join()
     assert found == [8.0]
     assert mine.sum().item() == 3.0
+
+
+def test_a_question_with_a_deadline_ends(matrix):
+    last = long_program(matrix)
+    with pytest.raises(DeadlineExceeded, match="before the deadline"), djinn.deadline(0.3):
+        torch.remote_accelerator.memory_allocated()
+    with pytest.raises(ProgramStopped):
+        last.sum().item()
+    assert torch.remote_accelerator.memory_allocated() >= matrix.nbytes, "the late reply answers no later question"
+    assert (matrix[0, 0] * 1000).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda one: one.sum().item(), lambda one: torch.remote_accelerator.memory_allocated()],
+    ids=["fetch", "question"],
+)
+def test_a_deadline_holds_while_another_thread_asks(matrix, wait):
+    mine, answered = torch.ones(3, device=DEVICE), []
+    last = long_program(matrix)
+    asking = threading.Thread(target=lambda: answered.append(torch.remote_accelerator.memory_allocated()))
+    asking.start()
+    while port.lock.acquire(blocking=False):  # until the other thread has it
+        port.lock.release()
+        time.sleep(0.001)
+    with pytest.raises(DeadlineExceeded, match="another thread"), djinn.deadline(0.3):
+        wait(mine * 2)
+    djinn.cancel()
+    asking.join(300)
+    assert len(answered) == 1
+    assert mine.sum().item() == 3.0
+    del last
 
 
 def test_the_earliest_of_deadlines_counts():

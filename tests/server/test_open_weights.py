@@ -20,6 +20,7 @@ from servers import start_server, wait_for
 import djinn
 from djinn.hooks import Observer
 from djinn.testing import executor_processes, kill_executor
+from djinn_client.interception.recording.recorder import current
 from djinn_client.runtime import executor_client
 from djinn_client.runtime.connecting.servers import ask_servers
 
@@ -361,6 +362,25 @@ def test_over_two_executors(folder, monkeypatch, tmp_path):
             kill_executor(0), kill_executor(1)
             with pytest.raises((djinn.errors.RemoteError, djinn.errors.SessionLost), match=r"changed|differently"):
                 shell(given.to(REMOTE)).cpu()
+
+
+def test_observers_hear_of_reads_in_a_wait_for_them_alone(folder, monkeypatch):
+    monkeypatch.setattr(executor_client, "SHOWN_BYTES", 1)
+    reading = Following()
+    with configured(threads=1, plugins=[reading]):
+        djinn.init()
+        weights = djinn.open_weights(f"file:{folder}")
+        used, waited_for, dropped = weights["0.weight"], weights["half"], weights["half"]
+        other = torch.ones(2, device=REMOTE) + 1
+        del dropped
+        doubled = used * 2
+        current().flush()
+        assert other.sum().item() == 4
+        assert not reading.seen, "the program waits for no stored value"
+        assert equal(doubled, contents(folder)["0.weight"] * 2)
+        assert equal(waited_for, contents(folder)["half"])
+        assert reading.seen
+        assert {expected for _, expected in reading.seen} == {waited_for.nbytes}
 
 
 def test_an_executor_that_dies_reads_them_again(folder):

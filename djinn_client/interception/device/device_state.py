@@ -93,6 +93,7 @@ class DeviceState:
         copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
         wait_timeout: seconds that any single wait of any thread may take; 0: as long as it takes.
         default_generators: the generators that ops use when they are given none, by index.
+        seeding: held while a default generator begins. Another thread must not draw from it before it is seeded.
         seed: the last that was meant for all indexes, also for those that were not known then.
         properties: of the devices of the present session, by session and index.
         pending_copies: non-blocking copies to this machine, in the order in which they arrive.
@@ -108,6 +109,7 @@ class DeviceState:
         self.copy_into_later: Callable[[torch.Tensor, Any], bool] = _not_installed
         self.wait_timeout = 0.0
         self.default_generators: dict[int, torch.Generator] = {}
+        self.seeding = threading.RLock()
         self.seed: int | None = None
         self.properties: dict[tuple[str, int], DeviceProperties] = {}
         self.pending_copies: deque[PendingCopy] = deque()
@@ -115,7 +117,10 @@ class DeviceState:
         in_forked_child(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
-        self.landing = threading.RLock()  # a thread that stayed in the parent may have held it
+        self.landing, self.seeding = (
+            threading.RLock(),
+            threading.RLock(),
+        )  # threads that stayed in the parent may have held them
 
     def land_copies(self, strict: bool = False) -> None:
         """Put in place the elements of all copies that have arrived, at a sync point. Replies come in order.

@@ -70,10 +70,12 @@ def default_generator(device: Any = None) -> torch.Generator:
     index = index_of(device)
     defaults = device_state.default_generators
     if index not in defaults:
-        made = default(index)
-        if index and device_state.seed is not None:
-            made.manual_seed(device_state.seed)
-        defaults[index] = made
+        with device_state.seeding:
+            if index not in defaults:
+                made = default(index)
+                if index and device_state.seed is not None:
+                    made.manual_seed(device_state.seed)
+                defaults[index] = made
     return defaults[index]
 
 

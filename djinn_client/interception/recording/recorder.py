@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import torch
 
+from djinn_client.interception.deadlines import locked_in_time
 from djinn_client.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_client.interception.native import calls as native_calls
 from djinn_client.interception.native import entries as native_entries
@@ -261,12 +262,15 @@ class Recorder:
 
     def query(self, message: Message, kind: type[M], device: int = 0) -> M:
         """The reply to a message when the executor has done what was recorded so far; see `Sink.ask`."""
-        return self.asked(lambda: port.sink.ask(message, kind, device))
+        return self.asked(lambda: port.sink.ask(message, kind, device), in_time=True)
 
-    def asked(self, question: Callable[[], T]) -> T:
-        """The reply to a question when everything that was recorded so far is sent; the sink's lock is held meanwhile."""
+    def asked(self, question: Callable[[], T], *, in_time: bool = False) -> T:
+        """The reply to a question when everything that was recorded so far is sent; the sink's lock is held meanwhile.
+
+        `in_time`: as in `locked_session`.
+        """
         require_stack_room()
-        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.locked_session():
+        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.locked_session(in_time=in_time):
             for other in self._shared.all():
                 if other is not self:
                     other.cut()
@@ -376,7 +380,8 @@ class Recorder:
     def _send_masked(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Ticket:
         shared = self._shared
         if not port.lock.acquire(blocking=False):
-            with port.lock:  # waits where it can be interrupted
+            waits = ask.later is None and (ask.fetch or ask.describe or ask.synchronize)
+            with locked_in_time(port.lock) if waits else port.lock:  # waits where it can be interrupted
                 return self._send_masked(ask, cut)
         try:
             if shared.held_back:
@@ -497,8 +502,8 @@ class Recorders:
         return [recorder for recorder in [*_by_program.values()] if recorder.is_of_thread]
 
     @contextmanager
-    def locked_session(self) -> Iterator[None]:
-        """Hold the sink's lock in the block, with a session open.
+    def locked_session(self, *, in_time: bool = False) -> Iterator[None]:
+        """Hold the sink's lock in the block, with a session open. `in_time`: the wait for the lock counts for this thread's deadline.
 
         The lock order is the context's lock, then the sink's, so this begins the session before it takes the lock. It starts over
         if another thread ended the session in between.
@@ -506,7 +511,7 @@ class Recorders:
         while True:
             ended = port.sessions_ended
             _open()
-            with port.lock:
+            with locked_in_time(port.lock) if in_time else port.lock:
                 if port.sessions_ended == ended:
                     yield
                     return
@@ -518,15 +523,16 @@ class Recorders:
             self.held_back.popleft()
 
     def submit(self, submission: Submission) -> Ticket:
-        """Submit what was taken. Where an interrupt comes before it is sent, nothing of it is lost, but what it asks for."""
+        """Submit what was taken. If an interrupt or an error ends this, the rest is sent before the next submission, and asks for nothing."""
         ticket: Ticket = None
         parts = [submission] if fits(submission) else [*in_parts(submission)]
         for position, part in enumerate(parts):
             begun = perf_counter()
             try:
                 ticket = port.sink.submit(part)
-            except KeyboardInterrupt:
-                left = parts[position:]
+            except BaseException as error:
+                # The runtime refuses the values of a part that it cannot plan, and sends nothing of one that is interrupted.
+                left = parts[position if isinstance(error, KeyboardInterrupt) else position + 1 :]
                 rest = [
                     msgspec.structs.replace(one, fetch=(), describe=(), synchronize=False, later=None) for one in left
                 ]

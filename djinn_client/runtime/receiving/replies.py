@@ -8,14 +8,15 @@ from collections.abc import Callable, Container, Sequence
 from threading import get_ident
 from typing import Any, Final, TypeVar
 
+from djinn_client.interception.deadlines import due, exceeded
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.tap import Cause, cause_of_wait, taps
 from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_client.runtime.receiving.reply_reader import ReplyReader
 from djinn_client.runtime.sending.binding import PendingSubmission, settle_claims
-from djinn_client.runtime.sending.cancellation import Cancellation, cancelled, due, exceeded
+from djinn_client.runtime.sending.cancellation import Cancellation, cancelled
 from djinn_client.runtime.stats import Stats
-from djinn_core.errors import ProtocolError, SessionLost, TransportError
+from djinn_core.errors import DeadlineExceeded, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.sink import SubmissionReply
 from djinn_core.system.gc_pause import collect_later
@@ -261,11 +262,12 @@ class Replies:
 
     # --- questions -----------------------------------------------------------------------------------------------
 
-    def ask(self, question: Message, kind: type[M]) -> M:
+    def ask(self, question: Message, kind: type[M], until: float | None = None) -> M:
         """The executor's reply to a question of its own kind; one round trip. The caller holds the sink's lock.
 
         Raises:
             SessionLost: the executor is gone.
+            DeadlineExceeded: it did not reply before `until`.
         """
         begun = self._begin_round_trip()
         self._handlers.setdefault(kind, self._replied)
@@ -279,8 +281,8 @@ class Replies:
             try:
                 while not self._told:
                     interrupt_mask.check()
-                    self._receive_one(PATIENCE)
-            except KeyboardInterrupt:
+                    self._receive_one(self._patience(until))
+            except (KeyboardInterrupt, DeadlineExceeded):
                 self._unheard += 1
                 raise
             reply = self._told.pop()
@@ -344,10 +346,7 @@ class Replies:
                     stopped = True
             if wanted and number in self.cancellation.cancelled:
                 raise cancelled(link.server)
-            left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
-            if left <= 0:
-                self.cancellation.stop_waiting()
-                raise exceeded(link.called)
+            left = self._patience(until)
             if link.reading.acquire(timeout=left):
                 try:
                     if collect_later.thread.depth:
@@ -361,6 +360,18 @@ class Replies:
                     link.reading.release()
             if number in self.pending:
                 collect_later.catch_up()
+
+    def _patience(self, until: float | None) -> float:
+        """Seconds to wait before the next look.
+
+        Raises:
+            DeadlineExceeded: `until` has passed. The executor stops what this thread has sent.
+        """
+        left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
+        if left <= 0:
+            self.cancellation.stop_waiting()
+            raise exceeded(self._link.called)
+        return left
 
     def take_what_came(self) -> None:
         """Take in the replies that are there, so that neither end waits for the other to read.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
-from djinn_client.interception.device.device_state import device_state
 from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_client.runtime.sending.binding import PendingSubmission
-from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
+from djinn_core.errors import ProgramStopped, TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_core.wire import limits
@@ -73,46 +71,6 @@ class Cancellation:
                 self._link.channel.send(Frame(encode(CancelSubmissions(numbers))))
         except TransportError as error:
             log.debug("the executor was not told what to stop", reason=str(error))
-
-
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Limit all waits of this thread inside the block together to `seconds`.
-
-    A longer wait raises `DeadlineExceeded`, and executors stop the unanswered submissions of this thread between two ops. Values that
-    these were to make or write raise `ProgramStopped` when they are used; all others, and the session, live on. Of nested deadlines
-    the earliest counts.
-
-    Raises:
-        ConfigurationError: `seconds` is not above 0.
-        DeadlineExceeded: a wait inside the block took too long.
-    """
-    if not seconds > 0:
-        raise ConfigurationError(f"a deadline is a number of seconds above 0, not {seconds!r}")
-    thread = device_state.thread
-    before, until = thread.waits_until, time.monotonic() + seconds
-    thread.waits_until = until if before is None else min(before, until)
-    try:
-        yield
-    finally:
-        thread.waits_until = before
-
-
-def due() -> float | None:
-    """Deadline, on the monotonic clock, of a wait that begins now; None: no limit."""
-    until, limit = device_state.thread.waits_until, device_state.wait_timeout
-    if not limit:
-        return until
-    latest = time.monotonic() + limit
-    return latest if until is None else min(until, latest)
-
-
-def exceeded(server: str) -> DeadlineExceeded:
-    """Error of a wait that exceeded its deadline."""
-    return DeadlineExceeded(
-        f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread had sent is "
-        "stopped between two ops: values that it was to make or write raise ProgramStopped, all others can be used"
-    )
 
 
 def cancelled(server: str) -> ProgramStopped:

@@ -114,7 +114,7 @@ class ElasticExecutors:
                 self._move(source, target, storages)
             self._pin(pinned)
             for member in executors.here:
-                member.ask(StatsRequest(), StatsReply)  # when it answers, what was on its way has come
+                member.replies.ask(StatsRequest(), StatsReply)  # when it answers, what was on its way has come
             for one, other in itertools.product(numbers, rest):
                 self._drop(other, one)
                 self._drop(one, other)
@@ -198,14 +198,14 @@ def _pinned_values(member: ExecutorClient) -> list[int]:
     Raises:
         UnsupportedOperation: the executor holds what cannot go to another one.
     """
-    figures, called = member.ask(StatsRequest(), StatsReply).values, member.link.called
+    figures, called = member.replies.ask(StatsRequest(), StatsReply).values, member.link.called
     if bound := figures.get("bound_values", 0):
         raise UnsupportedOperation(
             f"an executor cannot leave: {called} holds {bound} values that cannot go to another one, such as events. Let go of them first"
         )
     if not figures.get("pinned_caches", 0):
         return []
-    if found := unpack_handles(member.ask(CacheRequest("look"), CacheReply).values):
+    if found := unpack_handles(member.replies.ask(CacheRequest("look"), CacheReply).values):
         return found
     raise UnsupportedOperation(
         f"an executor cannot leave: {called} has pinned KV caches and does not say which. Unpin them first"

@@ -297,14 +297,14 @@ class PoolRouter(Router):
             if self._planner.derived.values.some:
                 written = [values[i] for i in plan.written]
                 self._forget_derived(requests, submission.free, submission.program.dead, written)
-            asked = self._do(plan, values, submission.program, requests)
+            asked = self._do(plan, values, submission, requests)
             if plan.dead and self._uploads:  # those that nothing has used which runs
                 self._uploads.drop([values[i] for i in plan.dead])
         else:
             requests = self._requests(submission, [])
             if self._planner.derived.values.some:
                 self._forget_derived(requests, submission.free)
-            self._follow_reads()
+            self._follow_reads(submission)
         for executor in self.executors.present if requests else ():
             request = requests[executor]
             if request.synchronize and members[executor].link.sent in self.synchronized[executor : executor + 1]:
@@ -334,7 +334,7 @@ class PoolRouter(Router):
         values = tuple(dict.fromkeys(program.operands))
         with interrupt_mask.uninterruptible:
             self._account(plan, values)
-            self._do(plan, values, program, defaultdict(_ExecutorRequest))
+            self._do(plan, values, Submission(program), defaultdict(_ExecutorRequest))
 
     def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
         """Free copies, as value and executor, that nothing is planned to use any more."""
@@ -395,7 +395,9 @@ class PoolRouter(Router):
         self._locations.add(value, executor, self._uploads.give(value, executor))
         self._locations.given.add(storage_of(value))
 
-    def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, requests: _ExecutorRequests) -> Asked:
+    def _do(
+        self, plan: PooledPlan, values: Sequence[int], submission: Submission, requests: _ExecutorRequests
+    ) -> Asked:
         """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
         asked: Asked = []
         begun = self._begin_reads(plan, values) if plan.uploads and self._uploads.reads else ()
@@ -405,13 +407,13 @@ class PoolRouter(Router):
             if not isinstance(part, RunPart):
                 self._do_between(part, values)
                 continue
-            self._follow_reads()
+            self._follow_reads(submission)
             executor = part.executor
             last = plan.last_runs.get(executor) == index
             request = (requests.pop(executor, None) if last else None) or _ExecutorRequest()
             if part.free:
                 request.free += [values[i] for i in part.free]
-            asked += self._run(executor, request.submission(program), part.prepared, values)
+            asked += self._run(executor, request.submission(submission.program), part.prepared, values)
         return asked
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
@@ -432,12 +434,10 @@ class PoolRouter(Router):
                 begun.add(index)
         return begun
 
-    def _follow_reads(self) -> None:
+    def _follow_reads(self, submission: Submission) -> None:
         members = self.executors.here
-        for member in members:
-            if member.unread:
-                follow_reads(members, context.observers)
-                return
+        if any(member.unread for member in members):
+            follow_reads(members, context.observers, submission)
 
     def _do_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
         """Carry out a step between the runs of the parts of a program."""

@@ -19,7 +19,7 @@ from servers import start_server
 import djinn
 from djinn.errors import WeightsUnavailable
 from djinn.hooks import WeightPermissions
-from djinn.testing import open_permitted
+from djinn.testing import open_permitted, open_session
 from djinn_weights.hub import HubSource, downloads
 from djinn_weights.hub.downloads import chosen
 
@@ -271,7 +271,9 @@ def open_slowly(hub, other):
     hub.slow = "slow.safetensors"
     expected = torch.randn(6 << 20)  # of which a half is more than huggingface_hub reads at a time
     hub.put("org/slow", {"slow.safetensors": save({"c": expected})})
-    found = []
+    found, kept, router = [], [], open_session().router
+    ask = router.ask
+    router.ask = lambda message, *rest: kept.append(getattr(message, "patience", 0.0)) or ask(message, *rest)
     with djinn.deadline(1.0), pytest.raises(djinn.errors.DeadlineExceeded, match="It goes on for a while"):
         djinn.open_weights("hf://org/slow")
     thread = threading.Thread(target=lambda: found.append(djinn.open_weights("hf://org/slow")))
@@ -283,6 +285,8 @@ def open_slowly(hub, other):
     hub.go_on.set()
     thread.join(300)
     assert torch.equal(found[0]["c"].cpu(), expected)
+    assert len(kept) > 3
+    assert sum(kept) < 0.5, "the executor keeps no question, for which all other threads would wait"
 
 
 def test_a_download_ends_when_no_client_waits(hub, source):

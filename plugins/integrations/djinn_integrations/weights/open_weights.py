@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import torch
 
 from djinn_client import torch_dispatch
+from djinn_client.interception.deadlines import due
 from djinn_client.interception.native.install import hide_frames_of
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.tap import Cause, waiting_for
@@ -18,7 +19,6 @@ from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote,
 from djinn_client.interception.tensors.storage import Storage, Value
 from djinn_client.runtime.client import settings
 from djinn_client.runtime.context import context
-from djinn_client.runtime.sending.cancellation import due
 from djinn_core.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -46,8 +46,10 @@ from djinn_core.wire.weight_messages import (
 
 hide_frames_of(__name__)
 _log = get_logger("djinn.runtime")
-_PATIENCE: Final = 0.5  # seconds for which the executor may keep a reply about an address that it still opens
-_PAUSE_SECONDS: Final = 0.02  # between two questions, in which other threads may ask theirs
+# Seconds for which the executor may keep a reply about an address that it still opens. Other threads wait meanwhile.
+_FIRST_PATIENCE: Final = 0.05  # a local file is open by then
+_PATIENCE: Final = 0.001
+_PAUSE_SECONDS: Final = 0.1  # between two questions
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
@@ -191,18 +193,26 @@ def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWe
 
 def _listing(address: str, index: int) -> WeightListing:
     """The tensors at an address, when the server has downloaded what it must; other threads go on meanwhile."""
-    until = due()
+    until, patience = due(), _FIRST_PATIENCE
     while True:
-        reply = query(OpenWeights(checked(address), _PATIENCE), OpenWeightsReply, index)
+        try:
+            reply = query(OpenWeights(checked(address), patience), OpenWeightsReply, index)
+        except DeadlineExceeded as error:
+            raise _not_opened(address) from error
+        patience = _PATIENCE
         if not reply.unfinished:
             return _listed(address, reply)
         context.observers.tell("downloading", address=address, done=reply.done, expected=reply.expected)
         if until is not None and time.monotonic() >= until:
-            raise DeadlineExceeded(
-                f"the server did not open {address!r} before the deadline (djinn.deadline, or the setting wait_timeout). "
-                "It goes on for a while: open it again"
-            )
+            raise _not_opened(address)
         time.sleep(_PAUSE_SECONDS)
+
+
+def _not_opened(address: str) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"the server did not open {address!r} before the deadline (djinn.deadline, or the setting wait_timeout). "
+        "It goes on for a while: open it again"
+    )
 
 
 def _listed(address: str, reply: OpenWeightsReply) -> WeightListing:

@@ -1,0 +1,84 @@
+"""A pause of garbage collection leaves the program's own settings of the collector alone."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from djinn_core.system.gc_pause import GcPause
+
+
+@pytest.fixture(autouse=True)
+def _own_settings():
+    enabled, thresholds = gc.isenabled(), gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    (gc.enable if enabled else gc.disable)()
+
+
+@pytest.fixture
+def collections():
+    """Number of collections that began by themselves or by a call, in a list."""
+    began = []
+
+    def note(phase, _):
+        if phase == "start":
+            began.append(phase)
+
+    gc.callbacks.append(note)
+    yield began
+    gc.callbacks.remove(note)
+
+
+def make_garbage(count=5000):
+    for _ in range(count):
+        one = []
+        one.append(one)
+
+
+def test_disable_and_enable_during_a_pause_outlive_it():
+    pause = GcPause()
+    with pause:
+        gc.disable()
+    assert not gc.isenabled()
+    with pause:
+        gc.enable()
+    assert gc.isenabled()
+
+
+def test_thresholds_set_during_a_pause_outlive_it():
+    pause = GcPause()
+    with pause:
+        gc.set_threshold(123, 4, 5)
+    assert gc.get_threshold() == (123, 4, 5)
+
+
+def test_thresholds_read_in_a_pause_and_put_back_after_it_do_not_stop_collections():
+    pause, before = GcPause(), gc.get_threshold()
+    with pause:
+        read = gc.get_threshold()
+    gc.set_threshold(*read)
+    with pause:
+        pass
+    assert gc.get_threshold() == before
+
+
+def test_no_collection_begins_in_a_pause_and_one_after_it(collections):
+    gc.enable()
+    pause = GcPause()
+    with pause, pause:
+        make_garbage()
+        assert not collections
+    make_garbage()
+    assert collections
+
+
+def test_a_disabled_collector_does_not_collect_what_is_due(collections):
+    pause = GcPause()
+    gc.disable()
+    with pause:
+        make_garbage()
+        pause.thread.only_waits = True
+        pause.catch_up()
+    assert not collections
