@@ -209,7 +209,8 @@ class UsageMetrics:
         if not self.quota.values:
             return
         with self._lock:
-            values = sum(holder.live_values() for holder in self._holders)
+            holders = tuple(self._holders)
+        values = sum(holder.live_values() for holder in holders)
         if values > self.quota.values:
             self._refuse(
                 f"{values:,} live tensors, of {self.quota.values:,} that you may have at a time: let go of some"
@@ -229,7 +230,10 @@ class UsageMetrics:
     def holdings(self) -> Holdings:
         """Values and memory of all sessions now."""
         with self._lock:
-            return Holdings({id(holder): holder.holdings() for holder in self._holders})
+            holders = tuple(self._holders)
+        return Holdings(
+            {id(holder): holder.holdings() for holder in holders}
+        )  # a walk over all values: no message waits for it
 
     def report(self, holdings: Holdings) -> ExecutorMetrics:
         """Counters and gauges of all sessions, those that have ended included in counters; `holdings`: what they hold now."""

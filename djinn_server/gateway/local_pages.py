@@ -24,6 +24,11 @@ class _LocalPages:
         """As `HttpResponder.serves_browsers`."""
         return split_path(path)[0] == self.pages.name
 
+    def is_probe(self, path: str) -> bool:
+        """As `HttpResponder.is_probe`: a program that shows pages to its own user has none."""
+        del path
+        return False
+
     def admits(self, shown: Credentials) -> bool:
         """As `HttpResponder.admits`."""
         return hmac.compare_digest(shown.token.encode(errors="replace"), self.code.encode())

@@ -38,6 +38,10 @@ class Operations:
         """True for pages of plugins: the routes of operations answer no request of a web page."""
         return path.partition("?")[0] not in ROUTES
 
+    def is_probe(self, path: str) -> bool:
+        """True for liveness and readiness."""
+        return path in PROBES
+
     def admits(self, shown: Credentials) -> bool:
         """True while the credentials are valid."""
         return not isinstance(self.context.authentication.identify(shown), Denial)

@@ -8,6 +8,7 @@ import random
 import socket
 import ssl
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, Protocol
@@ -29,6 +30,7 @@ REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS includ
 _MOST: Final = 64  # connections at a time
 _REQUEST_BYTES: Final = 16 << 10  # of a connection: nothing but a line and headers is expected
 _MOST_FEEDS: Final = 64
+_PROBE_THREADS: Final = 2
 _WRITE_SECONDS: Final = 20.0  # in which a client takes an event
 _CHECK_SECONDS: Final = 2.0  # after which the token of a feed is checked again
 _PAUSE_SECONDS: Final = 0.1
@@ -76,6 +78,9 @@ class HttpResponder(Protocol):
     def admits(self, shown: Credentials) -> bool:
         """True while the credentials are valid."""
 
+    def is_probe(self, path: str) -> bool:
+        """True for paths that must be answered while all other requests wait."""
+
     def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
         """The response to `GET path` from a client with these credentials."""
 
@@ -104,6 +109,9 @@ class OperationsListener:
         self._unauthenticated = UnauthenticatedLimit(_MOST)
         self._connections: dict[web.RequestHandler, _Connection] = {}
         self._feeds = 0
+        # Feeds and metrics wait for executors, so probes and feeds have threads of their own.
+        self._probe_threads = ThreadPoolExecutor(_PROBE_THREADS, "djinn-probe")
+        self._feed_threads = ThreadPoolExecutor(_MOST_FEEDS, "djinn-feed")
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-operations", daemon=True)
@@ -120,6 +128,8 @@ class OperationsListener:
     def _run(self) -> None:
         with self._socket, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve())
+        self._probe_threads.shutdown(wait=False)
+        self._feed_threads.shutdown(wait=False)
 
     async def _serve(self) -> None:
         http = web.Server(self._handle, handler_cancellation=True, access_log=None, logger=_requests)
@@ -192,13 +202,13 @@ class OperationsListener:
                 connection.is_feed.set_result(None)
             loop, shown = asyncio.get_running_loop(), _credentials(request)
             checked = loop.time()
-            while (data := await asyncio.to_thread(feed.next)) is not None:
+            while (data := await loop.run_in_executor(self._feed_threads, feed.next)) is not None:
                 async with asyncio.timeout(_WRITE_SECONDS):
                     await response.write(b"data: " + data + b"\n\n" if data else b":\n\n")
                 await asyncio.sleep(feed.seconds)
                 if loop.time() - checked > _CHECK_SECONDS:
                     checked = loop.time()
-                    if not await asyncio.to_thread(self._operations.admits, shown):
+                    if not await loop.run_in_executor(self._feed_threads, self._operations.admits, shown):
                         break
         except (OSError, TimeoutError) as error:
             _log.info("a feed broke off", peer=str(request.remote), error=repr(error))
@@ -221,7 +231,8 @@ class OperationsListener:
             return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
         # In a thread: files are read, and metrics of many executors take a while.
         asked = (path, _credentials(request), request.headers.get("Accept", ""))
-        response = await asyncio.to_thread(self._operations.answer, *asked)
+        threads = self._probe_threads if self._operations.is_probe(path) else None
+        response = await asyncio.get_running_loop().run_in_executor(threads, self._operations.answer, *asked)
         if isinstance(response, HttpResponse) and response.status == HTTPStatus.UNAUTHORIZED:
             await asyncio.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         return response

@@ -17,8 +17,9 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import attrs
 
@@ -278,7 +279,7 @@ class PeerExchange:
         with self._lock:
             route = self._routes.pop(peer, None)
         if route is not None:
-            route.close()
+            close_routes([route])
             self._past = (self._past[0] + route.bytes_sent, self._past[1] + route.counts[0])
 
     def gauge(self, peer: int) -> None:
@@ -309,11 +310,20 @@ class PeerExchange:
         with self._lock:
             routes = list(self._routes.values())
             self._routes.clear()
-        for route in routes:
-            route.close()
+        close_routes(routes)
         self.inbox.close()
 
 
+def close_routes(routes: Sequence[Route]) -> None:
+    """Close routes, together in `CLOSING_SECONDS`."""
+    until = time.monotonic() + CLOSING_SECONDS
+    for route in routes:
+        route.finish()
+    for route in routes:
+        route.close(until)
+
+
+CLOSING_SECONDS: Final = 5.0
 WAIT_SECONDS = 0.25  # between looks at messages of the client, while the session waits for another executor
 
 

@@ -26,7 +26,6 @@ PARCEL: Final = 4 << 20  # bytes
 WAITING_LIMIT: Final = 64  # transfers that were not acknowledged, before the executor waits for the link, too
 KEPT_LIMIT: Final = 1 << 30  # bytes of them
 ECHOES_LIMIT: Final = 16  # queued replies to probes
-_CLOSING_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.server")
@@ -143,14 +142,21 @@ class Route:
                 self._gauges = True
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """Send what is queued, then disconnect."""
+    def finish(self) -> None:
+        """Have the sender send what is queued, then disconnect; does not wait."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._sender.join(_CLOSING_SECONDS)
-        if self._connection is not None:
-            self._connection.close()
+
+    def close(self, until: float) -> None:
+        """`finish`, and wait for that until `until`, on the monotonic clock; disconnect then in any case."""
+        self.finish()
+        self._sender.join(max(0.0, until - time.monotonic()))
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if (connection := self._connection) is not None:
+            connection.close()
 
     # --- connections ------------------------------------------------------------------------------------------
 
@@ -237,7 +243,7 @@ class Route:
             with self._changed:
                 self._changed.wait_for(self._is_to_do)
                 if self._closing and (self._connection is None or self._waiting() is None):
-                    return
+                    break
                 connection, waiting, gauges = self._connection, self._waiting(), self._gauges
                 dial = self._dial
             if connection is None:
@@ -252,6 +258,7 @@ class Route:
                     self._measure(connection)
             except DjinnError as error:
                 self._lose(connection, str(error))
+        self._disconnect()
 
     def _is_to_do(self) -> bool:
         if self._closing:

@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -21,7 +22,7 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.inline import connected_pair
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.peers import inbox as inboxes
-from djinn_server.peers.exchange import PeerExchange, PeerListener
+from djinn_server.peers.exchange import PeerExchange, PeerListener, close_routes
 from djinn_server.peers.inbox import PeerConnection, TransferInbox
 from djinn_server.peers.link_probe import LinkMeasurements
 from djinn_server.peers.route import WAITING_LIMIT, Route
@@ -99,7 +100,7 @@ class Ways:
         self.route.send(number, first + number, packed(number, size or (300_000 if number % 9 == 0 else 10)))
 
     def close(self):
-        self.route.close()
+        close_routes([self.route])
         self.inbox.close()
 
 
@@ -178,7 +179,7 @@ def test_a_sender_that_does_it_again_neither_packs_nor_sends_what_was_taken(ways
     assert both.route.number() is None  # by now it knows
     both.send(4)
     assert content(both.inbox.take(104, HERE, 120.0)) == [(4, bytes([4]) * 10)]
-    first.close()
+    close_routes([first])
 
 
 def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
@@ -249,7 +250,7 @@ def test_who_stays_away_is_given_up_and_who_never_came(ways, monkeypatch):
     both.send(1)
     assert content(both.inbox.take(101, HERE, 120.0)) == content(packed(1))
     assert both.inbox.take(102, HERE, 0.1) is None  # it is there, and silent: in the middle of something
-    both.route.close()
+    close_routes([both.route])
     deadline = time.monotonic() + 120.0
     while (reason := both.inbox.take(102, HERE, 0.05)) is None:
         assert time.monotonic() < deadline
@@ -345,7 +346,7 @@ def test_closing_the_inbox_ends_blocked_senders(ways, end):
         both.send(number)
     wait_for(lambda: both.inbox.arrived == 3)
     end(both.inbox)
-    both.route.close()
+    close_routes([both.route])
     wait_for(lambda: threading.active_count() <= before)
 
 
@@ -402,3 +403,39 @@ def wait_for(true):
 def test_a_gap_is_no_transfer():
     with pytest.raises(ProtocolError, match="transfer 2 of executor 1 comes after 0"):
         TransferInbox().unload(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)
+
+
+class Stuck:
+    """A connection to an executor that takes nothing, until the event `until` is set. Notes when it is closed."""
+
+    bytes_sent = 0
+
+    def __init__(self, name, closed, until):
+        self.name, self.closes, self.until = name, closed, until
+        self.sending, self.closed = threading.Event(), threading.Event()
+
+    def send(self, frame):
+        self.sending.set()
+        self.until.wait(60)
+
+    def receive(self, timeout=None):
+        self.closed.wait(60)
+        raise TransportError("closed")
+
+    def close(self):
+        if not self.closed.is_set():
+            self.closes.append(self.name)
+        self.closed.set()
+
+
+def test_routes_close_together():
+    """A route that cannot send delays no other one."""
+    closes, routes = [], [Route(peer, LinkMeasurements(), 0.0, lambda taken: None) for peer in (1, 2)]
+    idle = Stuck("idle", closes, threading.Event())
+    stuck = Stuck("stuck", closes, idle.closed)
+    for route, connection in zip(routes, (stuck, idle), strict=True):
+        route.adopt(connection, 0, partial(next, iter(())))  # no other connection is made
+    routes[0].send(routes[0].number(), 7, packed(1))
+    assert stuck.sending.wait(60)
+    close_routes(routes)
+    assert closes == ["idle", "stuck"]
