@@ -34,6 +34,7 @@ from djinn_client.interception.shape_inference.foreach_infer import (
 )
 from djinn_client.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
 from djinn_client.interception.shape_inference.inference_cache import inference_cache, make_room
+from djinn_client.interception.shape_inference.kernel_warnings import warn_as_kernel
 from djinn_client.interception.shape_inference.message_limits import check_given, check_made
 from djinn_client.interception.shape_inference.meta_infer import (
     MetaKernelRefused,
@@ -211,7 +212,8 @@ def _record_unknown(
         _remember(tuple(key), None)
         inference_cache.drawing[tuple(key)] = call
         return _draw(call, operands, slots)
-    warns = _resizes_out(func, call) or warns_each_time(func, args, (m.dtype for m in call.results if m is not None))
+    warns = warn_as_kernel(func, kwargs, call) or _resizes_out(func, call)
+    warns = warns or warns_each_time(func, args, (m.dtype for m in call.results if m is not None))
     if warns or leaves_index_open(kwargs):
         return append(call, operands, slots)
     if has_formula(func):

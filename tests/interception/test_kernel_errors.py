@@ -132,6 +132,40 @@ def test_a_warning_comes_at_the_line_of_the_user(embedded):
     assert [warning.filename for warning in caught] == [__file__]
 
 
+@pytest.fixture
+def warn_always():
+    """PyTorch repeats what it says once in a process."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+WARNED_OF = {
+    "std": lambda device: torch.ones(1, device=device).std(),
+    "var_mean of rows": lambda device: torch.var_mean(torch.ones(3, 1, device=device), 1),
+    "std with a correction": lambda device: torch.ones(2, 3, device=device).std(0, correction=2),
+    "var of nothing": lambda device: torch.ones(0, device=device).var(),
+    "complex to real": lambda device: torch.ones(2, dtype=torch.cfloat, device=device).float(),
+    "complex into real": lambda device: torch.zeros(2, device=device).copy_(
+        torch.ones(2, dtype=torch.cfloat, device=device)
+    ),
+    "enough elements": lambda device: torch.ones(300, device=device).half().var(),
+    "real to complex": lambda device: torch.ones(2, device=device).to(torch.cfloat),
+}
+
+
+@pytest.mark.parametrize("name", WARNED_OF)
+def test_kernel_warnings_come_at_the_line_of_the_user_each_time(embedded, warn_always, name):
+    said = {}
+    for device in ("cpu", embedded):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                WARNED_OF[name](device)
+        said[device] = [(str(one.message), one.category, one.filename) for one in caught]
+    assert said[embedded] == said["cpu"]
+
+
 def test_a_range_that_a_dtype_cannot_hold_exactly_is_warned_of(embedded):
     with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
         torch.ones(3, device=embedded, dtype=torch.float16).random_(0, 2050)

@@ -248,7 +248,7 @@ def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         small = [_RANGE[name] for name in names[: len(args)]]
     named = {name: _small(name, value, length, filled) for name, value in kwargs.items()}
     if "correction" in names:
-        named["correction"] = 0  # kernels warn of a variance of one element
+        named["correction"] = -1  # kernels warn of a variance of one element, or of none
     return _call_without_drawing(func, small, named)
 
 

@@ -1,0 +1,49 @@
+"""Warnings of kernels that follow from a call's metadata. Other warnings of kernels stay in the executor's log.
+
+The CPU's kernel is run on few elements. PyTorch hands what it warns of to the function that the user called, which warns on the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from djinn_core.ir.program import Call
+
+aten = torch.ops.aten
+_VARIANCES: Final = frozenset({
+    aten.std.correction, aten.var.correction, aten.std_mean.correction, aten.var_mean.correction,
+})  # fmt: skip
+_COPY, _CAST = aten.copy_.default, aten._to_copy.default
+
+
+def warn_as_kernel(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
+    """Warn as the CPU's kernel does of a call with these metadata; True if it warns of each such call."""
+    if func in _VARIANCES:
+        return _warn_of_variance(func, kwargs, call)
+    if func is _COPY or func is _CAST:
+        return _warn_of_cast(call, target=call.operands[0] if func is _COPY else call.results[0])
+    return False
+
+
+def _warn_of_variance(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
+    """A variance of fewer elements than it takes."""
+    given, made = call.operands[0], call.results[0]
+    correction = kwargs.get("correction")
+    correction = 1 if correction is None else correction
+    elements = given.numel // made.numel if made is not None and made.numel else 0
+    if elements > correction:
+        return False
+    func(torch.ones(elements, dtype=given.dtype), [0], correction=correction)
+    return True
+
+
+def _warn_of_cast(call: Call, target: Any) -> bool:
+    """Complex numbers that become real ones, of which PyTorch warns once."""
+    source = call.operands[-1]
+    if target is None or not source.dtype.is_complex or target.dtype.is_complex:
+        return False
+    _CAST(torch.zeros((), dtype=source.dtype), dtype=target.dtype)
+    return torch.is_warn_always_enabled()
