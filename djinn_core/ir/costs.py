@@ -89,6 +89,12 @@ class DeviceCapabilities:
     unsupported: frozenset[str] = frozenset()
     queue: float = attrs.field(default=0.0, eq=False)  # changes all the time, and plans do not depend on it
 
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """Operations and bytes a second, assumed by its kind if it does not say them: a laptop's core, or a mid-range accelerator."""
+        flops, bandwidth = (5e10, 1e10) if self.kind == "cpu" else (2e13, 5e11)
+        return self.flops or flops, self.bandwidth or bandwidth
+
     def runs(self, op: str) -> bool:
         """False if it does not run an op, such as `aten::sort.stable`: this overload, or any."""
         return not self.unsupported or not {op, op.partition(".")[0]} & self.unsupported

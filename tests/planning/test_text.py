@@ -11,7 +11,7 @@ import torch
 from small_models import Layer, Tower
 
 import djinn
-from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.ir.costs import Calibration, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.explain.described import describe
@@ -110,6 +110,14 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
     optimize: dict[str, object] | None = None
     place: dict[str, object] | None = None
     schedule: dict[str, object] | None = None
+
+
+def test_predicted_times_name_the_speeds_that_they_rest_on(result) -> None:
+    device = DeviceCapabilities("here", "cpu", flops=19.5e12, bandwidth=1.6e12)
+    assumed = attrs.evolve(result, topology=NetworkTopology((device,)))
+    assert "assumed speeds of 19.5 TFLOP/s and 1.60 TB/s: `djinn calibrate` measures them" in str(explain(assumed))
+    measured = attrs.evolve(device, calibration=Calibration("0"))
+    assert "(measured speeds)" in str(explain(attrs.evolve(result, topology=NetworkTopology((measured,)))))
 
 
 def test_json_has_this_form(result) -> None:

@@ -25,7 +25,7 @@ from djinn_profiler.timeline.events import (
 )
 from djinn_profiler.timeline.module_changes import ModulePaths, module_changes, with_nodes
 from djinn_profiler.timeline.recorded import Span, ThreadRecord
-from djinn_profiler.timeline.report import LineTime, TimeTotals, advice, label
+from djinn_profiler.timeline.report import ExecutorTime, LineTime, TimeTotals, advice, label, table
 from djinn_profiler.timeline.submissions import Phases, parts_of_wait
 from djinn_profiler.timeline.threads import divided, module_spans
 
@@ -157,6 +157,26 @@ def test_advice_follows_what_takes_longest(kinds, expected):
     assert nothing.startswith("nothing was done on the device")
     waits = TimeTotals(1.0, {PYTHON: 1.0}, {CLIENT_BOUND: 1.0}, (), (), (), 0, 100, 9, {"trainer": 1.0}, 0)
     assert advice(waits) == []  # the block's thread waits for others
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "calibrated", "reason"),
+    [
+        (0.387, 15.667, True, "is busy with other work"),
+        (0.387, 15.667, False, "not calibrated"),
+        (2.0, 0.5, True, "calibration of executor 0 is old"),
+        (1.0, 2.5, False, ""),
+        (1e-6, 1e-3, False, ""),
+    ],
+)
+def test_a_prediction_that_is_far_off_names_the_likely_reason(predicted, measured, calibrated, reason):
+    one = ExecutorTime("executor 0", 9, measured, 9, predicted, measured, calibrated)
+    causes = {DEVICE_BOUND: 1.0, CLIENT_BOUND: 0.0}
+    found = TimeTotals(1.0, {EXECUTE: 1.0}, causes, (), (), (one,), 9, 100, 9, {}, 100)
+    shown = table(found, complete=True)
+    assert (reason in shown) if reason else ("busy" not in shown and "not calibrated" not in shown)
+    assert ("(assumed speeds)" in shown) == (not calibrated)
+    assert ("smaller dtype" in advice(found)[0]) == (measured < 3 * predicted or not reason)
 
 
 def test_a_wait_is_divided_by_the_transfers_in_it():

@@ -197,7 +197,9 @@ class Planner:
         prepared.substituted = tuple(dict.fromkeys((*substituting_optimizations(result), *unsure)))
         prepared.planned, prepared.profile = True, planned.profile
         if result.costs is not None:
-            prepared.predicted = result.costs.seconds(next(iter(schedule.steps)))
+            device = next(iter(schedule.steps))
+            prepared.predicted = result.costs.seconds(device)
+            prepared.calibrated = result.topology.device(device).calibration is not None
         self.planning.made(prepared, program, planned)
         return prepared
 

@@ -101,7 +101,7 @@ class PreparedTemplate(msgspec.Struct, eq=False):
         written: positions, among the program's values, of those that are written into.
         rewrite: additions of a template of a rewritten program. Positions and nodes are then those of the original program, and
             negative positions of slots count `rewrite.constants` from the end.
-        predicted: seconds that a run takes by the cost models; None where none was asked.
+        predicted: seconds that a run takes by the cost models; None where none was asked. calibrated: whether from measured speeds.
         took: callback for the seconds that the executor took for a run.
         relied, fixed: instructions whose calls, and positions of slots whose numbers, must be the same as when it was planned,
             because an optimization rewrote them that may have looked at sizes.
@@ -123,6 +123,7 @@ class PreparedTemplate(msgspec.Struct, eq=False):
     unused: tuple[int, ...] = ()
     rewrite: TemplateRewrite | None = None
     predicted: float | None = None
+    calibrated: bool = False
     took: Callable[[float], None] | None = None
     relied: tuple[tuple[int, Call], ...] = ()
     fixed: tuple[tuple[int, Slot], ...] = ()

@@ -12,10 +12,8 @@ from djinn_core.planning.builtins.work import work_of
 
 djinn_api_version = "2.0"
 
-# Where a device does not say what it can do: peak operations a second, bytes a second, seconds to start an op.
-# A laptop's core and a mid-range accelerator; measurements replace them.
-_ASSUMED = {"cpu": (5e10, 1e10, 2e-6)}
-_ASSUMED_ELSEWHERE = (2e13, 5e11, 5e-6)
+_START_SECONDS = {"cpu": 2e-6}  # of an op
+_START_SECONDS_ELSEWHERE = 5e-6
 
 
 class Roofline(CostModel):
@@ -29,8 +27,9 @@ class Roofline(CostModel):
         work = work_of(graph, node)
         if work.kind == "view":
             return CostEstimate(0.0, 0, 0, 0.0, self.name)
-        peak, bandwidth, start = _ASSUMED.get(device.kind, _ASSUMED_ELSEWHERE)
-        seconds = max(work.operations / (device.flops or peak), work.bytes / (device.bandwidth or bandwidth))
+        flops, bandwidth = device.speeds
+        start = _START_SECONDS.get(device.kind, _START_SECONDS_ELSEWHERE)
+        seconds = max(work.operations / flops, work.bytes / bandwidth)
         traffic = work.bytes_read, work.bytes_written
         return CostEstimate(work.flops, *traffic, start + seconds, self.name, work.operations, work.workspace)
 

@@ -11,6 +11,7 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Step
 from djinn_core.planning.explain.outline import Part, outline
 from djinn_core.planning.explain.survey import MatchSummary, Survey
+from djinn_core.planning.explain.units import size, work
 
 _DEAREST = 5
 
@@ -136,10 +137,20 @@ def _costs(result: PipelineResult) -> dict[str, Any] | None:
             "bytes_written": sum(e.bytes_written for e in estimates),
             "models": counted(e.model or "none" for e in estimates),
             "calibrated": _calibrated(result, device),
+            "speeds": speeds_of(result, device),
         }
         for device, estimates in result.costs.by_device.items()
     }
     return {"flops": result.costs.flops, "devices": devices, "dearest": _dearest(result)}
+
+
+def speeds_of(result: PipelineResult, device: str) -> str:
+    """Speeds that predicted times of a device rest on, in words."""
+    if _calibrated(result, device):
+        return "measured speeds"
+    known = next((d for d in result.topology.devices if d.id == device), None)
+    rates = f" of {work(known.speeds[0])}/s and {size(known.speeds[1])}/s" if known is not None else ""
+    return f"assumed speeds{rates}: `djinn calibrate` measures them"
 
 
 def _calibrated(result: PipelineResult, device: str) -> bool:

@@ -160,8 +160,7 @@ def _tell_costs(part: dict[str, Any]) -> Iterator[str]:
     for device, cost in part["devices"].items():
         moved = size(cost["bytes_read"] + cost["bytes_written"])
         by = f"predicted by {listed(cost['models'])}"
-        assumed = "measured speeds" if cost["calibrated"] else "assumed speeds: `djinn calibrate` measures"
-        yield f"{device}: {duration(cost['seconds'])}, {moved} moved, {by} ({assumed})"
+        yield f"{device}: {duration(cost['seconds'])}, {moved} moved, {by} ({cost['speeds']})"
     if part["dearest"]:
         yield "dearest: " + ", ".join(f"{d['op']} {duration(d['seconds'])}" for d in part["dearest"])
 

@@ -21,6 +21,7 @@ import djinn
 import djinn_observability.html
 from djinn.planning import PatternMatch, PipelineResult
 from djinn.testing import PluginConformance, RendererConformance
+from djinn_core.ir.costs import Calibration
 from djinn_observability.html.geometry import PlacedBox, place
 from djinn_observability.html.layering import layered
 from djinn_observability.html.page import page
@@ -104,6 +105,14 @@ def test_a_training_step_has_three_parts_of_three_colours() -> None:
     words = words_of(picture)
     assert {"forward", "backward", "optimizer", "training forward", "training backward"} <= set(words)
     assert "layers.3-0 x4 · Layer" in words
+
+
+def test_pictures_say_whether_speeds_are_assumed() -> None:
+    result = drawn(2)
+    assert "share of the predicted time (assumed speeds)" in words_of(svg(result))
+    devices = [attrs.evolve(device, calibration=Calibration("0")) for device in result.topology.devices]
+    measured = attrs.evolve(result, topology=attrs.evolve(result.topology, devices=tuple(devices)))
+    assert "share of the predicted time" in words_of(svg(measured))
 
 
 def test_names_are_escaped_and_nothing_comes_from_elsewhere() -> None:

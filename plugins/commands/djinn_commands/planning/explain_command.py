@@ -81,7 +81,7 @@ def explain(
             f"{target} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)",
             err=drawer is not None,
         )
-    elif drawer is None:
+    elif drawer is None or drawer.printer is None:
         _print_text(shown, program, unfold=unfold, depth=depth)
     if drawer is not None:
         drawer.draw(chosen)

@@ -30,7 +30,11 @@ def heading(result: PipelineResult) -> str:
 
 def bars(result: PipelineResult) -> str:
     """Text of the bars."""
-    return "share of the predicted time" if result.costs is not None else "share of the ops"
+    if result.costs is None:
+        return "share of the ops"
+    known = {device.id: device.calibration for device in result.topology.devices}
+    assumed = any(known.get(device) is None for device in result.costs.by_device)
+    return f"share of the predicted time{' (assumed speeds)' if assumed else ''}"
 
 
 def drawn(whole: Box, opened: frozenset[int], title: str, bar: str) -> str:

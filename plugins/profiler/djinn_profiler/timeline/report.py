@@ -39,6 +39,10 @@ from djinn_profiler.timeline.events import (
 from djinn_profiler.timeline.user_places import ADVICE
 
 ROWS: Final = 16  # modules and lines that a table shows
+SURPRISING: Final = (
+    3.0  # times by which measured and predicted times differ, if something else than a model's error is the reason
+)
+_LEAST_SECONDS: Final = 0.05  # measured, of which that is said
 OUTSIDE: Final = "(outside of modules)"
 _WORDS: Final = {
     PYTHON: "your code, libraries, PyTorch",
@@ -94,6 +98,7 @@ class ExecutorTime:
     Attributes:
         submissions: how many it ran; seconds: that it ran their ops. planned: how many of them cost models had a prediction for.
         predicted: the sum of those predictions, in seconds; measured: what these submissions took.
+        calibrated: True if the predictions rest on measured speeds.
     """
 
     name: str
@@ -102,6 +107,21 @@ class ExecutorTime:
     planned: int
     predicted: float
     measured: float
+    calibrated: bool = False
+
+    @property
+    def surprise(self) -> str:
+        """The likely reason why measured and predicted times differ by more than `SURPRISING` times; empty if they do not."""
+        if not self.planned or self.predicted <= 0.0 or self.measured < _LEAST_SECONDS:
+            return ""
+        times = self.measured / self.predicted
+        if 1 / SURPRISING <= times <= SURPRISING:
+            return ""
+        if not self.calibrated:
+            return f"{self.name} is not calibrated, so its speeds are assumed: `djinn calibrate` measures them"
+        if times > 1:
+            return f"the machine of {self.name} is busy with other work, or its calibration is old (`djinn calibrate`)"
+        return f"the calibration of {self.name} is old: `djinn calibrate` measures its speeds again"
 
 
 @attrs.frozen
@@ -208,7 +228,10 @@ def _executors(assembled: AssembledTimeline) -> Iterator[ExecutorTime]:
         told = [one for one in mine if one.record.prepared is not None and one.record.prepared.predicted is not None]
         predicted = sum(one.record.prepared.predicted or 0.0 for one in told if one.record.prepared is not None)
         seconds, measured = (sum(one.executed - one.begun for one in some) for some in (mine, told))
-        yield ExecutorTime(executor_name(number), len(mine), seconds, len(told), predicted, measured)
+        calibrated = bool(told) and all(
+            one.record.prepared is not None and one.record.prepared.calibrated for one in told
+        )
+        yield ExecutorTime(executor_name(number), len(mine), seconds, len(told), predicted, measured, calibrated)
 
 
 def advice(found: TimeTotals) -> list[str]:
@@ -232,7 +255,12 @@ def advice(found: TimeTotals) -> list[str]:
         said.append(
             (kinds[CONNECT], "connecting is a part of the block: call djinn.init() before it to see the rest better")
         )
-    if share[DEVICE_BOUND] > 0.4:
+    slow = [one.surprise for one in found.executors if one.surprise and one.measured > one.predicted]
+    if share[DEVICE_BOUND] > 0.4 and slow:
+        said.append(
+            (share[DEVICE_BOUND], f"the device takes more than {SURPRISING:g} times as long as predicted: {slow[0]}")
+        )
+    elif share[DEVICE_BOUND] > 0.4:
         said.append(
             (
                 share[DEVICE_BOUND],
@@ -306,8 +334,9 @@ def table(found: TimeTotals, *, complete: bool) -> str:
     for one in found.executors:
         lines.append(f"{one.seconds * many:10.3f} {one.submissions:7}  {one.name}")
         if one.planned:
-            told = f"predicted for {one.planned} of them: {duration(one.predicted)}; measured: {duration(one.measured)}"
-            lines.append(f"{'':20}{told}")
+            speeds = "" if one.calibrated else " (assumed speeds)"
+            told = f"predicted for {one.planned} of them: {duration(one.predicted)}{speeds}; measured: {duration(one.measured)}"
+            lines += [f"{'':20}{told}", *([f"{'':20}{one.surprise}"] if one.surprise else [])]
     for name, seconds in found.other_threads.items():
         lines.append(f"{seconds * many:10.3f} {unit} of thread {name}, beside this one")
     if hints := advice(found):
