@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -14,11 +16,15 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
+from djinn.testing import suite
+from djinn.testing.suite import Ending, R, missing, require_protocol, start
 from djinn.testing.wiretap import CountingRelay, dial
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame, Limits, Listener, Transport
+from djinn_core.protocol.net.streams import StreamConnection
 
+# Seconds that a single wait may take. Set CONFORMANCE_SECONDS higher on a machine that does other work as well.
+SECONDS = float(os.environ.get("CONFORMANCE_SECONDS", "10"))
 LARGE_BYTES = 64 << 20
 LIMITS = Limits(head=1 << 20, body=256 << 20, buffers=4096)
 SMALL = Limits(head=1000, body=100_000, buffers=8)
@@ -29,6 +35,11 @@ _BOTH = (
     "`send` and `receive` of a connection wait for each other while both ends send. A thread that sends must not hold what a "
     "thread that receives needs, such as a lock; and where one thread does both, it must go on reading while it cannot write"
 )
+
+
+def outcome(future: Future[R], mend: str) -> R:
+    """As `suite.outcome`, in the time of this suite."""
+    return suite.outcome(future, mend, SECONDS)
 
 
 class Served:
@@ -68,6 +79,16 @@ def same(left: Frame, right: Frame) -> bool:
     return left.head == right.head and [bytes(b) for b in left.body] == [bytes(b) for b in right.body]
 
 
+def check_own_names(connection: Connection) -> None:
+    """Fail where a subclass of `StreamConnection` assigns an attribute that its base class uses itself."""
+    for name, kind in StreamConnection.OWN.items() if isinstance(connection, StreamConnection) else ():
+        value = getattr(connection, name, None)
+        assert isinstance(value, kind), (
+            f"`{name}` of {type(connection).__name__} is a {type(value).__name__}: `StreamConnection` has a {kind.__name__} "
+            "of that name. Choose another name, and call `super().__init__`"
+        )
+
+
 def send_all(sender: Connection, frames: Iterable[Frame]) -> None:
     """Send `frames` one after the other."""
     for frame in frames:
@@ -94,6 +115,8 @@ class TransportConformance(Ending):
 
     If connections do not run over TCP or Unix sockets that the URL names, have the fixture `wire` return False. It skips the tests
     that need a relay or a foreign client, and `test_calls_in_any_order` breaks no connections.
+
+    A wait that does not end fails after 10 s. The environment variable CONFORMANCE_SECONDS changes that.
     """
 
     # Runs of `test_calls_in_any_order`, each of up to 30 calls. Set it higher to look further.
@@ -152,6 +175,7 @@ class TransportConformance(Ending):
         for end in ends:
             assert isinstance(end, Connection), f"{type(end).__name__} is no djinn.hooks.Connection"
             assert end.limits == LIMITS
+            check_own_names(end)
 
     # --- what is sent arrives -------------------------------------------------------------------------------
 

@@ -31,15 +31,13 @@ from hypothesis.stateful import (
 
 from djinn.testing import suite
 from djinn.testing.suite import start
-from djinn.testing.transports import LIMITS, SMALL, Served, eventually, same
+from djinn.testing.transports import LIMITS, SECONDS, SMALL, Served, eventually, same
 from djinn.testing.wiretap import CountingRelay
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, LinkFacts, Transport
 from djinn_core.wire.frames import weight
 
-PATIENCE = (
-    30.0  # seconds for which a single call may wait: a failure waits again for each example that Hypothesis tries
-)
+PATIENCE = min(30.0, SECONDS)  # for which a call may wait: a failure waits again for each example that Hypothesis tries
 _UNREAD_BYTES: Final = 128 << 10  # that `send` must take without a reader
 _MOST_PAIRS: Final = 3
 _BROKEN_SECONDS: Final = 0.2  # for which `receive` waits on a connection that is broken

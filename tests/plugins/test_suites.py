@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +25,7 @@ from djinn.hooks import (
     EventFeed,
     HttpResponse,
     Identity,
+    Limits,
     NodePriority,
     Observer,
     OperationsPages,
@@ -31,11 +33,13 @@ from djinn.hooks import (
     Pattern,
     PlacementPolicy,
     Scheduler,
+    SocketConnection,
     hookimpl,
 )
 from djinn.planning import CostEstimate, OptimizationResult, PatternMatch, Placement, Rewrite, Substitution
 from djinn.testing.samples import perceptron
 from djinn.testing.suite import missing
+from djinn.testing.transports import check_own_names
 from djinn_core.errors import InvalidStage
 from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.builtins.scheduling import Sequential
@@ -490,6 +494,17 @@ def test_pages_that_show_a_tenant_what_others_do() -> None:
     expect_failure(lambda: suite.test_a_tenant_is_shown_its_own(Pages()), "of all tenants")
     expect_failure(lambda: suite.test_what_is_open_needs_no_token(Pages()), "not there")
     suite.test_an_unknown_path_is_not_found(Pages())
+
+
+def test_connections_that_take_a_name_of_their_base_class() -> None:
+    class Colliding(SocketConnection):
+        def __init__(self, sock: socket.socket) -> None:
+            super().__init__(sock, Limits(), "the other end")
+            self._ended = True  # type: ignore[assignment]
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(AssertionError, match="`_ended` of Colliding is a bool"):
+        check_own_names(Colliding(ours))
 
 
 def test_observers_that_know_too_little() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+from _thread import LockType
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import get_ident
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection
@@ -25,10 +27,19 @@ class StreamConnection(Connection):
     only: what the other end said before it hung up can still be received. In a forked child, `close` only drops the
     child's copy of the connection.
 
+    A subclass calls `__init__` and implements `_torn`, `_write`, `_receive_some`, `_hang_up`, `_shut_down` and `_drop`. It may override
+    `_finish`, `_stripe`, `_send_large`, `_receive_undated` and `_undated_seconds`. It feeds what it receives to `_decoder`, and reads
+    `_ended` and `_mute`. All names in `OWN` are this class's: a subclass assigns none of them. `TransportConformance` checks that.
+
     Attributes:
         limits: as in `Connection`.
         peer: the other end, for messages too.
     """
+
+    OWN: ClassVar[Mapping[str, type]] = MappingProxyType({
+        "_decoder": FrameDecoder, "_process": int, "_sending": LockType, "_receiving": LockType, "_sent": list, "_rest": list,
+        "_mute": str, "_ended": str,
+    })  # fmt: skip
 
     peer: str = ""
     _undated_seconds = 0.0  # for which a read waits by itself; 0: it has to be told a deadline
@@ -53,9 +64,9 @@ class StreamConnection(Connection):
 
     @abstractmethod
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write all of `buffers`, but for what this returns: `OSError` and `ProtocolError` end the sending direction.
+        """Write all of `buffers`, and return `()`: `OSError` and `ProtocolError` end the sending direction.
 
-        Where the other end takes in nothing and an interrupt is pending (`interrupt_mask.pending`), what is left is returned. It is sent
+        If the other end takes in nothing and an interrupt is pending (`interrupt_mask.pending`), return what is left. It is sent
         with the next frame.
         """
 
