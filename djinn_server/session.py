@@ -60,6 +60,7 @@ from djinn_core.wire.weight_messages import (
     RemoveWeights,
     SaveWeights,
     SaveWeightsReply,
+    SmallFilesRequest,
 )
 from djinn_server.batching.batch import BatchMember, PendingRun, pending_run
 from djinn_server.context import ExecutorContext
@@ -104,7 +105,14 @@ from djinn_server.session_overview import SessionNotes, SessionOverview
 from djinn_server.session_reader import SessionReader, decode_frame
 from djinn_server.usage_metrics import Holdings
 from djinn_server.weights.reads import WeightReads
-from djinn_server.weights.replies import answer_once, answer_opening, list_published, remove, save_values
+from djinn_server.weights.replies import (
+    answer_once,
+    answer_opening,
+    list_published,
+    remove,
+    save_values,
+    small_files,
+)
 from djinn_server.weights.shared_weights import stored_value
 from djinn_server.weights.store import WeightStore
 from djinn_server.weights.uploads import UploadAssembly
@@ -220,6 +228,8 @@ class ExecutorSession:
             answer_once(connection, lambda again: self._save_weights(message, again))
         elif isinstance(message, PublishedRequest):
             connection.send(Frame(encode(list_published(self._context.weights.published))))
+        elif isinstance(message, SmallFilesRequest):
+            connection.send_unchecked(Frame(encode(small_files(self._context.weights, message))))
         elif isinstance(message, RemoveWeights):
             answer_once(connection, lambda again: remove(self._context.weights, message, again))
         elif isinstance(message, AbortUpload):

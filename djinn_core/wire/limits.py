@@ -38,6 +38,8 @@ STOPS: Final = 1024  # submissions that one message stops
 STORED_TENSORS: Final = 1 << 18  # at one address
 STORED_NAME: Final = 1024  # characters of the name of one
 STORED_ADDRESS: Final = 4096  # characters of their address
+SMALL_FILES: Final = 256  # of a model's folder, such as its configuration and its tokenizer
+SMALL_FILES_BYTES: Final = 48 << 20  # of these together
 STATE_PARTS: Final = 1 << 20  # of a session's state that goes to another executor
 
 FAILURE_TEXT: Final = 4000  # characters of an error message that travel

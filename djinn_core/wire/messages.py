@@ -72,6 +72,8 @@ from djinn_core.wire.weight_messages import (
     RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
+    SmallFilesReply,
+    SmallFilesRequest,
 )
 
 PROTOCOL_VERSION = 3
@@ -550,6 +552,8 @@ AnyMessage = (
     | RemoveWeightsReply
     | SaveWeights
     | SaveWeightsReply
+    | SmallFilesRequest
+    | SmallFilesReply
     | CacheRequest
     | CacheReply
     | NumericSettings

@@ -51,6 +51,28 @@ class OpenWeightsReply(PrintableFields, Message, frozen=True):
     expected: Count = 0
 
 
+class SmallFile(msgspec.Struct, frozen=True, array_like=True):
+    """A small file of a folder: its name and its contents."""
+
+    name: Name
+    content: Annotated[bytes, msgspec.Meta(max_length=limits.SMALL_FILES_BYTES)]
+
+
+class SmallFilesRequest(Message, frozen=True):
+    """Ask for the small files in the folder at an address: configurations and tokenizers. Answered by `SmallFilesReply`."""
+
+    address: WeightAddress
+
+
+class SmallFilesReply(PrintableFields, Message, frozen=True):
+    """Reply to `SmallFilesRequest`. `refused` says why there are no files."""
+
+    texts = ("refused",)
+
+    files: Annotated[tuple[SmallFile, ...], msgspec.Meta(max_length=limits.SMALL_FILES)] = ()
+    refused: str = ""
+
+
 class ReadProgressRequest(Message, frozen=True):
     """Ask how much is still to be read for `ReadWeights` that came before. Answered by `ReadProgressReply` when all is read, or after `patience`."""
 

@@ -46,6 +46,18 @@ def open_permitted(
     )
 
 
+def open_here(source: WeightSource, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
+    """Open the first place of an address on this machine's disk that clients may read and that has such files.
+
+    Raises:
+        WeightsUnavailable: there is none.
+    """
+    for place in _places(source, address, (*permissions.folders, *permissions.saving)):
+        if isinstance(place, LocalPlace) and _is_permitted(place, permissions):
+            return open_folder(place.path, permissions, place.immutable)
+    raise WeightsUnavailable(f"there is no folder {address!r} among the models that clients may read (--models)")
+
+
 def _is_permitted(place: LocalPlace | str, permissions: WeightPermissions) -> bool:
     if not isinstance(place, LocalPlace):
         return allows(permissions, place)

@@ -28,6 +28,9 @@ from djinn_core.wire.weight_messages import (
     RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
+    SmallFile,
+    SmallFilesReply,
+    SmallFilesRequest,
     StoredTensorEntry,
 )
 from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel
@@ -60,6 +63,16 @@ def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> byt
 
 def _dtype_name(entry: HeaderEntry) -> str:
     return entry.stored_as if entry.dtype is None else dtype_name(entry.dtype)
+
+
+def small_files(reader: WeightReader, request: SmallFilesRequest) -> SmallFilesReply:
+    """Reply to `SmallFilesRequest`."""
+    try:
+        return SmallFilesReply(
+            tuple([SmallFile(name, content) for name, content in reader.small_files(request.address)])
+        )
+    except (WeightsUnavailable, OSError) as error:
+        return SmallFilesReply(refused=str(error)[: limits.FAILURE_TEXT])
 
 
 def list_published(published: PublishedWeights | None) -> PublishedReply:

@@ -39,13 +39,14 @@ from djinn_server.system.mappings import populate
 from djinn_server.weights.headers import check_header, read_bytes
 from djinn_server.weights.openings import Opening, Openings
 from djinn_server.weights.permissions import resolve_new
-from djinn_server.weights.permitted_places import ignore_progress, open_permitted, writable_path
+from djinn_server.weights.permitted_places import ignore_progress, open_here, open_permitted, writable_path
 from djinn_server.weights.published import SCHEME as PUBLISHED
 from djinn_server.weights.published import PublishedWeights
 from djinn_server.weights.saving import SavedBytes, WrittenFile
 from djinn_server.weights.shared_weights import SharedWeights, WeightKey
 
 INDEX_LIMIT: Final = 64 << 20  # bytes of an index
+SMALL_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja")  # of configurations, tokenizers and templates
 
 
 class _Index(msgspec.Struct):
@@ -347,6 +348,25 @@ class WeightReader:
         source.remove(writable_path(source, address, self._permissions), self._permissions.saving)
         if self._saved is not None:
             self._saved.count()
+
+    def small_files(self, address: str) -> list[tuple[str, bytes]]:
+        """Names and contents of the configuration and tokenizer files in a folder.
+
+        Raises:
+            WeightsUnavailable: there is no such folder on this machine's disk that clients may read, or its small files are too large.
+            OSError: a file cannot be read.
+        """
+        source = self._source(address)
+        permitted = attrs.evolve(self._permissions, suffixes=SMALL_SUFFIXES)
+        files = [file for file in open_here(source, address, permitted) if not file.name.startswith(".")]
+        files = [file for file in files if not file.name.endswith(INDEX)]
+        nbytes = sum(file.size for file in files)
+        if len(files) > limits.SMALL_FILES or nbytes > limits.SMALL_FILES_BYTES:
+            raise WeightsUnavailable(
+                f"{address!r} has {len(files)} small files ({', '.join(SMALL_SUFFIXES)}) with {nbytes:,} bytes; "
+                f"{limits.SMALL_FILES} with {limits.SMALL_FILES_BYTES:,} bytes are the limit"
+            )
+        return [(file.name, read_bytes(file, 0, file.size)) for file in files]
 
     def _files(self) -> int:
         return sum(opened.files for opened in self._opened.values())

@@ -49,6 +49,7 @@ OTHERS = (
     messages.SaveWeights,
     messages.PublishedRequest,
     messages.RemoveWeights,
+    messages.SmallFilesRequest,
 )
 NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace

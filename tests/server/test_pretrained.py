@@ -11,15 +11,23 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoTokenizer,
     BertConfig,
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
+    PreTrainedTokenizerFast,
 )
 from transformers import MixtralForCausalLM as Mixtral
 
 import djinn
+from djinn.hooks import WeightPermissions
+from djinn_core.wire import limits
+from djinn_core.wire.weight_messages import SmallFilesRequest
+from djinn_server.builtins.weights import FileSource
+from djinn_server.weights.replies import small_files
+from djinn_server.weights.weight_reader import WeightReader
 
 REMOTE = "remote_accelerator:0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -63,6 +71,12 @@ def caches(tmp_path_factory):
                 model.save_pretrained(snapshot, max_shard_size="200KB")
             else:
                 model.config.save_pretrained(snapshot)
+    plain = server / "plain"
+    models()["llama"][1].save_pretrained(plain, max_shard_size="200KB")
+    words = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "word": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(plain)
+    (plain / ".hidden.json").write_text("{}")
     return server, client
 
 
@@ -194,3 +208,32 @@ def _with_configuration(cache):
     (cache / "models--org--other" / "refs" / "main").write_text(COMMIT)
     BertConfig(**SIZES).save_pretrained(snapshot)
     return cache
+
+
+def test_a_plain_folder_of_the_server_gives_configuration_tokenizer_and_weights(served, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    local = models()["llama"][1].eval()
+    with configured(connection_file=served.file):
+        djinn.reset_stats()
+        tokenizer = AutoTokenizer.from_pretrained("file:plain")
+        model = AutoModelForCausalLM.from_pretrained("file:plain", device_map=REMOTE).eval()
+        tokens = tokenizer("a word a", return_tensors="pt").input_ids
+        assert tokens.tolist() == [[1, 2, 1]]
+        with torch.no_grad():
+            torch.testing.assert_close(model(tokens.to(REMOTE)).logits.cpu(), local(tokens).logits)
+        assert djinn.stats()["bytes_uploaded"] < 10_000
+        assert not [*tmp_path.iterdir()]
+        for address in ("file:nothing", "file:../server/plain", "file:/etc"):
+            with pytest.raises(djinn.errors.WeightsUnavailable):
+                AutoTokenizer.from_pretrained(address)
+
+
+def test_small_files_of_a_folder_are_limited_and_no_others_are_read(caches, monkeypatch):
+    reader = WeightReader([FileSource()], WeightPermissions((caches[0],)))
+    names = {name for name, _ in reader.small_files("file:plain")}
+    assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert not [name for name in names if name.startswith(".") or name.endswith((".safetensors", ".index.json"))]
+    monkeypatch.setattr(limits, "SMALL_FILES_BYTES", 100)
+    refused = small_files(reader, SmallFilesRequest("file:plain"))
+    assert not refused.files
+    assert "100 bytes are the limit" in refused.refused

@@ -8,6 +8,7 @@ from djinn.hooks import Integration, hookimpl
 from djinn_integrations.hf_transformers.adapters import adapt_adapters
 from djinn_integrations.hf_transformers.device import adapt_pipeline, adapt_training_arguments
 from djinn_integrations.hf_transformers.padding import adapt_models
+from djinn_integrations.hf_transformers.server_folders import FOLDER_READERS, taking_addresses
 from djinn_integrations.hf_transformers.trainer import adapt_trainer
 from djinn_integrations.hf_transformers.weights import adapt_loading, adapt_pipelines
 
@@ -18,6 +19,10 @@ djinn_api_version = "2.0"
 def djinn_register_integrations() -> Iterable[Integration]:
     """The modules of transformers that choose devices, save their state or wait for them."""
     return [
+        *(
+            Integration(f"folders of the server in {module}", module, taking_addresses(*methods))
+            for module, methods in FOLDER_READERS.items()
+        ),
         Integration("transformers adapters", "peft.peft_model", adapt_adapters),
         Integration("transformers models", "transformers.modeling_utils", adapt_models),
         Integration("transformers loading", "transformers.modeling_utils", adapt_loading),

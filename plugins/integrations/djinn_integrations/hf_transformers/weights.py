@@ -20,6 +20,7 @@ from djinn.hooks import rebind
 from djinn.weights import RemoteWeights, open_weights
 from djinn_client.interception.tensors.lazy_tensor import logical_device
 from djinn_integrations import is_the_only_accelerator
+from djinn_integrations.hf_transformers.server_folders import address_of
 from djinn_integrations.weights.open_weights import hub_address, server_weights, whole_device
 from djinn_integrations.weights.server_files import saved_at
 
@@ -120,13 +121,15 @@ def _address(
     download_kwargs: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> str | None:
-    """Address of a model of the hub; None if it is no such model, or its files are not those with the usual names."""
+    """Address of a model of the hub or in a folder of the server; None if it is no such model, or its files are not those with the usual names."""
     options = download_kwargs or {}
     name = str(pretrained_model_name_or_path)
     unusual = variant or gguf_file or use_safetensors is False or transformers_explicit_filename
     if pretrained_model_name_or_path is None or unusual or options.get("force_download"):
         return None
     folder = options.get("subfolder") or ""
+    if address := address_of(name):
+        return f"{address}/{folder}" if folder else address
     if Path(name).exists():
         return hub_address(Path(name) / folder)
     return f"hf://{name}@{options.get('revision') or 'main'}" + (f"/{folder}" if folder else "")
