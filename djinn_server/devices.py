@@ -68,7 +68,9 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
     found = device.discover()
     if visible >= len(found):
         present = ", ".join(c.id for c in found) or f"no {kind} device"
-        raise StartupError(f"there is no device {kind}:{index} on this machine, which has {present}")
+        raise StartupError(
+            f"there is no device {kind}:{index} on this machine, which has {present}. `--device cpu` uses the processors"
+        )
     return OpenDevice(attrs.evolve(found[visible], id=f"{kind}:{index}"), device.open(visible))
 
 

@@ -173,7 +173,7 @@ def _find_in_working_directory() -> None:
 def main() -> None:
     """A remote accelerator as a local PyTorch device.
 
-    Settings come from flags, then the environment (DJINN_<NAME>), then a TOML file; `djinn doctor` shows which won.
+    Settings come from flags, then the environment (DJINN_<NAME>), then a TOML file; `djinn doctor --all` shows which won.
     """
     # A mistake in the environment or the file is told before any work starts; `doctor` reports it itself.
     _prepare()

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 import click
@@ -368,6 +369,9 @@ def _announcement(serving: GatewayHandle) -> Iterator[str]:
     if line := _for_other_machines(serving):
         yield f"On other machines: {line}"
         yield f"There with DJINN_TOKEN as well, or a copy of {serving.connection_file} as DJINN_CONNECTION_FILE"
+        bare = {host for url in serving.dialled if (host := urlsplit(url).hostname) and not set(".:") & set(host)}
+        for host in sorted(bare - {"localhost"}):
+            yield f"Other machines may not know the name {host}: if so, give them another one with --advertise HOST"
 
 
 def _for_other_machines(serving: GatewayHandle) -> str:

@@ -17,7 +17,11 @@ from djinn_server.gateway.tenants import MOST
 from djinn_server.gateway.token_authenticator import TokenAuthenticator
 from djinn_server.launch.token_table import check_tenant
 
-_UNKNOWN: Final = Denial("the token is not the one that this server asks for: see its connection file", "token")
+_UNKNOWN: Final = Denial(
+    "this server does not know the token, or it was revoked: ask the server's operator for a new one. The operator finds the "
+    "server's own token in the connection file, and those of tenants with `djinn token list`",
+    "token",
+)
 _FAILED: Final = Denial(
     "the server cannot check what this client shows: its operator finds the reason in the server's log", "authenticator"
 )

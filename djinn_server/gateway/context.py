@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -19,12 +20,13 @@ from djinn_server.events import ServerEvents
 from djinn_server.gateway.assignment import AssignmentCounters
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.tenants import Tenants
+from djinn_server.launch.process import how_ended
 
 _KEPT: Final = 512  # events
 _KEPT_NAMES: Final = frozenset({"refused", "executor_died", "executor_restarted", "killed", "evicted"})
 # Fields of events that are shown, with the words before them.
 _FACTS: Final = {
-    "why": "", "of": "", "asked": "asked for ", "client": "", "device": "on ", "exit_status": "exit status ", "session": "session ",
+    "why": "", "of": "", "asked": "asked for ", "client": "", "device": "on ", "exit_status": "", "session": "session ",
     "process": "process ", "peer": "from ",
 }  # fmt: skip
 _TEXT: Final = 200  # characters
@@ -63,6 +65,30 @@ class GatewayCounters(Observer):
             self.relayed += 1
 
 
+@attrs.frozen
+class _KeptEvent:
+    """An event, with the facts that are shown by name. Events that differ in time and number alone are equal."""
+
+    seconds: float = attrs.field(eq=False)
+    name: str
+    tenant: str
+    facts: Mapping[str, str]
+    times: int = attrs.field(default=1, eq=False)
+
+    def status(self) -> EventStatus:
+        """The event as clients and dashboards see it."""
+        words = [f"{before}{self.facts[name]}" for name, before in _FACTS.items() if name in self.facts]
+        text = one_line(", ".join([*words, f"{self.times} times"] if self.times > 1 else words))[:_TEXT]
+        return EventStatus(self.seconds, self.name, self.tenant, text)
+
+
+def _shown(name: str, value: object) -> str:
+    """A fact of an event in words. Each connection of a peer has another port, which says nothing."""
+    if name == "exit_status" and isinstance(value, int):
+        return how_ended(value)
+    return str(value).rpartition(":")[0] or str(value) if name == "peer" else str(value)
+
+
 class RecentEvents(Observer):
     """An observer that keeps the latest refusals, deaths of executors and ends of sessions for `djinn status` and dashboards."""
 
@@ -70,23 +96,28 @@ class RecentEvents(Observer):
     events = _KEPT_NAMES
 
     def __init__(self) -> None:
-        self._kept: deque[EventStatus] = deque(maxlen=_KEPT)
+        self._kept: deque[_KeptEvent] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()
 
     def observe(self, event: Event) -> None:
-        """As `Observer.observe`."""
+        """As `Observer.observe`. Equal refusals, as of a client that tries again, are one event that says how many there were."""
         if event.name not in _KEPT_NAMES:
             return
-        facts = [
-            f"{words}{event.fields[name]}" for name, words in _FACTS.items() if event.fields.get(name) not in {None, ""}
-        ]
-        text = one_line(", ".join(facts))[:_TEXT]
+        facts = {name: _shown(name, event.fields[name]) for name in _FACTS if event.fields.get(name) not in {None, ""}}
         tenant = one_line(str(event.fields.get("tenant", "")))[:_TEXT]
-        self._kept.append(EventStatus(event.seconds, event.name, tenant, text))
+        new = _KeptEvent(event.seconds, event.name, tenant, facts)
+        with self._lock:
+            same = next((one for one in self._kept if one == new), None) if event.name == "refused" else None
+            if same is not None:
+                self._kept.remove(same)
+                new = attrs.evolve(new, times=same.times + 1)
+            self._kept.append(new)
 
     def of(self, tenant: str | None, most: int = 50) -> tuple[EventStatus, ...]:
         """The latest events about a tenant, or (None) all, the newest last."""
-        found = [one for one in list(self._kept) if tenant is None or one.tenant == tenant]
-        return tuple(found[-most:])
+        with self._lock:
+            found = [one for one in self._kept if tenant is None or one.tenant == tenant]
+        return tuple([one.status() for one in found[-most:]])
 
 
 @attrs.frozen

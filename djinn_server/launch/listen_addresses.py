@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import attrs
@@ -171,11 +172,27 @@ def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tl
 
 
 def own_address() -> str:
-    """Address by which other machines reach this one; the name of this machine where it has no network."""
+    """Address by which other machines reach this one: that of the default route, or else of a network interface.
+
+    The name of this machine if it has no network.
+    """
     try:
         return address_towards(_ELSEWHERE)
     except OSError:
-        return socket.gethostname()
+        return next(_interface_addresses(), socket.gethostname())
+
+
+def _interface_addresses() -> Iterator[str]:
+    """Addresses of the interfaces that are up, without those that only this machine or its link reaches."""
+    import psutil
+
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses if name in up else ():
+            if one.family == socket.AF_INET:
+                address = ipaddress.ip_address(one.address)
+                if not (address.is_loopback or address.is_link_local):
+                    yield one.address
 
 
 def advertised(urls: Iterable[str], advertise: str, named: bool) -> tuple[str, ...]:

@@ -296,8 +296,14 @@ def _ending(process: ChildProcess) -> str:
         status = process.wait(1.0)
     except subprocess.TimeoutExpired:
         return "closed its report pipe"
+    return how_ended(status)
+
+
+def how_ended(status: int) -> str:
+    """Predicate of a sentence about a process that has ended with an exit status, negative for a signal."""
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
+        return f"was killed by {name}"
     return f"ended with exit status {status}"
 
 

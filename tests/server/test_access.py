@@ -19,8 +19,11 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from djinn_client.runtime.connecting.logins import find_login
 from djinn_client.runtime.connecting.open import open_connections
 from djinn_client.runtime.connecting.servers import ask_servers
+from djinn_commands.servers import login_commands
+from djinn_core.cli import main
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.protocol.addresses import transport_for
@@ -211,6 +214,26 @@ def leave(opened):
 # --- the first message ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("answer", ["y", "n", ""], ids=["accepted", "refused", "no terminal"])
+def test_log_in_shows_an_unknown_certificate_and_asks(guarded, monkeypatch, tmp_path, answer):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(login_commands, "has_terminal", lambda: bool(answer))
+    shown = guarded.content.fingerprint
+    arguments = ["login", guarded.url("tcps"), "--name", "box"]
+    done = CliRunner().invoke(main, arguments, input=f"{guarded.tokens['alice']}\n{answer}\n")
+    assert shown in done.output
+    assert done.exit_code == (answer != "y"), done.output
+    if answer == "y":
+        assert find_login("box").content.fingerprint == shown
+    else:
+        assert not [*tmp_path.rglob("*.json")]
+        assert ("nothing was sent" if answer else f"--fingerprint {shown}") in done.output
+    monkeypatch.setattr(login_commands, "has_terminal", lambda: False)
+    wrong = CliRunner().invoke(main, [*arguments, "--fingerprint", "sha256:" + "1" * 64], input="token\n")
+    assert "was expected" in wrong.output, "a certificate other than the one that was named is never asked about"
+    assert wrong.exit_code == 1
+
+
 @pytest.mark.parametrize("scheme", ["tcps", "https"])
 def test_every_message_is_refused_without_a_good_token(guarded, secure, scheme, wait_for):
     messages = [sample(kind) for kind in KINDS]
@@ -268,7 +291,7 @@ def test_an_expired_token_says_so(guarded, registry):
 
 
 def test_another_certificate_is_not_taken(guarded, registry):
-    with pytest.raises(TransportError, match="not the one that was expected"):
+    with pytest.raises(TransportError, match=r"sha256:.* was expected"):
         open_connections(guarded.settings("alice", tls_fingerprints=("sha256:" + "0" * 64,)), registry)
     with pytest.raises(TransportError, match="tls_fingerprints"):
         open_connections(guarded.settings("alice", tls_fingerprints=()), registry)

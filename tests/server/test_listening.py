@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
+import psutil
 import pytest
 from click.testing import CliRunner
 from servers import started
@@ -18,6 +20,7 @@ from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_server.cli.serve import ListenChoice, listen_options
+from djinn_server.launch import listen_addresses
 from djinn_server.launch.listen_addresses import (
     ListenAddress,
     ListenAddresses,
@@ -145,6 +148,26 @@ def test_other_machines_are_told_addresses_that_they_can_dial():
     mixed = ("tcp://0.0.0.0:1", "http://127.0.0.1:2")
     assert advertised(mixed, "gpu-box", named=False) == ("tcp://gpu-box:1", "http://127.0.0.1:2")
     assert advertised(("http://127.0.0.1:2",), "proxy", named=False) == ("http://proxy:2",)
+
+
+def test_machine_without_a_default_route_advertises_the_address_of_its_interface(monkeypatch):
+    def address(text):
+        return SimpleNamespace(family=socket.AF_INET, address=text)
+
+    def unreachable(_):
+        raise OSError("Network is unreachable")
+
+    addresses = {"lo": ["127.0.0.1"], "down": ["10.9.9.9"], "link": ["169.254.1.1"], "eth0": ["10.77.3.1"]}
+    monkeypatch.setattr(listen_addresses, "address_towards", unreachable)
+    monkeypatch.setattr(
+        psutil, "net_if_addrs", lambda: {name: [*map(address, found)] for name, found in addresses.items()}
+    )
+    monkeypatch.setattr(
+        psutil, "net_if_stats", lambda: {name: SimpleNamespace(isup=name != "down") for name in addresses}
+    )
+    assert advertised(("tcps://0.0.0.0:5556",), "", named=False) == ("tcps://10.77.3.1:5556",)
+    del addresses["eth0"]
+    assert own_address() == socket.gethostname()
 
 
 def test_a_name_is_told_where_a_certificate_has_one():

@@ -140,14 +140,29 @@ def test_events_are_kept_for_those_whom_they_concern():
     recent.observe(Event("connected", 1.0, "gateway", {"peer": "x"}))
     recent.observe(Event("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
     recent.observe(Event("executor_died", 3.0, "gateway", {"tenant": "alice", "exit_status": -9}))
-    for _ in range(2000):
-        recent.observe(Event("refused", 4.0, "gateway", {"why": "token", "tenant": "bob"}))
+    for number in range(2000):
+        recent.observe(Event("killed", 4.0, "gateway", {"session": f"{number}", "tenant": "bob"}))
     assert [one.tenant for one in recent.of("bob", 3)] == ["bob"] * 3
     assert len(recent.of(None, 10_000)) <= 1000
     again = RecentEvents()
     again.observe(Event("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
     assert "\x1b" not in again.of(None)[0].text
     assert again.of("alice") == ()
+
+
+def test_equal_refusals_are_one_event_that_counts_them():
+    """A client that tries again while its executor is started anew does not hide why it was refused."""
+    recent = RecentEvents()
+    recent.observe(Event("executor_died", 1.0, "gateway", {"tenant": "alice", "device": "cpu:0", "exit_status": -9}))
+    for number in range(8):
+        peer, client = f"127.0.0.1:{48000 + number}", f"client {number % 2}"
+        recent.observe(
+            Event("refused", 2.0 + number, "gateway", {"why": "busy", "asked": "Hello", "peer": peer, "client": client})
+        )
+    died, first, second = recent.of(None)
+    assert died.text == "on cpu:0, was killed by SIGKILL"
+    assert first.text == "busy, asked for Hello, client 0, from 127.0.0.1, 4 times"
+    assert (second.text, second.seconds) == ("busy, asked for Hello, client 1, from 127.0.0.1, 4 times", 9.0)
 
 
 def test_a_connection_tells_of_its_network():

@@ -360,8 +360,7 @@ def unreachable(errors: Sequence[DjinnError]) -> DjinnError:
         return misnamed[0]
     reasons = "; ".join(str(error) for error in errors) or "no server is configured"
     end = "" if reasons.endswith("?") else "."
-    question = "" if "`djinn serve` running" in reasons else " Is `djinn serve` running there?"
-    return TransportError(f"cannot reach a server: {reasons}{end}{question} `djinn doctor` tells more")
+    return TransportError(f"cannot reach a server: {reasons}{end} `djinn doctor` tells more")
 
 
 def close_reason(connection: Connection) -> str:

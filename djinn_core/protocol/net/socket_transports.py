@@ -35,7 +35,7 @@ class SocketTransport(Transport):
         except TransportError:
             raise
         except OSError as error:
-            raise TransportError(f"no server answers at {url}: {error}") from error
+            raise TransportError(f"no server answers at {url}: {error}; is `djinn serve` running there?") from error
         return SocketConnection(sock, limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:

@@ -77,6 +77,18 @@ def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
         return ()
 
 
+class UnexpectedCertificate(TransportError):  # noqa: N818 - says what was met
+    """The other end has another certificate than the one that was expected.
+
+    Attributes:
+        fingerprint: of the certificate that it showed.
+    """
+
+    def __init__(self, fingerprint: str, message: str) -> None:
+        super().__init__(message)
+        self.fingerprint = fingerprint
+
+
 FINGERPRINT: Final = "sha256:"
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; those of 1.3 are all like that
 _CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -162,18 +174,20 @@ def fingerprint_of(certificate: bytes) -> str:
 
 
 def check_fingerprint(tls: TlsOptions, certificate: bytes | None, peer: str) -> None:
-    """True if the peer's certificate (DER) is one of the expected ones, or none are expected.
+    """Check that the peer's certificate (DER) is one of the expected ones, if any are expected.
 
     Raises:
-        TransportError: it is not.
+        UnexpectedCertificate: it is not.
     """
     if not tls.fingerprints:
         return
     shown = fingerprint_of(certificate or b"")
     if not any(hmac.compare_digest(shown, expected) for expected in tls.fingerprints):
-        raise TransportError(
-            f"{peer} showed the certificate {shown}, which is not the one that was expected. If the server has a new one, "
-            "copy its connection file again or change the setting tls_fingerprints; otherwise another machine is in between"
+        raise UnexpectedCertificate(
+            shown,
+            f"{peer} showed the certificate {shown}, and {' or '.join(tls.fingerprints)} was expected. If the server's operator says that "
+            "the new one is right, `djinn login` again, copy the connection file again, or change the setting tls_fingerprints. "
+            "Otherwise another machine answers in the server's place",
         )
 
 

@@ -14,6 +14,7 @@ from djinn_commands.servers import diagnosis
 from djinn_commands.servers.diagnosis import ServerRow, check_servers, check_torch, check_versions, diagnose, versions
 from djinn_core import torch_private
 from djinn_core.cli import main
+from djinn_core.errors import AccessRefused
 
 
 @pytest.fixture
@@ -39,9 +40,21 @@ def test_a_sound_installation_is_well(environ):
 
 
 def test_for_people_too(environ):
-    done = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SCHEDULER": "mine"})
+    done = CliRunner().invoke(main, ["doctor", "--all"], env=environ | {"DJINN_SCHEDULER": "mine"})
     assert "environment DJINN_SCHEDULER" in " ".join(done.output.split())
     assert "All is well." in done.output
+    brief = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SCHEDULER": "mine"}).output
+    assert len(brief.splitlines()) < 6
+    assert "All is well." in brief
+    assert "Transport" not in brief, "facts of optional libraries are no problem"
+
+
+def test_a_refusal_for_another_version_names_no_token():
+    refused = AccessRefused("tcp://a:1 refused: the client speaks protocol version 4 and this server version 3")
+    row = diagnosis._server_row("tcp://a:1", refused)
+    (finding,) = check_servers((row,))
+    assert "protocol version 4" in finding.what
+    assert "token" not in finding.mend
 
 
 def test_an_older_torch_is_named(monkeypatch):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 import djinn_observability.dashboard
 from djinn.hooks import Identity, PageRequest, WatchedServer
 from djinn.testing import CommandConformance, OperationsPagesConformance, PluginConformance
+from djinn_client.runtime.connecting import servers
 from djinn_observability.dashboard.history import ALL, FIELDS, NOTES, POINTS, TENANTS, TOGETHER, History
 from djinn_observability.dashboard.pages import DashboardPages
 from djinn_observability.dashboard.terminal import make_screen
@@ -73,6 +75,27 @@ def test_rates_are_between_two_statuses():
     assert seen["sessions"][0]["busy"] == 0.5
 
 
+def test_no_device_is_busy_for_longer_than_the_time_between_two_statuses():
+    before = status(executor(sessions=[session(seconds=1.0)], execute_seconds=2.0))
+    now = status(executor(sessions=[session(seconds=6.0)], execute_seconds=7.0))  # a submission of 5 s has ended
+    (seen,) = make_view(Sample(1.0, before), Sample(3.0, now))["executors"]
+    assert (seen["stages"]["execute"], seen["sessions"][0]["busy"]) == (1.0, 1.0)
+
+
+def test_one_look_shows_rates(monkeypatch):
+    """The first status alone says nothing of rates: `djinn top` takes another one before."""
+    asked = []
+    monkeypatch.setattr(
+        servers, "read_status", lambda *_: asked.append(1) or [{"url": "x", "error": None, **statuses[len(asked) - 1]}]
+    )
+    statuses = [status(executor(submissions=count, execute_seconds=0.0)) for count in (100, 700)]
+    done = CliRunner().invoke(commands()["top"], ["--times", "1"])
+    assert done.exit_code == 0, done.output
+    assert len(asked) == 2
+    assert "runs/s" in done.output
+    assert " 0.0" not in done.output
+
+
 def test_a_process_that_is_new_has_no_rates():
     before, now = status(executor(process=7, submissions=100)), status(executor(process=8, submissions=5))
     assert make_view(Sample(1.0, before), Sample(2.0, now))["executors"][0]["submissions"] == 0
@@ -93,7 +116,7 @@ def test_servers_that_do_not_answer_are_events():
 
 def test_the_busiest_sessions_are_sent_and_the_others_counted():
     before = status(executor(sessions=[session(f"s{n}", seconds=0.0) for n in range(1000)]))
-    now = status(executor(sessions=[session(f"s{n}", seconds=float(n)) for n in range(1000)]))
+    now = status(executor(sessions=[session(f"s{n}", seconds=n / 1000) for n in range(1000)]))
     short = shorten(make_view(Sample(0.0, before), Sample(1.0, now)), 200)
     assert short["left_out"] == 800
     assert {one["session"] for one in short["executors"][0]["sessions"]} == {f"s{n}" for n in range(800, 1000)}

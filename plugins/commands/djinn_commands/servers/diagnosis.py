@@ -317,8 +317,8 @@ def _server_row(url: str, status: Status | DjinnError) -> ServerRow:
 
 
 def _server_mend(error: DjinnError) -> str:
-    if isinstance(error, AccessRefused):
-        return "Use that server's token: copy the connection file that it wrote, or set DJINN_TOKEN."
+    if isinstance(error, AccessRefused):  # for a token, a version or a quota: the server says what to do
+        return "`djinn explain-error access-refused` lists reasons and cures."
     if isinstance(error, PluginError):
         return "`djinn plugins` shows which transports are there."
     return "Start `djinn serve` there, or check the address, the tunnel and firewalls in between."
@@ -354,8 +354,20 @@ def _others_read(path: Path) -> bool:
 _NOTHING = {"None": "", "()": ""}  # values of settings that say nothing
 
 
-def show(diagnosis: Diagnosis, console: Console) -> None:
-    """Print what was found out."""
+def show(diagnosis: Diagnosis, console: Console, *, everything: bool = False) -> None:
+    """Print problems and servers; `everything`: before these also versions, plugins, settings and facts of transports."""
+    if everything:
+        _show_installation(diagnosis, console)
+    for server in diagnosis.servers:
+        _say(console, f"Server {server.url}: {server.detail if server.reachable else 'of no use, see below'}")
+    if not diagnosis.servers and diagnosis.well:
+        _say(console, "Servers: none; an executor on this machine starts at first use.")
+    _show_findings(diagnosis, console)
+    if not everything:
+        _say(console, "`djinn doctor --all` shows versions, plugins and settings as well.")
+
+
+def _show_installation(diagnosis: Diagnosis, console: Console) -> None:
     versions = list(diagnosis.versions.items())
     plugins = [
         (row.name, row.kind, ", ".join(row.processes), f"{row.distribution} {row.version}", row.status)
@@ -368,12 +380,7 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     _say(console, f"Configuration file: {diagnosis.configuration_file or 'none'}")
     for name, facts in diagnosis.transports.items():
         _say(console, f"Transport {name}: {facts}")
-    for server in diagnosis.servers:
-        _say(console, f"Server {server.url}: {server.detail if server.reachable else 'of no use, see below'}")
-    if not diagnosis.servers and diagnosis.well:
-        _say(console, "Servers: none; an executor on this machine starts at first use.")
     console.print()
-    _show_findings(diagnosis, console)
 
 
 def _show_findings(diagnosis: Diagnosis, console: Console) -> None:

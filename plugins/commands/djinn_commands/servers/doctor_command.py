@@ -7,11 +7,13 @@ import click
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one object with everything that was found out.")
-def doctor(as_json: bool) -> None:
-    """Say what is wrong with this installation and how to mend it.
+@click.option(
+    "--all", "everything", is_flag=True, help="Show versions, plugins, and each setting with its origin as well."
+)
+def doctor(as_json: bool, everything: bool) -> None:
+    """Say what is wrong with this installation and how to mend it, and whether the servers let us in.
 
-    Shows versions, plugins, every setting with where its value came from, and whether the servers let us in. Exits with
-    1 if something keeps Djinn from working.
+    Exits with 1 if something keeps Djinn from working.
     """
     import json
 
@@ -24,6 +26,6 @@ def doctor(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**attrs.asdict(diagnosis), "well": diagnosis.well}, indent=2))
     else:
-        show(diagnosis, Console())
+        show(diagnosis, Console(), everything=everything)
     if not diagnosis.well:
         raise click.exceptions.Exit(1)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.errors import ConfigurationError, DjinnError, TransportError
 
 if TYPE_CHECKING:
     from djinn_core.protocol.connection_file import ConnectionFile
@@ -31,9 +31,12 @@ PATIENCE = 10.0  # seconds for each address
 def login(server: str, name: str | None, token_file: Path | None, fingerprint: str) -> None:
     """Keep SERVER under a name: an address such as tcps://gpu-box:5556, or a file that `djinn serve` wrote.
 
-    The server is asked if it accepts the token. From then on, `--server NAME`, the setting `servers` and DJINN_SERVERS take the
+    The server is asked if it accepts the token. If no authority signed its certificate, you are shown the fingerprint and asked if it is
+    right, before the token is sent. From then on, `--server NAME`, the setting `servers` and DJINN_SERVERS take the
     name in place of an address.
     """
+    import msgspec
+
     from djinn_client.runtime.connecting.logins import Login, is_login_name
     from djinn_commands.servers.logins import save_login
     from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
@@ -48,7 +51,13 @@ def login(server: str, name: str | None, token_file: Path | None, fingerprint: s
         raise ConfigurationError(
             f"the server has no host name that could be the log-in's ({called!r}): give --name NAME"
         )
-    accepted = _check(content)
+    try:
+        accepted = _check(content)
+    except TransportError as error:
+        if not _is_unknown_certificate(error):
+            raise
+        content = msgspec.structs.replace(content, fingerprint=_confirmed_fingerprint(content, error))
+        accepted = _check(content)
     path = save_login(Login(called, content))
     click.echo(f"Logged in to {accepted} as {called!r}: use it with --server {called} or DJINN_SERVERS={called}")
     click.echo(f"The token is in {path}, which only you can read; `djinn logout {called}` removes it", err=True)
@@ -58,7 +67,7 @@ def _token(file: Path | None) -> str:
     """The token, never from the command line, which other users can read."""
     if file is not None:
         lines = file.read_text(errors="replace").splitlines()
-    elif sys.stdin.isatty():
+    elif has_terminal():
         lines = [click.prompt("Token", hide_input=True)]
     else:
         lines = sys.stdin.readline().splitlines()
@@ -102,6 +111,61 @@ def _check(content: ConnectionFile) -> str:
     if errors:
         raise errors[0]
     raise ConfigurationError("the connection file names no address: copy it again from the server")
+
+
+def _is_unknown_certificate(error: BaseException | None) -> bool:
+    """True if an error came of a certificate that no authority of this machine signed."""
+    import ssl
+
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__
+    return error is not None
+
+
+def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> str:
+    """The fingerprint of the server's certificate, which the user has compared. Nothing is sent to the server before.
+
+    Raises:
+        TransportError: there is no terminal, or the user says that the fingerprint is another one.
+    """
+    shown = _shown_fingerprint(content)
+    if not shown:
+        raise error
+    host = urlsplit(content.urls[0]).hostname
+    if not has_terminal():
+        raise TransportError(
+            f"{error}. {host} shows {shown}: if that is what its operator sees as `Certificate`, add --fingerprint {shown}"
+        ) from error
+    click.echo(
+        f"No authority that this machine knows has signed the certificate of {host}. Its fingerprint is\n  {shown}"
+    )
+    if not click.confirm("`djinn serve` prints it as `Certificate`. Is it the same there?"):
+        raise TransportError(
+            f"the certificate of {host} was not accepted: nothing was sent there and nothing is kept"
+        ) from error
+    return shown
+
+
+def _shown_fingerprint(content: ConnectionFile) -> str:
+    """The fingerprint that the server shows in a handshake which expects another one; empty if there was none."""
+    import msgspec
+
+    from djinn_core.protocol.net.tls_contexts import FINGERPRINT, UnexpectedCertificate
+
+    found: BaseException | None
+    try:
+        _check(msgspec.structs.replace(content, fingerprint=FINGERPRINT + "0" * 64))
+    except DjinnError as error:
+        found = error
+        while found is not None and not isinstance(found, UnexpectedCertificate):
+            found = found.__cause__
+        return found.fingerprint if found is not None else ""
+    return ""
+
+
+def has_terminal() -> bool:
+    """True if a person can be asked."""
+    return sys.stdin.isatty()
 
 
 @click.command(name="logout")

@@ -35,7 +35,8 @@ def make_screen(
 def _heading(view: Mapping[str, Any], points: Sequence[Sequence[float]], fields: Sequence[str]) -> Text:
     found = Text(f"djinn {view['version']}, up {duration(view['uptime'])}", style="bold")
     column = fields.index("execute")
-    busy = [point[column] for point in points][-60:]
+    devices = max(1, len(view["executors"]))
+    busy = [point[column] / devices for point in points][-60:]
     if len(busy) > 1:
         found.append(f"   busy {_sparkline(busy)} {busy[-1]:.0%}", style="default")
     return found

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import Final
 
 import click
 
 from djinn_core.cli.server_options import server_options
+
+_FIRST_SECONDS: Final = 0.5  # between the look that is not shown and the first one that is
 
 
 @click.command()
@@ -28,15 +31,18 @@ def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, 
     from djinn_observability.dashboard.terminal import make_screen
     from djinn_observability.dashboard.view import Sample, make_view, merge, shorten
 
+    def look() -> Sample:
+        return Sample(time.monotonic(), merge(read_status(servers, connection_file)))
+
     console, history = Console(highlight=False), History()
-    before: Sample | None = None
+    history.add(before := look())  # rates are those between two looks
+    time.sleep(min(seconds, _FIRST_SECONDS))
     looks = 0
     shown = Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
     with shown as live, contextlib.suppress(KeyboardInterrupt):
         while True:
-            now = Sample(time.monotonic(), merge(read_status(servers, connection_file)))
-            history.add(now)
-            view = shorten(make_view(before or now, now), console.height if console.is_terminal else 200)
+            history.add(now := look())
+            view = shorten(make_view(before, now), console.height if console.is_terminal else 200)
             screen = make_screen(
                 {**view, "events": view["events"] + history.notes(ALL)}, history.points(ALL)[1], FIELDS, console.width
             )

@@ -96,7 +96,8 @@ def _executor(
         "ops": rates.get("ops", 0.0),
         "received": rates.get("received_bytes", 0.0),
         "sent": rates.get("fetched_bytes", 0.0),
-        "stages": {name: rates.get(f"{name}_seconds", 0.0) for name in STAGES},
+        "stages": {name: rates.get(f"{name}_seconds", 0.0) for name in STAGES}
+        | {"execute": _share(rates, "execute_seconds")},
         "sessions": sessions,
     }
 
@@ -109,7 +110,7 @@ def _session(session: Mapping[str, Any], before: Mapping[str, Any] | None, secon
         "phase": session.get("phase", ""),
         "steps": rates.get("steps", 0.0),
         "submissions": rates.get("submissions", 0.0),
-        "busy": rates.get("seconds", 0.0),
+        "busy": _share(rates, "seconds"),
         "memory": session["memory"],
         "values": session["values"],
         "kinds": dict(session.get("kinds", {})),
@@ -126,6 +127,11 @@ def _rates(
     if before is None or seconds <= 0:
         return {}
     return {name: max(0.0, now.get(name, 0) - before.get(name, 0)) / seconds for name in names or now}
+
+
+def _share(rates: Mapping[str, float], name: str) -> float:
+    """The part of the time in which a device computed. A submission counts when it ends, also if it began before the first status."""
+    return min(1.0, rates.get(name, 0.0))
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
