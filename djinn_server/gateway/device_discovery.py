@@ -5,19 +5,28 @@ Device plugins are queried in a separate process: the query opens some devices, 
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from djinn_core.errors import StartupError
+from djinn_core.hookspecs.devices import Device
+from djinn_core.logs import get_logger
 from djinn_core.registry.selection import Selection
 from djinn_server.devices import FALLBACK
 from djinn_server.launch.command import executor_environment
 
 ALL = "all"
+_log = get_logger("djinn.server")
+
+
+class Discovery(msgspec.Struct, frozen=True):
+    """Answer of device plugins: ids of devices, and by kind the error of a plugin that failed."""
+
+    devices: list[str]
+    failed: Mapping[str, str]
 
 
 def offered(devices: Sequence[str], plugins: Selection, timeout: float) -> list[str]:
@@ -38,16 +47,32 @@ def _ask(plugins: Selection, timeout: float) -> list[str]:
     command = [sys.executable, "-P", "-m", __name__]
     order = msgspec.json.encode(plugins.sendable())  # not in the arguments: settings may be secrets
     try:
-        found = subprocess.run(
+        answered = subprocess.run(
             command, input=order, env=executor_environment(), stdout=subprocess.PIPE, timeout=timeout, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise StartupError(f"cannot find out which devices there are: {error}. Name them with --device") from error
-    return [str(device) for device in json.loads(found.stdout.splitlines()[-1])]
+    found = msgspec.json.decode(answered.stdout.splitlines()[-1], type=Discovery)
+    for kind, error_text in found.failed.items():
+        _log.warning("devices of a kind cannot be used", kind=kind, error=error_text)
+    return found.devices
+
+
+def discover(devices: Iterable[Device]) -> Discovery:
+    """Ask all kinds that executors may take without being told to. A kind that raises has no devices."""
+    found: list[str] = []
+    failed: dict[str, str] = {}
+    for device in devices:
+        if not device.chosen_by_name:
+            try:
+                found += [capabilities.id for capabilities in device.discover()]
+            except Exception as error:
+                failed[device.name] = repr(error)
+    return Discovery(found, failed)
 
 
 def main() -> None:
-    """Print the ids of the devices that device plugins report, as JSON."""
+    """Print the `Discovery` as JSON."""
     from djinn_core.registry.builtin_plugins import builtin_plugins
     from djinn_core.registry.registry import load_registry
     from djinn_core.system.role import become_server
@@ -55,9 +80,7 @@ def main() -> None:
     become_server("executor")
     selection = msgspec.json.decode(sys.stdin.buffer.read(), type=Selection)
     registry = load_registry(selection, builtins=builtin_plugins(), kinds={"devices"}, started=True)
-    offered = [device for device in registry.devices if not device.chosen_by_name]
-    found = [capabilities.id for device in offered for capabilities in device.discover()]
-    sys.stdout.write(f"{json.dumps(found)}\n")
+    sys.stdout.write(f"{msgspec.json.encode(discover(registry.devices)).decode()}\n")
 
 
 if __name__ == "__main__":

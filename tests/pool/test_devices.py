@@ -251,6 +251,42 @@ def test_devices_that_are_named_need_not_be_asked_for():
     assert offered(["cuda:1", "cpu"], Selection(), SECONDS) == ["cuda:1", "cpu"]
 
 
+KINDS = """
+from djinn.hooks import Device, hookimpl
+from djinn.planning import DeviceCapabilities
+
+djinn_api_version = "2.0"
+
+
+class Broken(Device):
+    name = "broken"
+
+    def discover(self):
+        raise RuntimeError("no driver")
+
+
+class Sound(Device):
+    name = "sound"
+
+    def discover(self):
+        return [DeviceCapabilities("sound:0", "sound", "Sound")]
+
+
+@hookimpl
+def djinn_register_devices(settings):
+    return [Broken(), Sound()]
+"""
+
+
+def test_kind_that_fails_costs_that_kind_alone(tmp_path, monkeypatch, caplog):
+    (tmp_path / "two_kinds.py").write_text(KINDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert offered(["cuda:1", "all"], Selection(plugins=("two_kinds",)), SECONDS) == ["cuda:1", "sound:0"]
+    (record,) = [record for record in caplog.records if "devices of a kind" in record.getMessage()]
+    assert record.djinn["kind"] == "broken"
+    assert "no driver" in record.djinn["error"]
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 

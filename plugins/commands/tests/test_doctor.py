@@ -161,3 +161,11 @@ def test_choices_of_executors_that_no_plugin_offers_are_named(environ):
     assert policy.fatal
     assert "lru, next_use" in policy.mend
     assert found["The setting `compilers` names 'nothing', which no plugin in use offers."].fatal
+
+
+def test_transport_that_cannot_say_anything_costs_its_line_alone(environ, monkeypatch):
+    def facts(_):
+        raise RuntimeError("no library")
+
+    monkeypatch.setattr("djinn_tcp.transport.TcpTransport.facts", facts)
+    assert diagnose(environ).transports["tcp"] == "failed: RuntimeError('no library')"

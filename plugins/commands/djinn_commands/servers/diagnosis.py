@@ -106,7 +106,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
     rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows()) + registry.plugin_settings
-    known = {one.name: facts for one in registry.transports if (facts := one.facts())}
+    known = {one.name: facts for one in registry.transports if (facts := _facts(one))}
     return Diagnosis(versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings), known)
 
 
@@ -341,6 +341,14 @@ def _caught(ask: Callable[[], T], findings: list[Finding], mend: str) -> T | Non
         kind = "The configuration is wrong: " if isinstance(error, ConfigurationError) else ""
         findings.append(Finding(f"{kind}{error}", mend))
         return None
+
+
+def _facts(transport: Transport) -> str:
+    """What a transport says of itself, or its error."""
+    try:
+        return transport.facts()
+    except Exception as error:
+        return f"failed: {error!r}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
