@@ -48,6 +48,7 @@ KNOWN = {
             ("device.py", "sys.platform"),
             ("process.py", "os.fork"),
             ("process.py", "sys.platform"),
+            ("remote_control.py", "socket.AF_UNIX"),
         )
     },
     # The package cannot be imported without PyTorch, for which these commands do not wait; Windows is refused.

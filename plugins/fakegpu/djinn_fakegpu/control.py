@@ -67,7 +67,7 @@ def configure(**figures: float) -> None:
     """Change the simulated hardware.
 
     `flops`, `bandwidth`, `link` and `peer` a second; `launch` and `issue` in seconds; `pace`: real seconds that a simulated one takes, 0
-    for none; `memory` in bytes.
+    for none; `memory` in bytes; `queue`: launches of a stream that may be under way, before the host waits to issue more.
     """
     torch.ops.fakegpu.configure({name: float(value) for name, value in figures.items()})
 

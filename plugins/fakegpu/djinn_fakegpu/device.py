@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -27,11 +28,13 @@ class Settings:
         devices: how many a process has.
         memory_mib: memory of each.
         pace: real seconds that a simulated second takes; 0: waits take no time.
+        control: folder for a socket of each open device, at which `RemoteControl` plants faults; empty: there is none.
     """
 
     devices: int = 2
     memory_mib: int = 16 << 10
     pace: float = 0.0
+    control: str = ""
 
 
 class FakeGpuDevice(Device):
@@ -64,6 +67,11 @@ class FakeGpuDevice(Device):
         from djinn_fakegpu.runtime import FakeGpuRuntime
 
         settings = self._settings
-        return FakeGpuRuntime(
+        runtime = FakeGpuRuntime(
             index, {"devices": settings.devices, "memory": settings.memory_mib << 20, "pace": settings.pace}
         )
+        if settings.control:
+            from djinn_fakegpu.remote_control import listen
+
+            listen(Path(settings.control) / f"{index}.sock")
+        return runtime

@@ -148,7 +148,7 @@ void configure(const c10::Dict<std::string, double>& figures) {
   auto& h = hardware();
   const std::map<std::string, double*> rates{{"flops", &h.flops},   {"bandwidth", &h.bandwidth}, {"link", &h.link}, {"peer", &h.peer},
                                              {"launch", &h.launch}, {"issue", &h.issue},         {"pace", &h.pace}};
-  const std::map<std::string, int64_t*> sizes{{"memory", &h.memory}, {"devices", &h.devices}};
+  const std::map<std::string, int64_t*> sizes{{"memory", &h.memory}, {"devices", &h.devices}, {"queue", &h.queue}};
   for (const auto& entry : figures) {
     if (auto rate = rates.find(entry.key()); rate != rates.end()) *rate->second = entry.value();
     else *sizes.at(entry.key()) = static_cast<int64_t>(entry.value());

@@ -100,6 +100,7 @@ struct Hardware {
   double pace = 0;                                                    // real seconds for a simulated one; 0: waits take no time
   int64_t memory = int64_t{16} << 30;                                 // bytes of each device
   int64_t devices = 2;
+  int64_t queue = 1024;  // launches of a stream that may be under way; the host waits before it issues more
 };
 Hardware& hardware();
 

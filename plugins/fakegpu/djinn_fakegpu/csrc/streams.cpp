@@ -70,6 +70,25 @@ void arrive(size_t index) {
   }
 }
 
+// Times at which the launches of a lane that are under way will be complete.
+std::deque<double>& under_way(const Lane& lane) {
+  static auto* all = new std::array<std::deque<double>, kLanes>();
+  return (*all)[static_cast<size_t>(lane.index)];
+}
+
+void wait_for_queue(const Lane& lane) {
+  double until = 0;
+  {
+    Guard guard(mutex());
+    auto& queue = under_way(lane);
+    while (!queue.empty() && queue.front() <= now()) queue.pop_front();
+    const auto most = static_cast<size_t>(std::max<int64_t>(hardware().queue, 1));
+    if (lane.capture || queue.size() < most) return;
+    until = queue[queue.size() - most];
+  }
+  wait_until(until);
+}
+
 bool overlap(const Use& use, size_t begin, size_t end) { return use.begin < end && begin < use.end; }
 
 void check_order(const Lane& lane, const Block& block, const std::vector<Use>& uses, size_t begin, size_t end, const char* op, bool write) {
@@ -191,6 +210,7 @@ void synchronize(const char* cause, const Lane& with) {
 }
 
 Launch::Launch(const char* op_, Lane& lane_, Engine engine_) : op(op_), lane(lane_), engine(engine_) {
+  wait_for_queue(lane);
   Guard guard(mutex());
   check_alive();
   spend_issue_time();
@@ -232,6 +252,7 @@ double Launch::finish(double seconds) {
   auto done = std::max({lane.time, now(), free}) + std::max(seconds, hardware().launch);
   done += inject_into(op, done);
   lane.time = free = done;
+  under_way(lane).push_back(done);
   for (const auto& a : accesses) {
     const Use use{lane.index, number, a.begin, a.end, done, op};
     if (a.write) {  // it waited for all that used these bytes, and who waits for it waits for those

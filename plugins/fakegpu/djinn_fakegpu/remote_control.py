@@ -1,0 +1,114 @@
+"""`control` from another process: a test plants faults in the executor of a server, and reads its counters."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_fakegpu import control
+
+_SECONDS: Final = 60.0  # for which a process may take to open the device
+
+
+def listen(path: Path) -> None:
+    """Answer calls at a socket for as long as this process lives. The folder's permissions say who may call."""
+    path.unlink(missing_ok=True)  # of a process before this one
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    listening.listen()
+    threading.Thread(target=_serve, args=(listening,), name="fakegpu-control", daemon=True).start()
+
+
+def _allocated(device: int) -> int:
+    return int(torch.accelerator.memory_allocated(torch.device("fakegpu", device)))
+
+
+def _pending() -> int:
+    return int(torch.ops.fakegpu.pending_faults())
+
+
+_CALLS: Final[Mapping[str, Callable[..., Any]]] = {
+    "allocated": _allocated,
+    "configure": control.configure,
+    "counters": control.counters,
+    "failed_op": control.failed_op,
+    "inject": control.inject,
+    "pending": _pending,
+}
+
+
+def _serve(listening: socket.socket) -> None:
+    while True:
+        caller, _ = listening.accept()
+        with caller, caller.makefile("rwb") as lines:
+            line = lines.readline()
+            if not line:
+                continue
+            name, given, named = json.loads(line)
+            try:
+                answer = [True, _CALLS[name](*given, **named)]
+            except Exception as error:
+                answer = [False, f"{type(error).__name__}: {error}"]
+            lines.write(json.dumps(answer).encode() + b"\n")
+
+
+@attrs.frozen
+class RemoteControl:
+    """The process that has the device `index` open now. `folder`: the setting `control` of the plugin there."""
+
+    folder: Path
+    index: int = 0
+
+    def inject(self, kind: control.FaultKind, op: str = "", *, after: int = 0, seconds: float = 0.0) -> None:
+        """As `control.inject`."""
+        self._call("inject", kind, op, after=after, seconds=seconds)
+
+    def configure(self, **figures: float) -> None:
+        """As `control.configure`."""
+        self._call("configure", **figures)
+
+    def counters(self) -> dict[str, int]:
+        """As `control.counters`."""
+        return dict(self._call("counters"))
+
+    def failed_op(self) -> str:
+        """As `control.failed_op`."""
+        return str(self._call("failed_op"))
+
+    def pending(self) -> int:
+        """Return the number of planted faults that have not happened."""
+        return int(self._call("pending"))
+
+    def allocated(self) -> int:
+        """Return the bytes of device memory that the process has."""
+        return int(self._call("allocated", self.index))
+
+    def _call(self, name: str, *given: object, **named: object) -> Any:
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            try:
+                with socket.socket(socket.AF_UNIX) as caller:
+                    caller.connect(str(self.folder / f"{self.index}.sock"))
+                    with caller.makefile("rwb") as lines:
+                        lines.write(json.dumps([name, given, named]).encode() + b"\n")
+                        lines.flush()
+                        line = lines.readline()
+                    break
+            except (FileNotFoundError, ConnectionError):  # the process is being started again
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+        if not line:
+            raise ConnectionError(f"the process of fakegpu:{self.index} ended")
+        done, result = json.loads(line)
+        if not done:
+            raise RuntimeError(result)
+        return result
