@@ -20,33 +20,27 @@ from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.logs import get_logger
 from djinn_core.wire.message_base import Failure
 from djinn_server.running.cancellation import CancellationState
-from djinn_server.running.run_request import RunRequest
+from djinn_server.running.run_request import Progress, RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.timings import OpTimes
 
 LOOK_SECONDS: Final = 0.25
+ANSWER_SECONDS: Final = 1.0  # for which a device that looks hung may take to run what it has
 _log = get_logger("djinn.server")
 
 
 class OpSync(OpTimes):
-    """Waits for the device after each op, in place of timing it.
-
-    Attributes:
-        op: number of the op that runs, or runs next. since: when it began; infinite while none runs.
-    """
+    """Waits for the device after each op, in place of timing it."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._synchronize = runtime.synchronize
-        self.op, self.since = 0, math.inf
 
     def begin(self) -> None:
-        """Note the time."""
-        self.since = time.monotonic()
+        """Do nothing."""
 
-    def end(self, instruction: int, _: Any) -> None:
+    def end(self, _: int, __: Any) -> None:
         """Wait for the op. Raise its error."""
         self._synchronize()
-        self.op, self.since = instruction + 1, math.inf
 
     def packed(self, _: int) -> bytes:
         """Return nothing: ops were not timed."""
@@ -60,51 +54,58 @@ class IssuedWork:
     Attributes:
         session: cancels the session's submissions, and has its journal.
         template: has the ops.
-        each: set if the ops run one at a time.
-        reached: event after the last op; None while the session issues ops. since: when it was recorded.
+        progress: says which op the session issues.
+        each: True if the ops run one at a time.
+        reached: event after the last op; None while the session issues ops.
+        step: the op that the watch saw last. since: time at which it was seen first, or at which `reached` was recorded.
     """
 
     session: CancellationState
     submission: int
     template: CompiledTemplate
-    each: OpSync | None = None
+    progress: Progress
+    each: bool = False
     reached: Any = None
-    since: float = 0.0
+    step: int = -1
+    since: float = attrs.field(factory=time.monotonic)
+
+    def stands_since(self) -> float:
+        """Return the time since which the session has issued the same op; infinite while it has yielded the device."""
+        step = self.progress.step
+        if step != self.step:
+            self.step, self.since = step, time.monotonic()
+        return math.inf if self.progress.paused else self.since
 
 
 class DeviceWatch:
     """The work of one accelerator, and the thread that looks whether it goes on.
 
     Sessions that yield the device in the middle of a submission have other sessions' submissions issued before its end.
-
-    Attributes:
-        lost: is told the reason, once, when no op can run on the device any more. It ends the process.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
-        self.lost: Callable[[str], None] = lambda _: None
+        self._lost: Callable[[str], None] = lambda _: None
         self._runtime = runtime
         self._issuing: list[IssuedWork] = []
         self._issued: deque[IssuedWork] = deque()  # in the order in which the device completes them
         self._progress = 0.0  # when a submission was last seen completed
         self._lock = threading.RLock()
-        self._some = threading.Event()
         self._is_lost = False
-        self._thread: threading.Thread | None = None
+
+    def start(self, lost: Callable[[str], None]) -> None:
+        """Watch from now on. `lost` is told the reason, once, when no op can run on the device any more. It ends the process."""
+        self._lost = lost
+        threading.Thread(target=self._run, name="djinn-device-watch", daemon=True).start()
 
     def begin(self, session: CancellationState, work: RunRequest, template: CompiledTemplate) -> IssuedWork:
         """Note that a session, which holds the turn on the device, issues the ops of a submission until `issued`."""
-        each = None
-        if session.replaying and work.op_times is None:
-            work.op_times = each = OpSync(self._runtime)
-        work.relieve = self._runtime.relieve
-        begun = IssuedWork(session, work.sequence, template, each)
+        each = session.replaying and work.op_times is None
+        if each:
+            work.op_times = OpSync(self._runtime)
+        work.progress = Progress()
+        begun = IssuedWork(session, work.sequence, template, work.progress, each)
         with self._lock:
             self._issuing.append(begun)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="djinn-device-watch", daemon=True)
-            self._thread.start()
-        self._some.set()
         return begun
 
     def issued(self, work: IssuedWork) -> None:
@@ -147,29 +148,65 @@ class DeviceWatch:
                 last = next((work for work in reversed(every) if session is None or work.session is session), None)
                 text = f" {_name(last, op)} or" if last is not None else ""
                 self._end(f"an op failed at or before{text} one of {len(every)} submissions: {error}")
-            elif known.each is not None or op == 0:
-                at = known.each.op if op < 0 and known.each is not None else op
+            elif known.each or op == 0:
+                at = known.progress.step if op < 0 else op
                 self._stop(known, at, f"{_name(known, at)} failed: {error}")
             else:
                 at = op if op >= 0 else known.template.count - 1
                 self._stop(known, 0, f"an op at or before {_name(known, at)} failed: {error}")
 
     def look(self) -> None:
-        """Take in what the device has completed, and report a lost device or a hung kernel."""
+        """Take in what the device has completed, and report a lost device, a hung kernel or a hung copy."""
         self.completed()
+        hung = self._hung()
+        if hung is None:
+            if self._copies_stand() and not self._device_answers() and self._copies_stand():
+                self._end(f"a copy between host and device hangs: {self._late()}")
+        elif hung.reached is None and self._device_answers():  # the session is busy on the host
+            hung.since = time.monotonic()
+        elif self._hung() is hung:
+            self._report(hung)
+
+    def _hung(self) -> IssuedWork | None:
+        """Return the submission in which a kernel seems to hang: the device has the oldest one first."""
         with self._lock:
-            if not self._issuing and not self._issued:
-                self._some.clear()
-                return
-            limit, now = self._runtime.hang_seconds, time.monotonic()
-            seconds = f"nothing was completed for {limit:g} s"
-            for work in self._issuing:
-                if work.each is not None and now - work.each.since > limit:
-                    self._stop(work, work.each.op, f"{_name(work, work.each.op)} hangs: {seconds}")
-            first = self._issued[0] if self._issued else None
-            # Ops that take long to issue are no hang: the device has had the last one since `first.since` only.
-            if first is not None and now - max(self._progress, first.since) > limit:
-                self._stop(first, 0, f"an op at or before {_name(first, first.template.count - 1)} hangs: {seconds}")
+            late = time.monotonic() - self._runtime.hang_seconds
+            if self._progress > late:
+                return None
+            if self._issued:
+                return self._issued[0] if self._issued[0].since < late else None
+            return next((work for work in self._issuing if work.stands_since() < late), None)
+
+    def _copies_stand(self) -> bool:
+        return max(self._progress, self._runtime.waits_since()) < time.monotonic() - self._runtime.hang_seconds
+
+    def _late(self) -> str:
+        return f"nothing was completed for {self._runtime.hang_seconds:g} s"
+
+    def _device_answers(self) -> bool:
+        """Return True if the device completes what it has. If its queue is full, a call may block, so another thread waits for it."""
+        answered = threading.Event()
+
+        def ask() -> None:
+            try:
+                self._runtime.synchronize()
+            except RuntimeError as error:
+                self.check(error)
+            answered.set()
+
+        threading.Thread(target=ask, name="djinn-device-question", daemon=True).start()
+        return answered.wait(ANSWER_SECONDS)
+
+    def _report(self, hung: IssuedWork) -> None:
+        op = hung.template.count - 1 if hung.reached is not None else hung.progress.step
+        name = _name(hung, op)
+        with self._lock:
+            if hung.reached is None and len(self._issuing) > 1:
+                self._end(f"an op at or before {name} or one of {len(self._issuing)} submissions hangs: {self._late()}")
+            elif hung.each and hung.reached is None:
+                self._stop(hung, op, f"{name} hangs: {self._late()}")
+            else:
+                self._stop(hung, 0, f"an op at or before {name} hangs: {self._late()}")
 
     def _stop(self, work: IssuedWork, op: int, reason: str) -> None:
         """Have the session that caused the error stop before that op when it is recovered."""
@@ -182,11 +219,10 @@ class DeviceWatch:
             return
         self._is_lost = True
         _log.error("this executor ends, and sessions with a journal are recovered", reason=reason)
-        self.lost(f"the device is lost: {reason}")
+        self._lost(f"the device is lost: {reason}")
 
     def _run(self) -> None:
         while not self._is_lost:
-            self._some.wait()
             time.sleep(LOOK_SECONDS)
             self.look()
 

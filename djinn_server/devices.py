@@ -74,9 +74,16 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
     return OpenDevice(attrs.evolve(found[visible], id=f"{kind}:{index}"), device.open(visible))
 
 
-def limited(device: OpenDevice, memory: int, disk: DiskQuota, decider: Decider) -> OpenDevice:
-    """The device with at most `memory` bytes for what sessions hold, evicted as `decider` says; 0: as it is."""
-    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk, decider)) if memory else device
+def limited(
+    device: OpenDevice, memory: int, disk: DiskQuota, decider: Decider, *, on_demand: bool = False
+) -> OpenDevice:
+    """The device with at most `memory` bytes for what sessions hold, evicted as `decider` says.
+
+    0: as it is; an accelerator evicts when its memory has run out, if `on_demand`.
+    """
+    if not memory and not (on_demand and device.runtime.device.type != "cpu"):
+        return device
+    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk, decider))
 
 
 def _best(devices: Sequence[Device]) -> str:

@@ -64,7 +64,7 @@ from djinn_server.peers.exchange import PeerListener, serve_control_channel
 from djinn_server.peers.inbox import PeerConnection
 from djinn_server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
 from djinn_server.recovery.journal import SessionIdentity, remove_stale
-from djinn_server.recovery.leased_connection import CrashLoop, Leases
+from djinn_server.recovery.leased_connection import CrashLoop, LeasedConnection, Leases
 from djinn_server.rlimits import confine
 from djinn_server.session import ExecutorSession
 from djinn_server.session_registry import ServedSession, SessionEntry, SessionRegistry
@@ -74,6 +74,7 @@ from djinn_server.weights.store import WeightStore
 from djinn_server.weights.weight_reader import WeightReader
 
 SessionFactory = Callable[[ExecutorContext, WeightStore | None, PeerListener], ServedSession]
+_TELLING_SECONDS = 0.2  # for which clients may take to read why their sessions end at once
 _LAST_EVENTS_SECONDS = 1.5  # less than its parent waits for its end
 _log = logs.get_logger("djinn.server")
 
@@ -305,9 +306,22 @@ class Executor:
         return {"tenant": badge.tenant, "key": badge.token, "client": client, "device": self._device_id}
 
     def when_device_is_lost(self, lost: Callable[[str], None]) -> None:
-        """Call `lost` with the reason when no op can run on the device any more."""
+        """Call `lost` with the reason when no op can run on the device any more, after clients whose sessions end were told."""
+
+        def end(reason: str) -> None:
+            ending = [entry.connection for entry in self._roster.entries() if not _outlives(entry.connection)]
+            told = [
+                threading.Thread(target=_part, args=(one, reason), daemon=True) for one in ending if one is not None
+            ]
+            for thread in told:
+                thread.start()
+            deadline = time.monotonic() + _TELLING_SECONDS
+            for thread in told:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            lost(reason)
+
         if self._context.device.watch is not None:
-            self._context.device.watch.lost = lost
+            self._context.device.watch.start(end)
 
     def _check(self, error: Exception) -> None:
         if self._context.device.watch is not None:
@@ -445,6 +459,11 @@ def _log_session(
         log.info("session ended")
 
 
+def _outlives(connection: SessionChannel | None) -> bool:
+    """Return True if another process can recover the session of this channel."""
+    return isinstance(connection, LeasedConnection) and connection.journal_bytes() is not None
+
+
 def _part(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:
     """Say why a session ends, if its client is still there. `stopped`: as in `Broken`."""
     connection.expire()
@@ -509,7 +528,8 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         torch.set_num_threads(config.threads)
     registry = load_plugins(config)
     disk, policy = DiskQuota(), decider(registry, config.memory.policy)
-    opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
+    found, evicts = open_device(registry.devices, device), not config.batch_sessions
+    opened = limited(found, config.memory.limit, disk, policy, on_demand=evicts)
     if config.hang_seconds is not None:
         opened.runtime.hang_seconds = config.hang_seconds
     events = ServerEvents("executor")

@@ -122,7 +122,7 @@ def _memory(ledger: Ledger) -> ExecutorMetrics:
             "memory_refusals": counts.refused,
         },
         gauges={
-            "memory_limit_bytes": ledger.limit,
+            "memory_limit_bytes": 0 if ledger.on_demand else ledger.limit,
             "memory_reserve_bytes": ledger.reserve,
             "memory_pressure_level": ledger.pressure.level,
             "memory_peak_bytes": ledger.peak,

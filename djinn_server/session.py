@@ -150,7 +150,8 @@ class ExecutorSession:
         self._peer_values = PeerValues(context, self.values, self.exchange, self._reads.shares, self._turn, waits)
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
-        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, self._memory)
+        limited = self._memory if self._memory is not None and self._memory.limited else None
+        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, limited)
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
         self._ahead = self._runs_ahead(context.ahead_bytes)
@@ -317,9 +318,12 @@ class ExecutorSession:
         return self._state_without(tuple([stored_value(*one) for one in found]))
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> StateParts | None:
-        if self._reader.backlog or self._uploads.busy or self._memory is not None:
+        memory = self._memory
+        if self._reader.backlog or self._uploads.busy or (memory is not None and memory.limited):
             return None
-        with self._turn:
+        with self._turn, contextlib.nullcontext() if memory is None else memory.lock:
+            if memory is not None and memory.evicted_bytes():
+                return None
             taken = take_values(self.values, self._host_memory, frozenset([one.handle for one in stored]))
             self.device.randomness.hand_to(self._randomness)
             random = octets_of(self.device.randomness.get_state())
@@ -406,7 +410,9 @@ class ExecutorSession:
         try:
             if timings is not None and timings.ops and known is not None:
                 work.op_times = OpTimes(runtime)
-            if work.free and self._memory is None:  # makes room for it; a limit is kept by other means
+            if work.free and (
+                self._memory is None or not self._memory.limited
+            ):  # makes room for it; a limit is kept by other means
                 unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
                 values.free(unused)
             run = self._run(known, work, pending)
@@ -630,13 +636,13 @@ class ExecutorSession:
             run: Plain = run_template if known.hot is None or work.op_times is not None else known.hot.run
             if self._ahead is not None:
                 run = self._ahead.running(known, run)
+            if known.hot is None and (self._memory is None or not self._memory.limited) and device.timekeeper is None:
+                work.rest = partial(self._rest, known)
             if self._memory is not None:
                 return self._memory.run(known.digest, known.template, work, known.slots, run)
             if device.timekeeper is not None:
                 with device.timekeeper.running():
                     return run(known.template, work, known.slots, self.values)
-            if known.hot is None:
-                work.rest = partial(self._rest, known)
             return run(known.template, work, known.slots, self.values)
         except (TransportError, ProtocolError, QuotaExceeded):
             raise

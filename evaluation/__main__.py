@@ -93,6 +93,9 @@ PROGRAMS: Mapping[str, Program] = {
     "trace": _module("benchmarks.traced_generation", summary="a generation over a slow link, checked in Perfetto's trace processor; root, node"),
     # --- faults and load
     "chaos": _module("chaos.run_chaos", "--json", summary="kill executors at random moments of generation and training"),
+    "device-faults": _module(
+        "chaos.run_device_faults", summary="sticky errors, hung kernels and out of memory at random ops of devices that behave like GPUs",
+    ),
     "endings": _module("chaos.run_endings", summary="programs that end at random moments, and the next one that waits for the place"),
     "idle": _module("chaos.run_idle", "--json", summary="twenty idle sessions where three fit, and an executor that is killed meanwhile"),
     "interrupts": _module("chaos.run_interrupts", summary="Ctrl-C, and again, at random moments of training, generation, upload and planning"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from abc import ABC
@@ -32,7 +33,8 @@ class DeviceRuntime:
         keeps_time: True if `take_seconds` says how long programs take, because the device only simulates them. Such an
             executor runs programs neither ahead nor in batches. False: the executor measures the time.
         hang_seconds: the executor ends if the device completes no submission for so long although the ops of one have been
-            issued. It must exceed what the longest submission takes after that; `--hang-seconds` of `djinn serve` sets it.
+            issued, or issuing one of its ops takes so long because the device does not go on. It must exceed what the longest
+            submission takes; `--hang-seconds` of `djinn serve` sets it.
     """
 
     device: torch.device
@@ -99,6 +101,10 @@ class DeviceRuntime:
         event = torch.Event(self.device, enable_timing=timing)
         event.record(torch.accelerator.current_stream(self.device))
         return event
+
+    def waits_since(self) -> float:
+        """Return since when a thread waits for a copy (`time.monotonic`); infinite if no thread does. It finds copies that hang."""
+        return math.inf if self._made is None else self._made.waits.since()
 
     def relieve(self) -> None:
         """Free memory that no tensor uses. Called after an op ran out of memory, before the op is tried once more."""

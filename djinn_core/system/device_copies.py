@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -15,15 +17,38 @@ SMALL: Final = 64 << 10  # bytes that come back on the compute stream: changing 
 _UNDER_WAY: Final = 4  # blocks of one download
 
 
+class CopyWaits:
+    """Waits of threads for copies, and since when they last."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}  # by thread
+
+    def until(self, event: Any) -> None:
+        """Wait until an event is reached."""
+        thread = threading.get_ident()
+        self._since[thread] = time.monotonic()
+        try:
+            event.synchronize()
+        finally:
+            del self._since[thread]
+
+    def since(self) -> float:
+        """Return the time at which the longest wait began (`time.monotonic`); infinite if no thread waits."""
+        return min(list(self._since.values()), default=math.inf)
+
+
 class PinnedRing:
     """Page-locked blocks, allocated when they are first needed and reused in the order in which they were returned.
 
     Thread-safe. A caller that holds a block must not wait for another one, so that some thread can always go on.
     """
 
-    def __init__(self, allocate: Callable[[], torch.Tensor], count: int = BLOCKS) -> None:
-        """`allocate`: makes a block. `count`: how many there are at most."""
+    def __init__(
+        self, allocate: Callable[[], torch.Tensor], count: int = BLOCKS, waits: CopyWaits | None = None
+    ) -> None:
+        """`allocate`: makes a block. `count`: how many there are at most. `waits`: notes the waits for copies."""
         self._allocate, self._left = allocate, count
+        self._waits = waits or CopyWaits()
         self._idle: deque[tuple[torch.Tensor, Any]] = deque()  # with the event of the last copy
         self._changed = threading.Condition()
 
@@ -69,7 +94,7 @@ class PinnedRing:
     def _settled(self, block: torch.Tensor, event: Any) -> torch.Tensor:
         if event is not None:
             try:
-                event.synchronize()
+                self._waits.until(event)
             except BaseException:
                 self.drop()
                 raise
@@ -77,16 +102,21 @@ class PinnedRing:
 
 
 class DeviceCopies:
-    """Copies between the host and one accelerator. Thread-safe. Ops run on the stream that is current here when it is made."""
+    """Copies between the host and one accelerator. Thread-safe. Ops run on the stream that is current here when it is made.
+
+    Attributes:
+        waits: the waits of threads for copies.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.waits = CopyWaits()
         self._compute = torch.accelerator.current_stream(device)
         try:
             self._up, self._down = torch.Stream(device), torch.Stream(device)
         except (RuntimeError, NotImplementedError):  # MPS has one queue
             self._up = self._down = self._compute
-        self._ring = PinnedRing(_pinned_block)
+        self._ring = PinnedRing(_pinned_block, waits=self.waits)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return memory for an upload, which belongs to the upload stream."""
@@ -162,7 +192,7 @@ class DeviceCopies:
 
     def _finish(self, here: torch.Tensor, piece: slice, block: torch.Tensor, event: Any) -> None:
         try:
-            event.synchronize()
+            self.waits.until(event)
             here[piece] = block[: piece.stop - piece.start]
         except BaseException:
             self._ring.drop()

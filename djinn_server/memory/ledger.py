@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 import torch
@@ -20,12 +20,14 @@ from djinn_server.memory.allocation import Allocation, SourceBytes, StoredCopy
 from djinn_server.memory.budgets import RESIDENCIES, Budgets
 from djinn_server.memory.eviction import Decider, Hints, kind_of_holding
 from djinn_server.memory.process import process_memory
+from djinn_server.memory.room import is_out_of_memory
 from djinn_server.memory.spill import HostSpill, SpillExtent, SpillSpace, octets
 from djinn_server.running.values import has_memory
 
 if TYPE_CHECKING:
     from djinn_server.memory.session_memory import SessionMemory
 
+_T = TypeVar("_T")
 Holdings = dict[int, Allocation]
 Describe = Callable[[Allocation], EvictionCandidate]
 Evict = Callable[[Allocation, EvictionCandidate], None]
@@ -90,9 +92,24 @@ class Ledger:
     """Tracks the memory that the sessions of a device hold, and keeps it below `limit` bytes.
 
     A thread that runs ops or changes holdings has `lock`.
+
+    Attributes:
+        on_demand: True if nothing is evicted before an op runs out of memory. Programs then run without `lock`, and the inputs of
+            those that run are not evicted.
+        relieve: frees memory of the device that no tensor uses.
     """
 
-    def __init__(self, limit: int, device: torch.device, space: SpillSpace, decider: Decider | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        device: torch.device,
+        space: SpillSpace,
+        decider: Decider | None = None,
+        *,
+        on_demand: bool = False,
+        relieve: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.on_demand, self.relieve = on_demand, relieve
         self.limit = limit
         self.device = device
         self.space = space
@@ -103,7 +120,7 @@ class Ledger:
         self.counts = EvictionCounters()
         self.budgets = Budgets()
         self.peak = 0
-        self.reserve = limit // RESERVE
+        self.reserve = 0 if on_demand else limit // RESERVE
         self.process = process_memory(device.type)
         self.pressure = Pressure()
         self.loading: threading.Thread | None = None  # loads libraries, whose memory is no session's
@@ -207,7 +224,7 @@ class Ledger:
     def figures(self) -> dict[str, int]:
         """Bytes: the limit, what is held at most and now, what lies elsewhere; and what was done so far."""
         return {
-            "memory_limit": self.limit,
+            "memory_limit": 0 if self.on_demand else self.limit,
             "memory_reserve": self.reserve,
             "memory_pressure": self.pressure.level,
             "memory_run_peak": self.peak,
@@ -320,6 +337,8 @@ class Ledger:
             raise
         copy.resident = holding.resident = True
         self._away -= holding.nbytes
+        if self.on_demand:  # so that programs run as they are again
+            self.written(holding.key)
 
     def _fill(self, storage: torch.UntypedStorage, copy: StoredCopy) -> None:
         """Put the bytes of a copy into a storage of the same size.
@@ -361,7 +380,7 @@ class Ledger:
         with self.lock:
             holding = self.look({}, tensor)
             self.admit(holding.nbytes)
-            made = torch.UntypedStorage(holding.nbytes, device=self.device)
+            made = self.with_room(lambda: torch.UntypedStorage(holding.nbytes, device=self.device))
             copy = self._copies.get(holding.key)
             if copy is not None and not copy.resident:  # perhaps only now, to make room
                 self._fill(made, copy)
@@ -467,6 +486,8 @@ class Ledger:
         Raises:
             torch.OutOfMemoryError: there is none.
         """
+        if self.on_demand:
+            return
         resident = self.resident()
         if resident + nbytes > self.budget:
             resident = self.without_runs_ahead()
@@ -491,7 +512,26 @@ class Ledger:
         if self.is_evicted(tensor):
             holding = self.look({}, tensor)
             self.admit(holding.nbytes)
-            self.restore(holding)
+            self.with_room(lambda: self.restore(holding))
+
+    def with_room(self, allocate: Callable[[], _T]) -> _T:
+        """Return what `allocate` returns. If it runs out of memory, evict what can be evicted, and call it once more.
+
+        Raises:
+            RuntimeError: there is not enough memory.
+        """
+        try:
+            return allocate()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            _log.info("memory ran out: values are evicted", error=str(error))
+        with self.lock:
+            holdings = self.survey()
+            resident = sum(h.nbytes for h in holdings.values() if h.resident)
+            self.make_room(self.budget, resident, holdings.values(), self.between_programs(self.hints(holdings)))
+            self.relieve()
+            return allocate()
 
     def refusal(self, wanted: int, resident: int) -> str:
         """An out-of-memory message: the bytes requested, the bytes resident, and the share of each session."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -17,14 +18,26 @@ from djinn_server.memory.spill import spill_space
 
 
 class LimitedRuntime(DeviceRuntime):
-    """A wrapper of a device runtime that uses at most `limit` bytes; `decider`: what is evicted first."""
+    """A wrapper of a device runtime that uses at most `limit` bytes; `decider`: what is evicted first.
+
+    Without a limit (0), an accelerator uses all of its memory, and values are evicted when that runs out.
+    """
 
     def __init__(self, runtime: DeviceRuntime, limit: int, disk: DiskQuota, decider: Decider | None = None) -> None:
         super().__init__(runtime.device)
         self.hang_seconds = runtime.hang_seconds
-        self.ledger = Ledger(limit, runtime.device, spill_space(runtime, disk), decider)
+        self.ledger = Ledger(
+            limit or runtime.memory()["total"],
+            runtime.device,
+            spill_space(runtime, disk),
+            decider,
+            on_demand=not limit,
+            relieve=runtime.relieve,
+        )
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
+        if not limit:
+            return
         # The libraries that analyse programs take a second to load, and memory that is no session's.
         self.ledger.loading = threading.Thread(target=load_early, name="djinn-early", daemon=True)
         self.ledger.loading.start()
@@ -35,6 +48,8 @@ class LimitedRuntime(DeviceRuntime):
         Raises:
             torch.OutOfMemoryError: there is no room.
         """
+        if self.ledger.on_demand:
+            return self.ledger.with_room(lambda: self._runtime.receive(data))
         with self.ledger.lock:
             self.ledger.admit(data.nbytes)
             if not self._is_host:
@@ -43,8 +58,22 @@ class LimitedRuntime(DeviceRuntime):
             return data if storage.resizable() and storage.nbytes() == data.nbytes else data.clone()
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Return host memory: only a whole upload makes room on the device."""
+        """As `DeviceRuntime.allocate`. Under a limit it returns host memory: only a whole upload makes room on the device."""
+        if self.ledger.on_demand:
+            return self.ledger.with_room(lambda: self._runtime.allocate(nbytes))
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def write(self, target: torch.Tensor, start: int, data: torch.Tensor) -> None:
+        """As `DeviceRuntime.write`."""
+        self._runtime.write(target, start, data)
+
+    def overwrite(self, target: torch.Tensor, data: torch.Tensor) -> None:
+        """As `DeviceRuntime.overwrite`."""
+        self._runtime.overwrite(target, data)
+
+    def commit(self, target: torch.Tensor) -> torch.Tensor:
+        """As `DeviceRuntime.commit`."""
+        return self.receive(target) if target.device.type == "cpu" else self._runtime.commit(target)
 
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
         """As `DeviceRuntime.deliver`; a copy, because the memory may be taken while it is sent.
@@ -54,11 +83,21 @@ class LimitedRuntime(DeviceRuntime):
         """
         with self.ledger.lock:
             self.ledger.reload(tensor)
-            return tensor.clone() if self._is_host else self._runtime.deliver(tensor)
+            if self._is_host:
+                return tensor.clone()
+            return self.ledger.with_room(lambda: self._runtime.deliver(tensor))
 
     def is_lost(self, error: BaseException) -> bool:
         """As `DeviceRuntime.is_lost`."""
         return self._runtime.is_lost(error)
+
+    def waits_since(self) -> float:
+        """As `DeviceRuntime.waits_since`."""
+        return self._runtime.waits_since()
+
+    def mark(self, *, timing: bool = False) -> Any:
+        """As `DeviceRuntime.mark`."""
+        return self._runtime.mark(timing=timing)
 
     def synchronize(self) -> None:
         """As `DeviceRuntime.synchronize`."""
@@ -71,6 +110,8 @@ class LimitedRuntime(DeviceRuntime):
     def memory(self) -> Mapping[str, int]:
         """As `DeviceRuntime.memory`, of what the limit leaves."""
         found = dict(self._runtime.memory())
+        if self.ledger.on_demand:
+            return found
         total = min(self.ledger.limit, found.get("total", self.ledger.limit))
         free = min(max(0, self.ledger.limit - self.ledger.resident()), found.get("free", self.ledger.limit))
         return found | {

@@ -22,7 +22,7 @@ from djinn_server.memory.lifetimes import NEVER
 from djinn_server.memory.memory_estimate import MemoryEstimate, bytes_of_step
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.compiled_step import CompiledStep, Environment
-from djinn_server.running.run import CancelledStep, FailedStep, RunOutcome, fulfil
+from djinn_server.running.run import CancelledStep, FailedStep, RunOutcome, fulfil, numbers_of
 from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import has_memory
 
@@ -125,6 +125,7 @@ class LimitedRun:
         self._at: dict[int, Allocation] = {}
         self._resident = 0
         self._step = -1
+        self._relieved = -1  # the step for which all room was made
         self._peak = 0
         self._unmeasured = 0  # bytes that were made since the process was looked at
         self._recomputable = Rematerialization(template, estimate) if ledger.device.type == "cpu" else None
@@ -143,8 +144,27 @@ class LimitedRun:
         run: RunOutcome,
     ) -> int:
         """As `MemoryGuard.advance`."""
+        with self._ledger.lock:
+            return self._advance(steps, start, stop, env, claims, run)
+
+    def relieve(self, step: int, env: Environment) -> None:
+        """As `MemoryGuard.relieve`."""
+        with self._ledger.lock:
+            self._begin(env)
+            self._step = self._relieved = step
+            self._make_all_room(self._operands(self._template.steps[step]))
+
+    def _advance(
+        self,
+        steps: Sequence[CompiledStep],
+        start: int,
+        stop: int,
+        env: Environment,
+        claims: Mapping[int, list[Claim]],
+        run: RunOutcome,
+    ) -> int:
         self._begin(env)
-        for index in range(start, stop):
+        for index in numbers_of(run, start, stop):
             if run.halt.value:
                 raise CancelledStep(index)
             self._step = index
@@ -249,7 +269,7 @@ class LimitedRun:
 
     def _prepare(self, index: int, step: CompiledStep) -> None:
         at = self._at
-        operands = [at[place] for place in step.reads if place in at]
+        operands = self._operands(step)
         for holding in operands:
             if not holding.resident:
                 self._reload(holding, operands)
@@ -282,11 +302,18 @@ class LimitedRun:
         try:
             step.store(self._env)
         except (MemoryError, RuntimeError) as error:
-            if step.writes or not is_out_of_memory(error):
+            if step.writes or self._relieved == self._step or not is_out_of_memory(error):
                 raise
-            operands = [self._at[place] for place in step.reads if place in self._at]
-            self._room(self._ledger.budget - self._resident + sum(h.nbytes for h in operands), operands)
+            self._make_all_room(self._operands(step))
             step.store(self._env)
+
+    def _operands(self, step: CompiledStep) -> list[Allocation]:
+        return [self._at[place] for place in step.reads if place in self._at]
+
+    def _make_all_room(self, keep: Collection[Allocation]) -> None:
+        """Evict everything that can be evicted beside `keep`."""
+        self._room(self._ledger.budget, keep)
+        self._ledger.relieve()
 
     def _reload(self, holding: Allocation, keep: Collection[Allocation]) -> None:
         """Reload the memory of a holding.
@@ -302,7 +329,13 @@ class LimitedRun:
         if holding.dropped and self._recomputable is not None:
             self._recompute(self._recomputable, holding, keep)
         else:
-            self._ledger.restore(holding)
+            try:
+                self._ledger.restore(holding)
+            except (MemoryError, RuntimeError) as error:  # the device has less memory than the limit
+                if not is_out_of_memory(error):
+                    raise
+                self._make_all_room([*keep, holding])
+                self._ledger.restore(holding)
         self._resident += holding.nbytes
         self._note()
 

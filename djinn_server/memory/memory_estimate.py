@@ -62,6 +62,11 @@ class MemoryEstimate:
         return any(after < step < before for key in (root, -1) for step in self.writes.get(key, ()))
 
 
+def unknown_memory(template: CompiledTemplate) -> MemoryEstimate:
+    """The estimate of a run of which nothing is known but when its values are used."""
+    return MemoryEstimate(lifetimes_of(template), [0] * template.count, {}, {}, frozenset(), 0, 0, ())
+
+
 def bytes_of_inputs(values: Iterable[object]) -> int:
     """Bytes of those of these values that are strided tensors; where their memory was evicted as well."""
     return sum([v.nbytes for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided])

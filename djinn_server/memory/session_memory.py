@@ -22,7 +22,7 @@ from djinn_server.memory.allocation import Allocation
 from djinn_server.memory.budgets import ACTIVATION, CACHE, KINDS, NAMES, Usage, kind_of
 from djinn_server.memory.ledger import Holdings, Ledger
 from djinn_server.memory.limited_run import LimitedRun
-from djinn_server.memory.memory_estimate import MemoryEstimate, bytes_of_inputs, estimate_memory
+from djinn_server.memory.memory_estimate import MemoryEstimate, bytes_of_inputs, estimate_memory, unknown_memory
 from djinn_server.memory.next_use import LastUses, NextUsePredictor
 from djinn_server.running.run import RunOutcome, TemplateRun, environment_of
 from djinn_server.running.run_request import RunRequest
@@ -73,6 +73,7 @@ class SessionMemory:
         self._kinds: dict[int, str] = {}
         self._usage = Usage(values)
         self._pinned: set[int] = set()  # storages
+        self._used_now: frozenset[int] = frozenset()  # storages of a program that runs without a guard
         self._past: deque[PastRun] = deque(maxlen=PAST_RUNS)
         self.ahead = 0
         self.give_way: Callable[[], None] = _nothing
@@ -117,7 +118,8 @@ class SessionMemory:
 
     def pins(self, handle: int) -> bool:
         """True if the memory of a value must stay where it is."""
-        return storage_of(handle) in self._pinned
+        storage = storage_of(handle)
+        return storage in self._pinned or storage in self._used_now
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheReply:
         """Carry out a `CacheRequest` for these values; for all KV caches of the session if it names none."""
@@ -234,6 +236,8 @@ class SessionMemory:
     ) -> RunOutcome:
         """Run a template within the limit; `plain` runs it where memory is not short."""
         ledger = self._ledger
+        if ledger.on_demand:
+            return self._run_on_demand(template, work, slots, plain)
         with ledger.lock:
             self._used = time.monotonic()
             estimate = self._estimate(digest, template, work, slots)
@@ -255,6 +259,47 @@ class SessionMemory:
             ledger.steps += estimate.lifetimes.steps
             self._used = time.monotonic()
             return outcome
+
+    @property
+    def limited(self) -> bool:
+        """True if the memory has a limit."""
+        return not self._ledger.on_demand
+
+    def _run_on_demand(
+        self, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
+    ) -> RunOutcome:
+        """Run a template as it is until an op runs out of memory, and under a guard from there, or if an input was evicted."""
+        ledger, guards = self._ledger, list[LimitedRun]()
+
+        def guard(template: CompiledTemplate) -> LimitedRun:
+            with ledger.lock:
+                self._used_now = frozenset()
+                hints = ledger.hints(ledger.survey())
+                guards.append(LimitedRun(ledger, template, unknown_memory(template), hints, hints.of_session(self)))
+            return guards[0]
+
+        with ledger.lock:
+            self._used = time.monotonic()
+            self._used_now = frozenset(map(storage_of, work.inputs))
+            there = ledger.all_resident or not any(
+                has_memory(value) and ledger.is_evicted(value) for value in map(self.values.table.get, work.inputs)
+            )
+        try:
+            if there:
+                work.guard = guard
+                outcome = plain(template, work, slots, self.values)
+            else:
+                run = TemplateRun(template, work, slots, self.values, guard=guard(template))
+                run.advance()
+                outcome = run.finish()
+        finally:
+            self._used_now = frozenset()
+        if guards:
+            self.values.forget_addresses()  # what was moved to the host comes back elsewhere
+            with ledger.lock:
+                self._count_away(work.outputs)
+                ledger.relax()
+        return outcome
 
     def _run_near(
         self,

@@ -48,7 +48,7 @@ from djinn_server.recovery.transfer_log import KINDS, PastTransfers, TransferRec
 
 _MAGIC: Final = b"DJNJ2\n"
 _HEADER, FRAME, NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
-_CUT: Final = b"X"
+_CUT, _SHORT = b"X", b"M"
 _CUT_AT: Final = struct.Struct("<QQ")
 STALE_SECONDS: Final = 600.0  # age at which an unused journal is deleted
 _OWNER_LIMIT: Final = 1 << 16  # bytes
@@ -169,6 +169,10 @@ class Journal:
         """Note that a submission was stopped before that op: cancelled, or by a device error, which is the reason."""
         self.append(_CUT, _CUT_AT.pack(submission, op) + reason.encode(), ())
 
+    def ran_out_of_memory(self, submission: int, op: int, reason: str) -> None:
+        """Note that an op failed because there was no memory, which may be there when the session is recovered."""
+        self.append(_SHORT, _CUT_AT.pack(submission, op) + reason.encode(), ())
+
     def note(self, decided: bytes) -> None:
         """Record a decision that does not follow from the frames."""
         self.append(NOTE, decided, ())
@@ -176,6 +180,10 @@ class Journal:
     def try_again(self) -> None:
         """Record the start of a recovery attempt; too many without progress end the session."""
         self.append(_TRIED, b"", ())
+
+    def recovered(self) -> None:
+        """Record that the recovery is complete: a process that dies now dies of something else."""
+        self.append(_TRIED, b"done", ())
 
     def compact(
         self,
@@ -343,8 +351,9 @@ class JournalReader:
         taken: number of frames taken.
         base: the snapshot with which the journal begins; None: it begins with the session.
         cuts: for each stopped submission, by number, the op before which it was stopped, and the device error that was the reason.
+        short: the ops that ran out of memory, by submission and number, with the error.
         transfers: values that came from other executors or went there.
-        tried: number of processes that have replayed it and died before they took anything new.
+        tried: number of processes that have died while they replayed it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -367,6 +376,7 @@ class JournalReader:
         self._mapped: list[tuple[int, memoryview]] | None = None
         self.base: SnapshotHeader | None = None
         self.cuts: dict[int, tuple[int, str]] = {}
+        self.short: dict[int, dict[int, str]] = {}
         self.tried = 0
         self.taken = 0
         try:
@@ -392,7 +402,7 @@ class JournalReader:
                 self.taken += 1
                 self.tried = 0
             elif kind == _TRIED:
-                self.tried += 1
+                self.tried = 0 if self._records.head(start) else self.tried + 1
             elif kind == _KEPT:
                 self._kept.append(start)
             elif kind in KINDS:
@@ -409,6 +419,9 @@ class JournalReader:
                 elif kind == _CUT:
                     submission, op, reason = read_cut(data)
                     self.cuts[submission] = op, reason
+                elif kind == _SHORT:
+                    submission, op, reason = read_cut(data)
+                    self.short.setdefault(submission, {})[op] = reason
                 else:
                     self._notes.append(data)
         if owner is None:

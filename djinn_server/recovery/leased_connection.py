@@ -79,6 +79,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._journal = journal
         self._journaled = journal is not None
         self._past: JournalReader | None = None
+        self._recovered = False
         self._schedule = SnapshotSchedule(every, _CROWDED_SECONDS)
 
     def journal_bytes(self) -> int | None:
@@ -89,10 +90,17 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
     def repeat(self, past: JournalReader, taken: int) -> None:
         """Replay the journal `past`; the client has already received `taken` of its replies."""
         self._past = self._replay = past
+        if past.over:
+            self._note_recovery()
         self._inbox.take(past.taken)
         if past.base is not None:
             self._outbox.restore(past.base.sent, past.kept())
         self._outbox.repeat(taken)
+
+    def _note_recovery(self) -> None:
+        self._recovered = True
+        if self._journal is not None:
+            self._journal.recovered()
 
     @property
     def recovery_state(self) -> tuple[Journal | None, JournalReader | None]:
@@ -107,6 +115,8 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         """
         journal, started = self._journal, time.monotonic()
         schedule = self._schedule
+        if self._past is not None and self._past.over and not self._recovered:
+            self._note_recovery()
         if journal is None or started < schedule.due_if_large:
             return
         if started < schedule.due and not journal.is_half_full:

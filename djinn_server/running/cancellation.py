@@ -20,6 +20,7 @@ from djinn_core.logs import get_logger
 from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import Goodbye, decode, is_of_kind
+from djinn_server.memory.room import OUT_OF_MEMORY
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.recovery.journal import Journal, JournalReader
 from djinn_server.running.fair_share import Share
@@ -77,6 +78,7 @@ class CancellationState:
         """Begin a submission."""
         if self._past is not None:
             work.stop_at, work.stop_reason = self._past.cuts.get(work.sequence, (None, ""))
+            work.short = self._past.short.get(work.sequence, {})
         # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
         self._running = work
         if self._nothing or (self._unwanted and work.sequence in self._unwanted):
@@ -86,6 +88,10 @@ class CancellationState:
     def end(self, work: RunRequest, run: RunOutcome) -> None:
         """End a submission, which has run or was cancelled."""
         self._running = None
+        if run.failures and self._journal is not None:
+            for failure in run.failures:
+                if failure.kind in OUT_OF_MEMORY and failure.instruction >= 0 and failure.instruction not in work.short:
+                    self._journal.ran_out_of_memory(work.sequence, failure.instruction, failure.message)
         if self._unwanted:
             with self._lock:
                 self._unwanted = {number for number in self._unwanted if number > work.sequence}

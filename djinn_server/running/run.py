@@ -19,7 +19,7 @@ from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_server.running.native_replay import LEAST_STEPS, NativeReplay
 from djinn_server.running.poisoning import NO_HANDLE, MemorySharing
-from djinn_server.running.run_request import HaltFlag, RunRequest
+from djinn_server.running.run_request import HaltFlag, Progress, RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate, dtype_called
 from djinn_server.running.timings import OpTimes
 from djinn_server.running.uninitialized_memory import copy_with_strides, zero_fill
@@ -42,6 +42,7 @@ class RunOutcome(msgspec.Struct):
     failures: list[Failure] = msgspec.field(default_factory=list)
     layout_mismatches: list[LayoutMismatch] = msgspec.field(default_factory=list)
     halt: HaltFlag = msgspec.field(default_factory=HaltFlag)  # as in `RunRequest`
+    progress: Progress | None = None  # likewise
     stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
     sharing: MemorySharing | None = None  # since the first failure
 
@@ -84,9 +85,12 @@ class MemoryGuard(Protocol):
         """Run the steps from `start` to before `stop`; returns `stop`.
 
         Raises:
-            Stopped: a step failed.
-            Halted: the submission was cancelled.
+            FailedStep: a step failed.
+            CancelledStep: the submission was cancelled.
         """
+
+    def relieve(self, step: int, env: Environment) -> None:
+        """Make as much room as can be made for a step that ran out of memory and will run once more."""
 
 
 class ShortcutError(DjinnError):
@@ -108,7 +112,6 @@ class TemplateRun:
         "_advance",
         "_count",
         "_guard",
-        "_relieved",
         "_shortcut",
         "_values",
         "claims",
@@ -129,20 +132,19 @@ class TemplateRun:
         guard: MemoryGuard | None = None,
     ) -> None:
         self.template, self.work, self._values, self._guard = template, work, values, guard
-        self.outcome = run = RunOutcome(halt=work.halt)
+        self.outcome = run = RunOutcome(halt=work.halt, progress=work.progress)
         self.env = env = environment_of(template, work, slots, values)
         if template.consumed:
             first_input = len(template.constants) + template.slots
             values.free([work.inputs[place - first_input] for place in template.consumed])
         self.claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
         self.step = 0
-        self._relieved = -1  # the step that was tried again after it ran out of memory
         self._count = template.count if work.stop_at is None else min(work.stop_at, template.count)
         if template.moves and values.indexed:
             run.sharing = MemorySharing(template, work, env, values)
             run.sharing.follow(0)
         # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
-        self._shortcut = None if self.claims or work.stop_at is not None else shortcut
+        self._shortcut = None if self.claims or work.short or work.stop_at is not None else shortcut
         self._advance: Advance = _advance if guard is None else guard.advance
         if work.op_times is not None and guard is None:
             self._advance = partial(_advance_timed, work.op_times)
@@ -153,24 +155,31 @@ class TemplateRun:
         """Run the instructions before `stop`, None: all. Where the submission is cancelled, the run comes to its end before."""
         template, steps, env, run = self.template, self.template.steps, self.env, self.outcome
         count = self._count if stop is None else min(stop, self._count)
-        step, advance = self.step, self._advance
+        step, short = self.step, self.work.short
         with inference_mode(True):
             while step < count:
+                if step in short:
+                    step = self._leave(FailedStep(step, torch.OutOfMemoryError(short[step])))
+                    continue
                 try:
                     shortcut = self._shortcut
                     if shortcut is not None and step <= shortcut.start:
-                        step = advance(steps, step, shortcut.start, env, self.claims, run)
+                        step = self._advance(steps, step, shortcut.start, env, self.claims, run)
+                        numbers_of(run, shortcut.stop - 1, shortcut.stop)  # its last op is the one that is issued
                         step = shortcut.stop if shortcut.take(env) else step
-                    step = advance(steps, step, count, env, self.claims, run)
+                    until = min((op for op in short if op > step), default=count) if short else count
+                    step = self._advance(steps, step, min(until, count), env, self.claims, run)
                 except CancelledStep as halted:
                     step = halted.step
+                    if run.progress is not None:
+                        run.progress.paused = True
                     if self.work.rest is None or not self.work.rest(self.work):
                         run.stopped_at = self._count = step
                         break
                 except FailedStep as stopped:
                     step = self._failed(stopped)
                     if self._guard is None and self.work.op_times is None:
-                        advance = self._advance = _advance  # the library does not look for poison
+                        self._advance = _advance  # the library does not look for poison
                 except ShortcutError as error:
                     assert self._shortcut is not None
                     sharing = MemorySharing(template, self.work, env, self._values)
@@ -183,26 +192,33 @@ class TemplateRun:
         """Poison what a failed instruction leaves undefined, unless it can run again; the next one to run."""
         template, env, run, values = self.template, self.env, self.outcome, self._values
         step = stop.step
-        failed = template.steps[step]
         if self._guard is not None:  # it moves what does not fit elsewhere
             values.forget_addresses()
-        elif self._may_relieve(step, stop.error):
+        elif self._begin_guard(step, stop.error):
             return step
         if run.sharing is None or self._guard is not None:
             run.sharing = MemorySharing(template, self.work, env, values)
+        failed = template.steps[step]
         if _made_resizable(failed, stop, env, values, run.sharing) or _restored(step, failed, env, values, run.sharing):
             return step
-        _poison(template, stop, self.work, env, run.sharing, run)
-        return step + 1
+        return self._leave(stop)
 
-    def _may_relieve(self, step: int, error: Exception) -> bool:
-        """Free memory, and return True if a step that ran out of it can run once more: if it has written nothing."""
-        relieve, writes = self.work.relieve, self.template.steps[step].writes
-        if relieve is None or writes or self._relieved == step or not is_out_of_memory(error):
+    def _leave(self, stop: FailedStep) -> int:
+        """Poison what a failed instruction leaves undefined; the next one to run."""
+        run = self.outcome
+        if run.sharing is None:
+            run.sharing = MemorySharing(self.template, self.work, self.env, self._values)
+        _poison(self.template, stop, self.work, self.env, run.sharing, run)
+        return stop.step + 1
+
+    def _begin_guard(self, step: int, error: Exception) -> bool:
+        """After a step ran out of memory, go on under a guard. Return True if the step can run once more: if it has written nothing."""
+        if self.work.guard is None or not is_out_of_memory(error):
             return False
-        self._relieved = step
-        relieve()
-        return True
+        self._guard = guard = self.work.guard(self.template)
+        self._advance, self._shortcut = guard.advance, None
+        guard.relieve(step, self.env)
+        return not self.template.steps[step].writes
 
     def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
         """Go past the instructions before `stop`. `released`: places that are not needed after them. `made`: what they leave, by its place."""
@@ -287,7 +303,7 @@ def _advance(
     """As `MemoryGuard.advance`, where memory has no limit: one step after another."""
     step = start
     try:
-        for step in range(start, stop):
+        for step in numbers_of(run, start, stop):
             if run.halt.value:
                 raise CancelledStep(step)
             found = claims.get(step)
@@ -321,11 +337,17 @@ def _advance_natively(
         if end - step < LEAST_STEPS:
             step = _advance(steps, step, max(end, step + 1), env, claims, run)
             continue
+        numbers_of(run, end - 1, end)  # which of its ops the library issues is not known
         step, error = native.run(step, end, env, run.halt)
         if error is not None:
             raise FailedStep(step, error) from error
         step = _advance(steps, step, end, env, claims, run)  # stops where the run is halted
     return stop
+
+
+def numbers_of(run: RunOutcome, start: int, stop: int) -> Iterable[int]:
+    """The numbers of the steps from `start` to before `stop`; a device watch sees how far they have been taken."""
+    return range(start, stop) if run.progress is None else run.progress.over(start, stop)
 
 
 def _advance_timed(

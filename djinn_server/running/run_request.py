@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import length_hint
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
@@ -16,6 +18,31 @@ from djinn_server.running.timings import OpTimes
 YIELD: Final = 1  # bits of `RunRequest.halt`
 CANCEL: Final = 2
 HaltFlag = ctypes.c_int  # has an address, so that the library can look at it between two ops
+
+
+class Progress:
+    """The op that a session issues, for another thread to read. The loop over the ops takes its numbers from here, at no cost.
+
+    Attributes:
+        paused: True while the session has yielded the device.
+    """
+
+    def __init__(self) -> None:
+        self.paused = False
+        self._loop: tuple[int, int, Iterator[int]] = (0, 0, iter(()))
+
+    def over(self, start: int, stop: int) -> Iterator[int]:
+        """Return the numbers of the ops that are issued next."""
+        numbers = iter(range(start, stop))
+        self._loop = start, stop, numbers
+        self.paused = False
+        return numbers
+
+    @property
+    def step(self) -> int:
+        """Number of the op."""
+        start, stop, numbers = self._loop
+        return max(start, stop - 1 - length_hint(numbers))
 
 
 class RunRequest(msgspec.Struct):
@@ -30,7 +57,9 @@ class RunRequest(msgspec.Struct):
         ahead: seconds for which it has run before it came.
         stop_at: number of the op at which an earlier run was stopped; None: it was not. stop_reason: the device error of that op,
             if that stopped it.
-        relieve: frees memory of an accelerator after an op ran out of it; None: the op fails at once.
+        short: ops that ran out of memory in an earlier run, with the error. They fail again.
+        progress: the op that is issued; None on CPUs.
+        guard: makes the `MemoryGuard` that runs a template's ops after one ran out of memory; None: that op fails at once.
     """
 
     sequence: int
@@ -44,7 +73,9 @@ class RunRequest(msgspec.Struct):
     halt: HaltFlag = msgspec.field(default_factory=HaltFlag)
     stop_at: int | None = None
     stop_reason: str = ""
-    relieve: Callable[[], None] | None = None
+    short: Mapping[int, str] = MappingProxyType({})
+    progress: Progress | None = None
+    guard: Callable[[Any], Any] | None = None
     rest: Callable[[RunRequest], bool] | None = None
     rested: float = 0.0
     ahead: float = 0.0

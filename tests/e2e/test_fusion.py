@@ -11,6 +11,7 @@ import torch
 import djinn
 from djinn.testing import executor_figures
 from djinn_client.runtime import client
+from djinn_optimizations.fusion.projections import ROWS
 from tests.shared.executors import only_executor
 
 REMOTE = "remote_accelerator:0"
@@ -89,7 +90,7 @@ def test_weights_are_put_together_once_and_again_when_they_change():
 @torch.no_grad()
 def test_many_rows_stay_as_they_are():
     ours = Gated().eval().to(REMOTE)
-    rows = torch.randn(2, 16).to(REMOTE)
+    rows = torch.randn(ROWS + 1, 16).to(REMOTE)  # on a CPU two are too many
     _, names, _ = applied(lambda: [made.cpu() for made in ours(rows)])
     assert "fuse_projections" not in names
 

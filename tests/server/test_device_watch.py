@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from djinn_core.errors import TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.wire.message_base import Failure
 from djinn_server.device_watch import DeviceWatch
-from djinn_server.running.run import TemplateRun
+from djinn_server.running.run import FailedStep, TemplateRun
 from djinn_server.running.run_request import RunRequest
 from djinn_server.session import ExecutorSession
 
@@ -29,13 +31,13 @@ class Event:
 
 
 class Runtime(DeviceRuntime):
-    """A device whose events the test lets pass. Once `error` is set, each call raises it."""
+    """A device whose events the test lets pass. Once `error` is set, each call raises it. `hung`: a wait for it has no end."""
 
     hang_seconds = 30.0
 
     def __init__(self):
         super().__init__(torch.device("meta"))
-        self.error, self.events, self.synchronized, self.relieved = None, [], 0, 0
+        self.error, self.events, self.synchronized, self.hung, self.copies_since = None, [], 0, False, math.inf
 
     def call(self):
         if self.error is not None:
@@ -50,9 +52,11 @@ class Runtime(DeviceRuntime):
     def synchronize(self):
         self.synchronized += 1
         self.call()
+        if self.hung:
+            threading.Event().wait()
 
-    def relieve(self):
-        self.relieved += 1
+    def waits_since(self):
+        return self.copies_since
 
 
 class Session:
@@ -80,9 +84,8 @@ def request(sequence=1):
 class Watched:
     def __init__(self):
         self.runtime, self.reasons = Runtime(), []
-        self.watch = DeviceWatch(self.runtime)
-        self.watch._run = lambda: None  # the test looks itself
-        self.watch.lost = self.reasons.append
+        self.watch = DeviceWatch(self.runtime)  # the test looks itself
+        self.watch._lost = self.reasons.append
 
     def run(self, session, sequence=1, ops=OPS):
         work = request(sequence)
@@ -137,14 +140,14 @@ def test_recovered_session_runs_each_op_alone_so_that_the_op_is_known():
     watched, session = Watched(), Session(replaying=True)
     work = request(5)
     watched.watch.begin(session, work, OPS)
-    for op in range(2):
+    for op in work.progress.over(0, 3):
         begun = work.op_times.begin()
         if op:
             watched.runtime.error = ERROR
             with pytest.raises(torch.AcceleratorError):
                 work.op_times.end(op, begun)
-        else:
-            work.op_times.end(op, begun)
+            break
+        work.op_times.end(op, begun)
     watched.watch.check(ERROR, 1)
     assert session.stopped[0][:2] == (5, 1)
     assert "lost: aten::embedding (op 1 of submission 5) failed" in watched.reasons[0]
@@ -198,41 +201,102 @@ def test_queue_that_goes_on_does_not_hang(monkeypatch):
     assert not watched.reasons
 
 
-def test_hung_op_of_a_recovered_session_is_named(monkeypatch):
-    watched, session = Watched(), Session(replaying=True)
-    work = request(2)
-    watched.watch.begin(session, work, OPS)
-    work.op_times.end(0, work.op_times.begin())
-    work.op_times.begin()
-    later = time.monotonic() + Runtime.hang_seconds + 1
-    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: later)
+@pytest.fixture
+def later(monkeypatch):
+    """Have so many seconds pass."""
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("djinn_server.device_watch.ANSWER_SECONDS", 0.01)
+
+    def pass_by(seconds):
+        clock.now += seconds
+
+    return pass_by
+
+
+def issuing(watched, session, op, sequence=1):
+    """A submission whose session issues that op."""
+    work = request(sequence)
+    begun = watched.watch.begin(session, work, OPS)
+    numbers = work.progress.over(0, 3)
+    for _ in range(op + 1):
+        next(numbers)
     watched.watch.look()
-    assert "aten::embedding (op 1 of submission 2) hangs" in watched.reasons[0]
-    assert session.stopped[0][:2] == (2, 1)
+    return begun
 
 
-def test_ops_that_take_long_to_issue_are_no_hang(monkeypatch):
-    watched, session, began = Watched(), Session(), time.monotonic()
-    issuing = watched.watch.begin(session, request(1), OPS)
-    for later in (0, Runtime.hang_seconds + 1):
-        monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda later=later: began + later)
+@pytest.mark.parametrize(
+    ("replaying", "op", "named"),
+    [
+        (True, 1, "lost: aten::embedding (op 1 of submission 1) hangs"),
+        (False, 0, "an op at or before aten::embedding (op 1 of submission 1) hangs"),
+    ],
+)
+def test_op_that_cannot_be_issued_because_the_device_hangs_is_named(later, replaying, op, named):
+    watched, session = Watched(), Session(replaying=replaying)
+    issuing(watched, session, 1)
+    watched.runtime.hung = True
+    later(Runtime.hang_seconds + 1)
+    watched.watch.look()
+    assert named in watched.reasons[0]
+    assert session.stopped[0][:2] == (1, op)
+
+
+def test_hang_of_one_of_several_sessions_that_issue_stops_none(later):
+    watched, one, other = Watched(), Session(), Session()
+    issuing(watched, one, 1)
+    issuing(watched, other, 2)
+    watched.runtime.hung = True
+    later(Runtime.hang_seconds + 1)
+    watched.watch.look()
+    assert "or one of 2 submissions hangs" in watched.reasons[0]
+    assert not one.stopped + other.stopped
+
+
+def test_ops_that_take_long_to_issue_are_no_hang(later):
+    watched, session = Watched(), Session()
+    begun = issuing(watched, session, 0)
+    for _ in range(2):
+        later(Runtime.hang_seconds + 1)
         watched.watch.look()
-    watched.watch.issued(issuing)
+    watched.watch.issued(begun)
     watched.watch.look()
-    assert not watched.reasons
-    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: began + 2 * Runtime.hang_seconds + 2)
+    assert not watched.reasons, "the device completed all that it had"
+    later(Runtime.hang_seconds + 1)
     watched.watch.look()
-    assert "submission 1) hangs" in watched.reasons[0], "it is one after so long without ops"
+    assert "submission 1) hangs" in watched.reasons[0]
 
 
-def test_recovered_session_does_not_hang_between_two_ops(monkeypatch):
-    watched, session, began = Watched(), Session(replaying=True), time.monotonic()
-    work = request(1)
+def test_session_that_issues_another_op_now_and_then_does_not_hang(later):
+    watched, session, work = Watched(), Session(), request()
     watched.watch.begin(session, work, OPS)
-    work.op_times.end(0, work.op_times.begin())
-    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: began + Runtime.hang_seconds + 1)
+    watched.runtime.hung = True
+    for _ in work.progress.over(0, 3):
+        watched.watch.look()
+        later(Runtime.hang_seconds - 1)
+    assert not watched.reasons
+    assert not watched.runtime.synchronized, "the device is not asked in vain"
+
+
+def test_session_that_has_yielded_the_device_does_not_hang(later):
+    watched, session, work = Watched(), Session(), request()
+    watched.watch.begin(session, work, OPS)
+    work.progress.paused = watched.runtime.hung = True
+    watched.watch.look()
+    later(Runtime.hang_seconds + 1)
     watched.watch.look()
     assert not watched.reasons
+
+
+@pytest.mark.parametrize("hung", [True, False])
+def test_copy_that_hangs_stops_no_session(later, hung):
+    watched = Watched()
+    watched.runtime.hung, watched.runtime.copies_since = hung, time.monotonic()
+    later(Runtime.hang_seconds + 1)
+    watched.watch.look()
+    assert [reason.partition(":")[2] for reason in watched.reasons] == hung * [
+        " a copy between host and device hangs: nothing was completed for 30 s"
+    ]
 
 
 def test_submission_that_runs_while_another_one_yields_is_its_own(monkeypatch):
@@ -330,7 +394,19 @@ def test_submission_that_is_broken_off_has_been_issued():
 
 @pytest.mark.parametrize(("writes", "tries"), [((), 2), ((0,), 1)])
 def test_op_that_ran_out_of_memory_runs_once_more_unless_it_writes(writes, tries):
-    runtime, ran = Runtime(), []
+    ran, relieved = [], []
+
+    class Guard:
+        def relieve(self, step, env):
+            relieved.append(step)
+
+        def advance(self, steps, start, stop, env, claims, run):
+            for step in range(start, stop):
+                try:
+                    steps[step].run(env)
+                except Exception as error:
+                    raise FailedStep(step, error) from error
+            return stop
 
     def step(env):
         del env
@@ -351,13 +427,18 @@ def test_op_that_ran_out_of_memory_runs_once_more_unless_it_writes(writes, tries
         native=lambda: None,
     )
     work = request()
-    work.relieve = runtime.relieve
+    work.guard = lambda _: Guard()
     values = SimpleNamespace(
-        table={}, indexed=False, sharing_memory=lambda *_: [], poison=lambda *_: None, moved=lambda *_: None
+        table={},
+        indexed=False,
+        sharing_memory=lambda *_: [],
+        poison=lambda *_: None,
+        moved=lambda *_: None,
+        forget_addresses=lambda: None,
     )
     run = TemplateRun(one, work, [], values)
     run.advance()
     assert len(ran) == tries
-    assert runtime.relieved == tries - 1
+    assert relieved == [0]
     (failure,) = run.outcome.failures
     assert failure.kind == "OutOfMemoryError"

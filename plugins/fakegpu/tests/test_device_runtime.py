@@ -147,7 +147,7 @@ def test_watch_reports_within_a_second(gpu, kind, text):
         runtime, stopped, reasons, told = DeviceRuntime(torch.device("fakegpu", 0)), [], [], threading.Event()
         runtime.hang_seconds = 0.5
         watch = DeviceWatch(runtime)
-        watch.lost = lambda reason: (reasons.append(reason), told.set())
+        watch.start(lambda reason: (reasons.append(reason), told.set()))
         session = SimpleNamespace(replaying=False, stop_before=lambda *at: stopped.append(at[:2]))
         steps = [SimpleNamespace(op="aten::ones"), SimpleNamespace(op="aten::add")]
         issuing = watch.begin(session, RunRequest(7, [], [], [], [], (), False), SimpleNamespace(steps=steps, count=2))

@@ -1,0 +1,177 @@
+"""Faults of a served device: hung kernels that block the session, and memory that runs out, with a client in this process."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from configured import configured
+from servers import SECONDS, started
+
+import djinn
+from djinn.testing import executor_figures
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting.servers import ask_servers
+from djinn_fakegpu.library import build
+from djinn_fakegpu.remote_control import RemoteControl
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+    pytest.mark.usefixtures("forked_processes"),
+]
+REMOTE = "remote_accelerator:0"
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, start_python, plain_environment):
+    build()  # on a busy machine it takes longer than an executor may take to start
+    folder = tmp_path_factory.mktemp("gpu")
+    command = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json", "--threads", "1"]
+    command += [
+        "--device",
+        "fakegpu:0",
+        "--hang-seconds",
+        "1",
+        "--journal",
+        folder / "journals",
+        "--drain-seconds",
+        "1",
+    ]
+    known = plain_environment | {"DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
+    server = started(start_python, command, folder, known)
+    yield server
+    assert server.stop() == 0, server.log.read_text()
+
+
+@pytest.fixture
+def gpu(server):
+    """The device of a new session, whose faults and memory a test can set."""
+    control = RemoteControl(server.file.parent)
+    with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
+        djinn.init()
+        yield control
+    control.configure(memory=16 << 30, queue=1024)
+
+
+def processes():
+    (found,) = ask_servers(client.settings()).values()
+    return [status.process for status in found.executors]
+
+
+def test_kernel_that_hangs_before_an_op_that_waits_is_found(gpu):
+    x, before = torch.ones(8).to(REMOTE), processes()
+    djinn.synchronize()
+    gpu.inject("hang", "aten::add")
+    with pytest.raises(djinn.errors.DjinnError, match=r"an op at or before aten::nonzero \(op 1 of .*\) hangs"):
+        (x + 1).nonzero()
+    assert torch.ones(3).to(REMOTE).sum().item() == 3
+    assert processes() != before
+
+
+def test_kernel_that_hangs_while_the_queue_is_full_is_found(gpu):
+    x = torch.ones(8).to(REMOTE)
+    djinn.synchronize()
+    gpu.configure(queue=4)
+    gpu.inject("hang", "aten::sin")
+    y = x.sin()
+    for _ in range(10):
+        y = y * 2
+    with pytest.raises(djinn.errors.DjinnError, match=r"at or before aten::mul\S* \(op [3-5] of .*\) hangs"):
+        y.cpu()
+    assert x.sum().item() == 8
+
+
+def test_copy_that_hangs_ends_the_executor_and_the_session_goes_on(gpu):
+    x, before = torch.arange(9.0).to(REMOTE), processes()
+    djinn.synchronize()
+    gpu.inject("hang", "a download")
+    assert x.cpu().tolist() == list(range(9))
+    assert processes() != before
+
+
+@pytest.fixture
+def small(gpu):
+    """The same with 64 MiB."""
+    gpu.configure(memory=64 * MIB)
+    return gpu
+
+
+def filled(mib, value):
+    return torch.full((mib * MIB // 4,), float(value)).to(REMOTE)
+
+
+def test_op_without_memory_runs_once_others_were_evicted(small):
+    a, b = filled(20, 1), filled(20, 2)
+    c = a + 2
+    d = b * c
+    assert (c.sum().item(), a.sum().item()) == (15 * MIB, 5 * MIB)
+    for _ in range(2):
+        assert [int(one[-1]) for one in (a, b, c, d)] == [1, 2, 3, 6]
+    assert torch.equal((a * d).cpu(), torch.full((5 * MIB,), 6.0))
+    assert small.counters()["out_of_memory"] > 0
+    assert executor_figures()["evictions"] > 0
+    assert small.allocated() <= 64 * MIB
+
+
+def test_op_that_has_no_memory_all_the_same_fails_alone(small):
+    a, process = filled(8, 1), processes()
+    attempts = small.counters().get("out_of_memory", 0)
+    b = a + 1
+    too_large = a.repeat(10)
+    c = b * 3
+    with pytest.raises(torch.OutOfMemoryError, match=r"aten::repeat|fakegpu out of memory"):
+        too_large.cpu()
+    assert small.counters()["out_of_memory"] == attempts + 2, "it is tried twice"
+    assert c[0].item() == 6
+    assert processes() == process
+
+
+def test_upload_without_memory_takes_the_place_of_other_values(small):
+    values = [filled(20, number) for number in range(5)]
+    assert [int(value[0]) for value in values] == list(range(5))
+    assert executor_figures()["memory_away"] > 0
+
+
+def test_sessions_give_way_to_each_other_and_leave_no_memory(small, python, plain_environment, server):
+    """Two programs use 40 MiB each of 64 in turn."""
+    program = """
+import sys, torch, djinn
+values = [torch.full((20 << 18,), float(number)).to("remote_accelerator:0") for number in range(2)]
+for line in sys.stdin:
+    values = [value + 1 for value in values]
+    print([value[-1].item() for value in values], flush=True)
+"""
+    known = {"DJINN_SERVERS": server.url("tcp"), "DJINN_TOKEN": server.token, "DJINN_THREADS": "1"}
+    other = python.start_talking("-c", program, env={**plain_environment, **known})
+    mine = [filled(20, number) for number in range(2)]
+    with other:
+        for turn in range(1, 4):
+            other.stdin.write("\n")
+            other.stdin.flush()
+            assert other.stdout.readline() == f"{[turn + 0.0, turn + 1.0]}\n"
+            mine = [value * 2 for value in mine]
+            assert [value[-1].item() for value in mine] == [0, 2**turn]
+        other.stdin.close()
+        other.wait(SECONDS)
+    assert executor_figures()["evictions"] > 0
+    del mine
+    djinn.synchronize()
+    assert executor_figures()["memory_away"] == 0
+
+
+def test_session_whose_op_had_no_memory_is_recovered_as_it_was(small):
+    """The memory is there when the op is repeated: it fails again, as the client was told."""
+    a = filled(8, 1)
+    too_large = a.repeat(10)
+    with pytest.raises(torch.OutOfMemoryError):
+        too_large.cpu()
+    djinn.synchronize()
+    small.configure(memory=16 << 30)
+    small.inject("sticky", "aten::cos")
+    with pytest.raises(djinn.errors.DjinnError, match="aten::cos"):
+        a.cos().sum().item()
+    assert a.sum().item() == 2 * MIB
+    with pytest.raises(torch.OutOfMemoryError):
+        too_large.cpu()
