@@ -106,8 +106,9 @@ class Client:
 
     def close(self) -> None:
         """Let it end, and with it its session."""
-        self.process.stdin.close()
-        self.process.wait(300)
+        with self.process:
+            self.process.stdin.close()
+            self.process.wait(300)
 
     def _line(self) -> str:
         line = self.process.stdout.readline()
