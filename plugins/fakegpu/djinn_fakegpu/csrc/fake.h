@@ -27,7 +27,8 @@ constexpr int kStreams = 33;  // of each device: the default stream and a pool
 constexpr int kMaxDevices = 8;
 constexpr int kLanes = kStreams * kMaxDevices;  // a lane is one stream of one device
 
-// One lock for all state. Recursive: tensors may be freed while it is held.
+// One lock for all state. Whoever frees a tensor waits for it with the interpreter's lock, which copies and ends of tensors may need:
+// neither may happen while it is held. Recursive, because functions that hold it call each other.
 using Guard = std::lock_guard<std::recursive_mutex>;
 std::recursive_mutex& mutex();
 

@@ -367,12 +367,13 @@ void upload(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   launch.uses(to, true);
   if (pinned) add_host(&launch, host, false);
   launch.check();
+  if (lane.capture) return capture_copy(lane.capture, cpu_view(to), host);
+  auto* target = data_of(to);
   {
     Guard guard(mutex());
-    if (lane.capture) return capture_copy(lane.capture, cpu_view(to), host);
     const auto* data = static_cast<const char*>(host.const_data_ptr());
     host_copies_arrive(data, bytes_of(host));
-    std::memcpy(data_of(to), data, bytes_of(host));
+    std::memcpy(target, data, bytes_of(host));
     const auto done = transfer(&launch, pinned ? "host_to_device" : "pageable_to_device", bytes_of(host), hardware().link);
     if (async) host_lends(static_cast<char*>(host.data_ptr()), bytes_of(host), done);
   }
@@ -395,10 +396,10 @@ void download(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   launch.uses(from, false);
   if (pinned) add_host(&launch, to, true);
   launch.check();
+  if (lane.capture) return capture_copy(lane.capture, to, cpu_view(from));
+  const auto* data = data_of(from);
   {
     Guard guard(mutex());
-    if (lane.capture) return capture_copy(lane.capture, to, cpu_view(from));
-    const auto* data = data_of(from);
     const auto done = transfer(&launch, pinned ? "device_to_host" : "device_to_pageable", bytes_of(to), hardware().link);
     host_receives(static_cast<char*>(to.data_ptr()), {data, data + bytes_of(to)}, done);
   }

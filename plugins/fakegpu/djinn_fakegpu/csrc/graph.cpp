@@ -67,21 +67,25 @@ struct FakeGraph final : at::GraphImplInterface {
     count("captures");
   }
   void capture_end() override {
-    Guard guard(mutex());
-    TORCH_CHECK(capturing() == &graph, "fakegpu: this graph is not being captured");
-    graph.lane->capture = capturing() = nullptr;
-    if (graph.spoiled.empty()) return;
-    const auto reason = graph.spoiled;
+    std::string reason;
+    {
+      Guard guard(mutex());
+      TORCH_CHECK(capturing() == &graph, "fakegpu: this graph is not being captured");
+      graph.lane->capture = capturing() = nullptr;
+      reason = graph.spoiled;
+    }
+    if (reason.empty()) return;
     reset();
     TORCH_CHECK(false, "fakegpu: the capture failed: ", reason);
   }
   void instantiate() override {}
   void replay() override;
   void reset() override {
+    Graph old;  // freed without the lock
     Guard guard(mutex());
     if (capturing() == &graph) graph.lane->capture = capturing() = nullptr;
     for (auto* block : graph.memory) end_of_graph(block);
-    graph = Graph();
+    std::swap(graph, old);
   }
   at::MempoolId_t pool() const override { return {0, 1}; }
   void enable_debug_mode() override {}
@@ -168,6 +172,7 @@ void FakeGraph::replay() {
 
 void need(Graph* graph, const at::Tensor& t, bool written) {
   if (!t.defined() || !t.numel()) return;
+  Guard guard(mutex());
   auto* block = block_of_kernel(raw_address(t.storage().unsafeGetStorageImpl()));
   if (!block || graph->memory.contains(block)) return;
   for (auto& known : graph->needed) {
@@ -194,7 +199,6 @@ void keep_in_graph(Graph* graph, Block* block) {
 
 void capture_op(Graph* graph, const c10::OperatorHandle& op, c10::DeviceIndex random, Stack arguments, const std::vector<bool>& written,
                 const Stack& results, const std::vector<int>& same) {
-  Guard guard(mutex());
   for (size_t i = 0; i < arguments.size(); ++i) {
     std::vector<at::Tensor> used;
     collect(arguments[i], &used);
