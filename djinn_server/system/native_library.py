@@ -80,10 +80,12 @@ class NativeLibrary:
         return made
 
     def _compile(self, compiler: str, made: Path) -> None:
-        from torch.utils.cpp_extension import include_paths  # which takes long to import
-
-        headers = [flag for path in include_paths() for flag in ("-isystem", path)]
-        libraries = Path(torch.__file__).parent / "lib"
+        torch_folder = Path(torch.__file__).parent
+        include, libraries = (
+            torch_folder / "include",
+            torch_folder / "lib",
+        )  # `torch.utils.cpp_extension` needs setuptools
+        headers = [f"-isystem{path}" for path in (include, include / "torch" / "csrc" / "api" / "include")]
         sources = sorted(self.sources.glob("*.cpp"))
         folder = made.with_suffix(f".{os.getpid()}")
         folder.mkdir()
