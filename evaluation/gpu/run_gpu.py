@@ -340,6 +340,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{part.name} ...", end=" ", flush=True)
             with tempfile.TemporaryDirectory() as logs:
                 row |= tried(part, options.device, Path(logs), seconds)
+            if row["result"] == "TIMED OUT" and seconds < part.quick:
+                row |= {"result": "not run", "why": f"{seconds:.0f} s were left, which was too little"}
             found = cell(row.get("why", "")), cell(row.get("found", ""))
             print(row["result"], f"({row['seconds']} s)", *found, flush=True)
         rows.append(row)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import importlib.util
 import json
 import re
 import sys
@@ -117,6 +119,19 @@ def test_wait_for_the_device_inside_an_op_is_found():
             client.answer()
             assert bool(frames.hidden_synchronizations(before, client.figures())) is waits
         assert client.run(fetch=handles)[0].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+
+
+def test_bare_machine_finds_plugins_and_requirements(tmp_path):
+    spec = importlib.util.spec_from_file_location("bare_machine", ROOT / "tests/gpu/run_gpu.py")
+    bare = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bare)
+    assert {"attrs", "msgspec", "nvidia-ml-py"} <= bare.requirements().keys()
+    assert bare.requirements().keys().isdisjoint({"torch", "numpy", "djinn-tcp"})
+    bare.unpack(tmp_path / "no-wheels", tmp_path)  # nothing is missing here
+    (found,) = importlib.metadata.distributions(name="djinn-cuda", path=[str(tmp_path)])
+    assert [(point.group, point.name, point.value) for point in found.entry_points] == [
+        ("djinn.devices", "cuda", "djinn_cuda")
+    ]
 
 
 def names_in(module):
