@@ -105,9 +105,15 @@ class NativeReplay:
         self._ranges: LruCache[tuple[int, int], _Range] = LruCache(_RANGES)
 
     def run(
-        self, start: int, stop: int, env: Environment, halt: ctypes.c_int | None = None, seconds: float = 0.0
+        self,
+        start: int,
+        stop: int,
+        env: Environment,
+        halt: ctypes.c_int | None = None,
+        progress: ctypes.c_int | None = None,
+        seconds: float = 0.0,
     ) -> tuple[int, Exception | None]:
-        """Run the steps from `start` to before `stop`, which are all the library's.
+        """Run the steps from `start` to before `stop`, which are all the library's. It writes the number of each to `progress`.
 
         Return the next step, and the error of that step if it raised. Without an error, a next step before `stop` means that `halt` is set,
         that the run took `seconds`, or that Python has to run this step.
@@ -118,13 +124,17 @@ class NativeReplay:
             self._ranges.store((start, stop), found)
         if not found.load(env):
             return start, None
-        step, end, made = found.run(ctypes.addressof(halt) if halt is not None else 0, seconds)
+        step, end, made = found.run(_address(halt), _address(progress), seconds)
         places = found.leaves
         if step < stop:
             places, made = found.left()
         for place, value in zip(places, made, strict=True):
             env[place] = value
         return step, found.error() if end == _FAILED else None
+
+
+def _address(number: ctypes.c_int | None) -> int:
+    return 0 if number is None else ctypes.addressof(number)
 
 
 class _Range:

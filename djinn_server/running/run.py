@@ -337,8 +337,8 @@ def _advance_natively(
         if end - step < LEAST_STEPS:
             step = _advance(steps, step, max(end, step + 1), env, claims, run)
             continue
-        numbers_of(run, end - 1, end)  # which of its ops the library issues is not known
-        step, error = native.run(step, end, env, run.halt)
+        cell = None if run.progress is None else run.progress.cell(step)
+        step, error = native.run(step, end, env, run.halt, cell)
         if error is not None:
             raise FailedStep(step, error) from error
         step = _advance(steps, step, end, env, claims, run)  # stops where the run is halted

@@ -21,7 +21,9 @@ HaltFlag = ctypes.c_int  # has an address, so that the library can look at it be
 
 
 class Progress:
-    """The op that a session issues, for another thread to read. The loop over the ops takes its numbers from here, at no cost.
+    """The op that a session issues, for another thread to read.
+
+    The loop over the ops in Python takes its numbers from here, at no cost; the library writes them to a cell.
 
     Attributes:
         paused: True while the session has yielded the device.
@@ -29,7 +31,8 @@ class Progress:
 
     def __init__(self) -> None:
         self.paused = False
-        self._loop: tuple[int, int, Iterator[int]] = (0, 0, iter(()))
+        self._loop: tuple[int, int, Iterator[int]] | None = None  # None: the library runs, or nothing yet
+        self._cell = ctypes.c_int()
 
     def over(self, start: int, stop: int) -> Iterator[int]:
         """Return the numbers of the ops that are issued next."""
@@ -38,10 +41,20 @@ class Progress:
         self.paused = False
         return numbers
 
+    def cell(self, start: int) -> ctypes.c_int:
+        """Return the cell to which the library writes the number of each op, the first of which is `start`."""
+        self._cell.value = start
+        self._loop = None
+        self.paused = False
+        return self._cell
+
     @property
     def step(self) -> int:
         """Number of the op."""
-        start, stop, numbers = self._loop
+        loop = self._loop
+        if loop is None:
+            return self._cell.value
+        start, stop, numbers = loop
         return max(start, stop - 1 - length_hint(numbers))
 
 

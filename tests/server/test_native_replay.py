@@ -27,7 +27,7 @@ from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Claim, Template
 from djinn_server.running import native_replay
 from djinn_server.running.run import TemplateRun, run_template
-from djinn_server.running.run_request import CANCEL, RunRequest
+from djinn_server.running.run_request import CANCEL, Progress, RunRequest
 from djinn_server.running.template_compiler import compile_template
 from djinn_server.running.values import Poison, ValueTable
 
@@ -325,6 +325,30 @@ def test_a_run_stops_between_two_ops_once_it_is_cancelled(native):
     assert run.stopped_at is not None
     assert native[0] == run.stopped_at
     assert isinstance(values[work.outputs[1]], Poison)
+
+
+def test_another_thread_sees_the_op_that_the_library_issues(native):
+    """The library runs until the thread has seen an op in the middle, and cancels it there."""
+    count = 400
+    product = form("mm", T, T)
+    template = Template(
+        (product,), (0,) * count, tuple(word for i in range(count) for word in (0, 0, 1 + i)), (0,), (count,)
+    )
+    values, given = ValueTable(), make_handle(1, 1)
+    values[given] = torch.ones(400, 400)
+    work = request([make_handle(2, 1)], [given])
+    work.progress = Progress()
+
+    def cancel():
+        while work.progress.step < 3:
+            pass
+        work.halt.value |= CANCEL
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    run = run_template(compile_template(template, CPU, {}), work, [], values)
+    thread.join()
+    assert native[0] == run.stopped_at > 3
 
 
 def test_a_consumed_input_is_gone_after_the_range_that_read_it(native):

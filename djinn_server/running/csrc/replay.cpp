@@ -562,9 +562,11 @@ class Range : public torch::CustomClassHolder {
   }
 
   // Run on what was loaded. Return the first instruction that has not run, why it has not, and the values at `leaves` if all have run. `halt`
-  // is the address of a number that is not 0 once no further instruction may run; `seconds`, if positive, ends the run after an instruction.
-  std::tuple<int64_t, int64_t, Values> run(int64_t halt, double seconds) const {
-    const auto [at, end] = run_loaded(reinterpret_cast<const std::atomic<int>*>(halt), seconds);
+  // is the address of a number that is not 0 once no further instruction may run, `progress` of one that is set to each instruction's number;
+  // 0: there is none. `seconds`, if positive, ends the run after an instruction.
+  std::tuple<int64_t, int64_t, Values> run(int64_t halt, int64_t progress, double seconds) const {
+    const auto [at, end] =
+        run_loaded(reinterpret_cast<const std::atomic<int>*>(halt), reinterpret_cast<std::atomic<int>*>(progress), seconds);
     return {at, static_cast<int64_t>(end), end == End::kDone ? take(leaves_) : Values(c10::AnyType::get())};
   }
 
@@ -585,7 +587,7 @@ class Range : public torch::CustomClassHolder {
   }
 
  private:
-  std::pair<int64_t, End> run_loaded(const std::atomic<int>* halted, double seconds) const {
+  std::pair<int64_t, End> run_loaded(const std::atomic<int>* halted, std::atomic<int>* progress, double seconds) const {
     Frame& frame = frame_here();
     const bool limited = seconds > 0;
     const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limited ? seconds : 0));
@@ -595,6 +597,7 @@ class Range : public torch::CustomClassHolder {
       for (; at < stop_; ++at) {
         if (halted != nullptr && halted->load(std::memory_order_relaxed) != 0) return {at, End::kHalted};
         if (limited && at > start_ && Clock::now() > until) return {at, End::kTimeOver};
+        if (progress != nullptr) progress->store(static_cast<int>(at), std::memory_order_relaxed);
         const Step& step = program_->steps()[static_cast<size_t>(at)];
         stack.clear();
         for (const Source& argument : step.arguments) {
