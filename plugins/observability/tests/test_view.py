@@ -193,6 +193,24 @@ def test_many_viewers_ask_once():
         watcher.end()
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_no_column_is_cut_and_those_without_room_are_named(width):
+    busy = session(client="alice@laptop process 12345", phase="llm_decode", kinds={"weights": 3 << 20}, latency=0.0123)
+    one = executor(sessions=[busy], waiting_sessions=1, longest_wait_seconds=0.012, memory_limit_bytes=24 << 30)
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(make_screen(make_view(*[Sample(1.0, status(one))] * 2), [], FIELDS, width))
+    lines = captured.get().splitlines()
+    (head,) = [line.split() for line in lines if line.startswith("executor")]
+    (row,) = [line for line in lines if line.startswith("cpu:0")]
+    assert "busy" in head
+    assert "0%" in row
+    assert "…" not in row
+    left_out = " ".join(lines).partition("no room for")[2].partition("client")[0]
+    assert ("waiting" in left_out) != ("waiting" in head)
+    assert ("by kind" in left_out) == (width < 120)
+
+
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_screen_shows_texts_as_they_are(width):
     hostile = session(client="[red]x[/red]", phase="llm_decode", kinds={"weights": 30})
@@ -203,4 +221,3 @@ def test_the_screen_shows_texts_as_they_are(width):
         console.print(make_screen(view, [], FIELDS, width))
     assert "[red]x[/red]" in captured.get()
     assert "why: [b]token" in captured.get()
-    assert ("weights 30 B" in captured.get()) == (width == 160)

@@ -13,8 +13,7 @@ from rich.text import Text
 from djinn_observability.dashboard.view import KINDS
 
 _EVENTS: Final = 8
-_WIDE: Final = 120  # columns of a terminal with room for memory by kind
-_NARROWEST: Final = 8
+_NARROWEST: Final = 16  # columns of a name that is shortened
 _TICKS: Final = " ▁▂▃▄▅▆▇█"
 
 
@@ -28,7 +27,7 @@ def make_screen(
     if view.get("left_out"):
         parts.append(Text(f"and {view['left_out']} sessions that do less"))
     if view["events"]:
-        parts += [Text(""), _events(view["events"][-_EVENTS:])]
+        parts += [Text(""), _events(view["events"][-_EVENTS:], width)]
     return Group(*parts)
 
 
@@ -42,60 +41,62 @@ def _heading(view: Mapping[str, Any], points: Sequence[Sequence[float]], fields:
     return found
 
 
-def _executors(executors: Iterable[Mapping[str, Any]], width: int) -> Table:
-    table = _table("executor", "tenant", "state", "memory", "busy", "waiting", "runs/s", *_more(width))
+def _executors(executors: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
+    rows = []
     for one in executors:
         name = " ".join(filter(None, (one["server"], one["device"])))
         limit = one["limit"] or one["device_memory"]
-        waiting = f"{one['waiting']:g}, {duration(one['longest_wait'])}" if one["waiting"] else "0"
+        waiting = f"{one['waiting']:g}, at most {duration(one['longest_wait'])}" if one["waiting"] else "0"
         memory = f"{size(one['memory'])} of {size(limit)}" if limit else size(one["memory"])
         state = Text(one["state"], style="" if one["state"] == "ready" else "bold red")
-        numbers = (f"{one['stages']['execute']:.0%}", waiting, f"{one['submissions']:.1f}")
-        table.add_row(
-            Text(name), Text(one["tenant"] or "in reserve"), state, *map(Text, (memory, *numbers, *_more(width, one)))
-        )
-    return table
+        numbers = (f"{one['stages']['execute']:.0%}", waiting, f"{one['submissions']:.1f}", _by_kind(one["kinds"]))
+        rows.append([Text(name), Text(one["tenant"] or "in reserve"), state, *map(Text, (memory, *numbers))])
+    headings = ("executor", "tenant", "state", "memory", "busy", "waiting", "runs/s", "by kind")
+    return _table(headings, rows, width, ("by kind", "runs/s", "waiting", "tenant", "state"))
 
 
-def _sessions(executors: Iterable[Mapping[str, Any]], width: int) -> Table:
-    table = _table("client", "session", "phase", "steps/s", "runs/s", "device", "memory", "link", *_more(width))
+def _sessions(executors: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
+    rows = []
     for executor in executors:
         for one in executor["sessions"]:
             rates = (f"{one['steps']:.1f}", f"{one['submissions']:.1f}", f"{one['busy']:.0%}")
             latency = duration(one["latency"]) if one["latency"] else ""
-            facts = (
-                one["client"],
-                one["session"][:8],
-                one["phase"].replace("_", " "),
-                *rates,
-                size(one["memory"]),
-                latency,
-            )
-            table.add_row(*map(Text, (*facts, *_more(width, one))))
-    return table
+            about = one["client"], one["session"][:8], one["phase"].replace("_", " ")
+            facts = (*about, *rates, size(one["memory"]), latency, _by_kind(one["kinds"]))
+            rows.append([*map(Text, facts)])
+    headings = ("client", "session", "phase", "steps/s", "runs/s", "device", "memory", "link", "by kind")
+    return _table(headings, rows, width, ("by kind", "link", "runs/s", "session", "phase", "steps/s"))
 
 
-def _events(events: Iterable[Mapping[str, Any]]) -> Table:
-    table = _table("time", "tenant", "warning or refusal")
+def _events(events: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
+    rows = []
     for one in events:
         clock = time.strftime("%H:%M:%S", time.localtime(one["seconds"])) if one["seconds"] else ""
-        table.add_row(*map(Text, (clock, one["tenant"], one["text"])))
-    return table
+        rows.append([*map(Text, (clock, one["tenant"], one["text"]))])
+    return _table(("time", "tenant", "warning or refusal"), rows, width, ())
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(headings):  # the first, a name, is what gives way in a narrow terminal
-        width = max(len(heading), _NARROWEST) if number else 0
-        table.add_column(heading, header_style="dim", overflow="ellipsis", no_wrap=True, min_width=width)
-    return table
-
-
-def _more(width: int, one: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Memory by kind, or the heading of it, where there is room."""
-    if width < _WIDE:
-        return ()
-    return ("by kind",) if one is None else (_by_kind(one["kinds"]),)
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[Text]], width: int, dispensable: Sequence[str]
+) -> RenderableType:
+    """A table of whole columns: those of `dispensable`, the first of them first, are left out and named if there is no room."""
+    wide = {h: max([len(h), *[row[n].cell_len for row in rows]]) + 1 for n, h in enumerate(headings)}
+    text = headings[0] if dispensable else headings[-1]  # a name or a sentence, which may be shortened
+    whole = wide[text]
+    wide[text] = least = min(whole, _NARROWEST + 1)
+    left_out: list[str] = []
+    for heading in dispensable:
+        if sum(wide.values()) <= width:
+            break
+        del wide[heading]
+        left_out.append(heading)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    wide[text] = max(min(whole, width - sum(wide.values()) + least), least)
+    for heading, columns in wide.items():
+        table.add_column(heading, header_style="dim", overflow="ellipsis", no_wrap=True, width=columns - 1)
+    for row in rows:
+        table.add_row(*[cell for heading, cell in zip(headings, row, strict=True) if heading in wide])
+    return Group(table, Text(f"no room for {', '.join(left_out)}", style="dim")) if left_out else table
 
 
 def _by_kind(kinds: Mapping[str, int]) -> str:
