@@ -150,8 +150,9 @@ class ExecutorSession:
         self._peer_values = PeerValues(context, self.values, self.exchange, self._reads.shares, self._turn, waits)
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
-        limited = self._memory if self._memory is not None and self._memory.limited else None
-        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, limited)
+        self._is_limited = self._memory is not None and self._memory.limited
+        moved = self._memory if self._is_limited else None
+        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, moved)
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
         self._ahead = self._runs_ahead(context.ahead_bytes)
@@ -319,7 +320,7 @@ class ExecutorSession:
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> StateParts | None:
         memory = self._memory
-        if self._reader.backlog or self._uploads.busy or (memory is not None and memory.limited):
+        if self._reader.backlog or self._uploads.busy or self._is_limited:
             return None
         with self._turn, contextlib.nullcontext() if memory is None else memory.lock:
             if memory is not None and memory.evicted_bytes():
@@ -410,9 +411,7 @@ class ExecutorSession:
         try:
             if timings is not None and timings.ops and known is not None:
                 work.op_times = OpTimes(runtime)
-            if work.free and (
-                self._memory is None or not self._memory.limited
-            ):  # makes room for it; a limit is kept by other means
+            if work.free and not self._is_limited:  # makes room for it; a limit is kept by other means
                 unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
                 values.free(unused)
             run = self._run(known, work, pending)
@@ -636,7 +635,7 @@ class ExecutorSession:
             run: Plain = run_template if known.hot is None or work.op_times is not None else known.hot.run
             if self._ahead is not None:
                 run = self._ahead.running(known, run)
-            if known.hot is None and (self._memory is None or not self._memory.limited) and device.timekeeper is None:
+            if known.hot is None and not self._is_limited and device.timekeeper is None:
                 work.rest = partial(self._rest, known)
             if self._memory is not None:
                 return self._memory.run(known.digest, known.template, work, known.slots, run)

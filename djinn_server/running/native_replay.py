@@ -174,7 +174,7 @@ class _Range:
         try:
             self._raise_error()
         except Exception as error:
-            return error
+            return error.with_traceback(None)  # whose frames would hold the values of the run
         raise AssertionError("the library lost an error")
 
 

@@ -153,7 +153,7 @@ def draw(kind: str, chance: random.Random) -> Planted:
     number = chance.choice((0, 1)) if device == 0 else 2
     if chance.random() < 0.5:
         return Planted(kind, f"aten::{OWN[number]}", chance.randrange(4), device, number, twice)
-    return Planted(kind, chance.choice(SHARED), chance.randrange(12), device, 2 if device else None, twice)
+    return Planted(kind, chance.choice(SHARED), chance.randrange(4), device, 2 if device else None, twice)
 
 
 class Bench:

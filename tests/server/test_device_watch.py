@@ -357,7 +357,14 @@ def session_of(watched, run):
     known = SimpleNamespace(template=OPS, slots=[], hot=SimpleNamespace(run=run))
     OPS.random = False
     session = SimpleNamespace(
-        device=device, _wanted=Session(), _numeric_settings=None, _reads=reads, _ahead=None, _memory=None, values=None
+        device=device,
+        _wanted=Session(),
+        _numeric_settings=None,
+        _reads=reads,
+        _ahead=None,
+        _memory=None,
+        _is_limited=False,
+        values=None,
     )
     return session, known
 
