@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
+from typing import Any
 
 import attrs
 import msgspec
@@ -20,7 +21,6 @@ from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
 from djinn_core.wire.cancel_messages import CancelSubmissions
-from djinn_core.wire.frames import Buffer
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import (
     AnyMessage,
@@ -32,9 +32,7 @@ from djinn_core.wire.messages import (
     Submit,
     Template,
     TemplateRequest,
-    TensorHeader,
     Timing,
-    ValueDescription,
     ValueHints,
     encode,
 )
@@ -93,7 +91,7 @@ from djinn_server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft
 from djinn_server.running.random_state import SessionRandomness, octets_of, tensor_of
-from djinn_server.running.responses import FailureTexts, collect
+from djinn_server.running.responses import FailureTexts, Responses
 from djinn_server.running.run import RunOutcome, refuse_run, run_template
 from djinn_server.running.run_request import CANCEL, RunRequest, unpack
 from djinn_server.running.runs_ahead import RunsAhead
@@ -414,16 +412,20 @@ class ExecutorSession:
             if work.free and not self._is_limited:  # makes room for it; a limit is kept by other means
                 unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
                 values.free(unused)
-            run = self._run(known, work, pending)
-            self._wanted.end(work, run)
-            if work.synchronize:
-                self._synchronize(work, run)
-            executed = time.perf_counter()
-            results, body, described = self._collect(work, run)
+            try:
+                run = self._run(known, work, pending)
+                self._wanted.end(work, run)
+                reached = self._mark(work, run) if work.synchronize else None
+                responses = Responses.start(work, values, runtime, self._reply_bytes, self._counts)
+            finally:
+                turn.turns.end(turn, executed := time.perf_counter())
+            if reached is not None:
+                self._synchronize(reached, work, run)
+                executed = time.perf_counter()
+            responses.finish()
+            self._check_device(work, run, responses)
         finally:
-            done = time.perf_counter()
-            account.end(done)
-            turn.turns.end(turn, done)
+            account.end(done := time.perf_counter())
         values.highest = max(values.highest, values.held)
         if work.free and unused != {*work.free}:
             values.free(work.free)
@@ -440,7 +442,7 @@ class ExecutorSession:
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
             self._notes.ran(known.digest, known.inputs, work.outputs, took)
-        self._usage.completed(timing, known.template.count if known else 0, run.failures, body)
+        self._usage.completed(timing, known.template.count if known else 0, run.failures, responses.body)
         if run.layout_mismatches:
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
@@ -448,7 +450,7 @@ class ExecutorSession:
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]]) if run.failures else ()
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
-        found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
+        found = tuple(responses.results), tuple(responses.described), failures, tuple(run.layout_mismatches)
         times: ExecutionTimes | None = None
         if timings is not None:
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
@@ -457,7 +459,7 @@ class ExecutorSession:
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
         room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
         completed = Completed(submit.sequence, *found, timing, links, room, times)
-        (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), body))
+        (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), responses.body))
         if self._ahead is not None:
             self._ahead.follow(submit, known, work, took)
 
@@ -654,17 +656,13 @@ class ExecutorSession:
             if watch is not None and issuing is not None:
                 watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
 
-    def _collect(
-        self, work: RunRequest, run: RunOutcome
-    ) -> tuple[list[TensorHeader | Failure], list[Buffer], list[ValueDescription | Failure]]:
-        """As `collect`. Where the device is lost, the process ends here, before the client is told of errors that follow from it."""
-        collected = collect(work, self.values, self.device.runtime, self._reply_bytes, self._counts)
+    def _check_device(self, work: RunRequest, run: RunOutcome, responses: Responses) -> None:
+        """End the process if the device is lost, before the client is told of errors that follow from it."""
         watch = self.device.watch
         if watch is not None:
-            watch.check_failures((*run.failures, *collected[0]), self._wanted)
+            watch.check_failures((*run.failures, *responses.results), self._wanted)
             if work.fetch or work.synchronize:
                 watch.completed()
-        return collected
 
     def _rest(self, known: BoundTemplate, work: RunRequest) -> bool:
         """In the middle of a run: let others compute, if that is all; whether to go on."""
@@ -674,11 +672,23 @@ class ExecutorSession:
             self.device.randomness.hand_to(self._randomness)
         return goes_on
 
-    def _synchronize(self, work: RunRequest, run: RunOutcome) -> None:
+    def _mark(self, work: RunRequest, run: RunOutcome) -> Any:
+        """An event after the ops of a submission; None on the CPU, where they have run."""
+        runtime = self.device.runtime
         try:
-            self.device.runtime.synchronize()
+            if runtime.device.type != "cpu":
+                return runtime.mark()
+            runtime.synchronize()
         except RuntimeError as error:
-            run.failures.append(Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error)))
+            run.failures.append(_not_synchronized(work, error))
+        return None
+
+    def _synchronize(self, reached: Any, work: RunRequest, run: RunOutcome) -> None:
+        """Wait for the ops of a submission, while other sessions issue theirs."""
+        try:
+            reached.synchronize()
+        except RuntimeError as error:
+            run.failures.append(_not_synchronized(work, error))
 
     def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
         """Answer a submission that cannot run: all that it would have made or written is poison.
@@ -807,6 +817,10 @@ def _readable(packed: Handles) -> Sequence[int]:
     except ProtocolError as error:
         _log.warning("what a refused program writes cannot be read", reason=str(error))
         return ()
+
+
+def _not_synchronized(work: RunRequest, error: Exception) -> Failure:
+    return Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error))
 
 
 def _abridged(failure: Failure) -> Failure:

@@ -6,7 +6,7 @@ import math
 import re
 import threading
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -89,7 +89,17 @@ class DeviceRuntime:
 
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return `tensor` in host memory, complete when this returns. Ops that are issued meanwhile are not waited for."""
-        return tensor.cpu() if tensor.device.type == "cpu" else self._copies.deliver(tensor)
+        return self.start_delivery(tensor)()
+
+    def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """As `deliver`, in two steps: issue the copy, and return a function that waits for it.
+
+        Sessions call that function, once, while other sessions issue ops.
+        """
+        if self.device.type != "cpu":
+            return self._copies.start_delivery(tensor)
+        here = tensor.cpu()
+        return lambda: here
 
     def synchronize(self) -> None:
         """Wait until all ops have run. Raise the error of an op that failed."""

@@ -112,11 +112,15 @@ class DeviceCopies:
         self._device = device
         self.waits = CopyWaits()
         self._compute = torch.accelerator.current_stream(device)
-        try:
-            self._up, self._down = torch.Stream(device), torch.Stream(device)
-        except (RuntimeError, NotImplementedError):  # MPS has one queue
-            self._up = self._down = self._compute
+        self._up = self._new_stream()
+        self._idle_down: deque[torch.Stream] = deque()
         self._ring = PinnedRing(_pinned_block, waits=self.waits)
+
+    def _new_stream(self) -> torch.Stream:
+        try:
+            return torch.Stream(self._device)
+        except (RuntimeError, NotImplementedError):  # MPS has one queue
+            return self._compute
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return memory for an upload, which belongs to the upload stream."""
@@ -151,44 +155,75 @@ class DeviceCopies:
         target.record_stream(self._compute)  # the upload stream must not reuse the memory while ops read it
         return target
 
-    def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor` in host memory, with its strides unless it has gaps. Ops that are issued meanwhile are not waited for."""
+    def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Issue a copy of `tensor` to the host. The returned function waits for the copy and returns it, once.
+
+        The copy has the strides of `tensor` unless that has gaps. Neither the copy nor the wait waits for ops that are issued later. Such
+        ops must not write `tensor` before the wait has ended.
+        """
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-            return tensor.cpu()
+            whole = tensor.cpu()
+            return lambda: whole
         extent = 1 + sum([(n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
         if not tensor.numel():
             extent = 0
         elif extent > tensor.numel():
             tensor, extent = tensor.contiguous(), tensor.numel()
         source = tensor.as_strided((extent,), (1,)).view(torch.uint8)
-        here = torch.empty(source.numel(), dtype=torch.uint8)
-        self._read(source, here)
-        return here.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
+        with torch.inference_mode(mode=False):  # it is written in inference mode and outside of it
+            here = torch.empty(source.numel(), dtype=torch.uint8)
+        reading = self._read(source, here)
+        next(reading)
 
-    def _read(self, source: torch.Tensor, here: torch.Tensor) -> None:
-        stream = self._compute
-        if source.numel() > SMALL:
-            stream = self._down
+        def finish() -> torch.Tensor:
+            for _ in reading:
+                pass
+            return here.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
+
+        return finish
+
+    def _read(self, source: torch.Tensor, here: torch.Tensor) -> Iterator[None]:
+        """Issue the first copies, yield, then complete all of them. Blocks are returned even if the iterator is dropped."""
+        small = source.numel() <= SMALL
+        stream = self._compute if small else self._idle_down.pop() if self._idle_down else self._new_stream()
+        if stream is not self._compute:
             stream.wait_event(self._compute.record_event())
+        pieces = deque(_pieces(source.numel()))
         under_way: deque[tuple[slice, torch.Tensor, Any]] = deque()
         try:
-            for piece in _pieces(source.numel()):
-                if len(under_way) == _UNDER_WAY:
+            self._issue(source, pieces, under_way, stream)
+            yield
+            while pieces or under_way:
+                self._issue(source, pieces, under_way, stream)
+                if under_way:
                     self._finish(here, *under_way.popleft())
-                while (block := self._ring.try_take() if under_way else self._ring.take()) is None:
-                    self._finish(here, *under_way.popleft())
-                try:
+                else:  # other copies have all blocks, and may wait for this one
+                    piece = pieces.popleft()
                     with stream:
-                        block[: piece.stop - piece.start].copy_(source[piece], non_blocking=True)
-                    under_way.append((piece, block, stream.record_event()))
-                except BaseException:
-                    self._ring.drop()
-                    raise
-            while under_way:
-                self._finish(here, *under_way.popleft())
+                        here[piece].copy_(source[piece])
         finally:
             for _, block, event in under_way:
                 self._ring.give(block, event)
+            if not small:
+                self._idle_down.append(stream)
+
+    def _issue(
+        self,
+        source: torch.Tensor,
+        pieces: deque[slice],
+        under_way: deque[tuple[slice, torch.Tensor, Any]],
+        stream: torch.Stream,
+    ) -> None:
+        """Issue copies of the next pieces to the blocks that are idle now."""
+        while pieces and len(under_way) < _UNDER_WAY and (block := self._ring.try_take()) is not None:
+            piece = pieces.popleft()
+            try:
+                with stream:
+                    block[: piece.stop - piece.start].copy_(source[piece], non_blocking=True)
+                under_way.append((piece, block, stream.record_event()))
+            except BaseException:
+                self._ring.drop()
+                raise
 
     def _finish(self, here: torch.Tensor, piece: slice, block: torch.Tensor, event: Any) -> None:
         try:

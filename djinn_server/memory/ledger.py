@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -97,6 +98,7 @@ class Ledger:
         on_demand: True if nothing is evicted before an op runs out of memory. Programs then run without `lock`, and the inputs of
             those that run are not evicted.
         relieve: frees memory of the device that no tensor uses.
+        delivered: storages that are copied to the host beside programs, which must stay where they are, by key.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Ledger:
         self.lock = threading.RLock()
         self.sessions: list[SessionMemory] = []
         self.counts = EvictionCounters()
+        self.delivered: Counter[int] = Counter()
         self.budgets = Budgets()
         self.peak = 0
         self.reserve = 0 if on_demand else limit // RESERVE
@@ -191,6 +194,7 @@ class Ledger:
                 holding = Allocation(key, storage, storage.nbytes())
             else:
                 holding = Allocation(key, storage, copy.nbytes, resident=False)
+            holding.pinned = key in self.delivered
             holdings[key] = holding
         return holding
 

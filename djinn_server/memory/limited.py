@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_server.compiling.torch_libraries import load_early
 from djinn_server.disk_quota import DiskQuota
@@ -75,8 +76,8 @@ class LimitedRuntime(DeviceRuntime):
         """As `DeviceRuntime.commit`."""
         return self.receive(target) if target.device.type == "cpu" else self._runtime.commit(target)
 
-    def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As `DeviceRuntime.deliver`; a copy, because the memory may be taken while it is sent.
+    def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """As `DeviceRuntime.start_delivery`; under a limit a complete copy, because the memory may be taken while it is sent.
 
         Raises:
             torch.OutOfMemoryError: there is no room.
@@ -84,8 +85,25 @@ class LimitedRuntime(DeviceRuntime):
         with self.ledger.lock:
             self.ledger.reload(tensor)
             if self._is_host:
-                return tensor.clone()
-            return self.ledger.with_room(lambda: self._runtime.deliver(tensor))
+                copied = tensor.clone()
+                return lambda: copied
+            finish = self.ledger.with_room(lambda: self._runtime.start_delivery(tensor))
+            if not self.ledger.on_demand or not self.ledger.all_resident:
+                copied = finish()
+                return lambda: copied
+            key = torch_private.storage_key(tensor)
+            self.ledger.delivered[key] += 1
+
+        def deliver() -> torch.Tensor:
+            try:
+                return finish()
+            finally:
+                with self.ledger.lock:
+                    self.ledger.delivered[key] -= 1
+                    if not self.ledger.delivered[key]:
+                        del self.ledger.delivered[key]
+
+        return deliver
 
     def is_lost(self, error: BaseException) -> bool:
         """As `DeviceRuntime.is_lost`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
+import attrs
 import msgspec
 import torch
 
@@ -22,42 +24,65 @@ from djinn_server.running.values import Poison, ValueTable, no_such_value
 from djinn_server.session_metrics import SessionCounters
 
 
-def collect(
-    work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int, counts: SessionCounters
-) -> tuple[list[TensorHeader | Failure], list[Buffer], list[ValueDescription | Failure]]:
-    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing.
+@attrs.define(eq=False)
+class Responses:
+    """The values that a submission requests, on their way to the host. Made while the session has the device, `finish`ed without it.
 
-    Small values are copied, as they are not worth borrowing. `counts`: of the session, to which this adds.
+    Attributes:
+        results, body, described: headers, bytes and descriptions, or why one is missing. Complete after `finish`.
     """
-    results: list[TensorHeader | Failure] = []
-    body: list[Buffer] = []
-    if not work.fetch and not work.describe:
-        return results, body, []
-    told: FailureTexts | None = None
-    table = values.table
-    with inference_mode(True):
-        for position, handle in enumerate(work.fetch):
-            value = table[handle] if handle in table else Poison(no_such_value(work.sequence, handle))
-            result = _fetch(value, work, runtime, limit if position < BUFFERS else -1)
-            if type(result) is tuple:
-                header, data = result
-                limit -= data.nbytes
-                results.append(header)
-                body.append(data if data.nbytes > COPIED_AT_ONCE else bytes(data))
-            else:
-                assert isinstance(result, Failure)
-                told = told or FailureTexts()
-                results.append(told.fitting(result))
-                counts.poisoned_results += 1
-    if not work.describe:
-        return results, body, []
-    told = told or FailureTexts()
-    counts.described_values += len(work.describe)
-    described = [
-        _describe(table[handle] if handle in table else Poison(no_such_value(work.sequence, handle)), work)
-        for handle in work.describe
-    ]
-    return results, body, [told.fitting(one) if isinstance(one, Failure) else one for one in described]
+
+    results: list[TensorHeader | Failure] = attrs.field(factory=list)
+    body: list[Buffer] = attrs.field(factory=list)
+    described: list[ValueDescription | Failure] = attrs.field(factory=list)
+    _work: RunRequest | None = None
+    _counts: SessionCounters | None = None
+    _deliveries: list[Failure | Callable[[], torch.Tensor]] = attrs.field(factory=list)
+    _limit: int = 0
+
+    @classmethod
+    def start(
+        cls, work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int, counts: SessionCounters
+    ) -> Responses:
+        """Issue the copies of what `work` fetches, at most `limit` bytes, and describe values. `counts`: of the session."""
+        if not work.fetch and not work.describe:
+            return _NOTHING
+        made, table = cls(work=work, counts=counts, limit=limit), values.table
+        with inference_mode(True):
+            for position, handle in enumerate(work.fetch):
+                value = table[handle] if handle in table else Poison(no_such_value(work.sequence, handle))
+                made._deliveries.append(_start(value, work, runtime, limit if position < BUFFERS else -1))
+        counts.described_values += len(work.describe)
+        made.described = [
+            _describe(table[handle] if handle in table else Poison(no_such_value(work.sequence, handle)), work)
+            for handle in work.describe
+        ]
+        return made
+
+    def finish(self) -> None:
+        """Wait for the copies. Small values are copied once more, as they are not worth borrowing."""
+        work, counts, limit = self._work, self._counts, self._limit
+        if work is None or counts is None:
+            return
+        told: FailureTexts | None = None
+        with inference_mode(True):
+            for delivery in self._deliveries:
+                result = delivery if isinstance(delivery, Failure) else _finish(delivery, work, limit)
+                if isinstance(result, Failure):
+                    told = told or FailureTexts()
+                    self.results.append(told.fitting(result))
+                    counts.poisoned_results += 1
+                else:
+                    header, data = result
+                    limit -= data.nbytes
+                    self.results.append(header)
+                    self.body.append(data if data.nbytes > COPIED_AT_ONCE else bytes(data))
+        if self.described:
+            texts = told or FailureTexts()
+            self.described = [texts.fitting(one) if isinstance(one, Failure) else one for one in self.described]
+
+
+_NOTHING: Final = Responses()
 
 
 class FailureTexts:
@@ -74,9 +99,7 @@ class FailureTexts:
         return msgspec.structs.replace(failure, message=failure.message[: limits.FAILURE_BEGINNING])
 
 
-def _fetch(
-    value: Any, work: RunRequest, runtime: DeviceRuntime, room: int
-) -> Failure | tuple[TensorHeader, memoryview]:
+def _start(value: Any, work: RunRequest, runtime: DeviceRuntime, room: int) -> Failure | Callable[[], torch.Tensor]:
     tensor = value
     if type(value) is not torch.Tensor:
         if isinstance(value, Poison):
@@ -89,13 +112,35 @@ def _fetch(
         return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
     if tensor.ndim > DIMENSIONS:
         return _too_many_dimensions(tensor, work)
-    if tensor.nbytes > room and tensor.untyped_storage().nbytes() > room:  # expanded ones take less than they have
-        reason = f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"
+    if (reason := _too_large(tensor, room)) is not None:
         return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
     try:
-        return tensor_to_wire(runtime.deliver(tensor))
+        return runtime.start_delivery(tensor)
     except Exception as error:
-        return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
+        return _fetch_failure(error, work)
+
+
+def _finish(
+    delivery: Callable[[], torch.Tensor], work: RunRequest, room: int
+) -> Failure | tuple[TensorHeader, memoryview]:
+    try:
+        tensor = delivery()
+        if (reason := _too_large(tensor, room)) is not None:
+            return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
+        return tensor_to_wire(tensor)
+    except Exception as error:
+        return _fetch_failure(error, work)
+
+
+def _too_large(tensor: torch.Tensor, room: int) -> str | None:
+    """Why a tensor does not fit into an answer with `room` bytes; None if it does."""
+    if tensor.nbytes <= room or tensor.untyped_storage().nbytes() <= room:  # expanded ones take less than they have
+        return None
+    return f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"
+
+
+def _fetch_failure(error: Exception, work: RunRequest) -> Failure:
+    return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
 
 
 def _describe(value: Any, work: RunRequest) -> ValueDescription | Failure:

@@ -110,7 +110,7 @@ class Stream:
 @pytest.mark.parametrize("way", ["write", "deliver"])
 def test_block_of_a_copy_without_an_event_is_not_used_again(way):
     copies = DeviceCopies.__new__(DeviceCopies)
-    copies._up = copies._down = copies._compute = Stream()
+    copies._up = copies._compute = Stream()
     copies._ring, made = ring(1)
     there = torch.zeros(8, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="device error"):
