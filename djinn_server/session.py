@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
 from typing import Any
@@ -90,9 +90,10 @@ from djinn_server.recovery.state_migration import hand_out, restored, take_in
 from djinn_server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft
+from djinn_server.running.fair_share import Steps
 from djinn_server.running.random_state import SessionRandomness, octets_of, tensor_of
 from djinn_server.running.responses import FailureTexts, Responses
-from djinn_server.running.run import RunOutcome, refuse_run, run_template
+from djinn_server.running.run import RunOutcome, TemplateRun, refuse_run, run_template
 from djinn_server.running.run_request import CANCEL, RunRequest, unpack
 from djinn_server.running.runs_ahead import RunsAhead
 from djinn_server.running.template_compiler import CompiledTemplate, compile_template
@@ -401,33 +402,18 @@ class ExecutorSession:
             self._await_operands(known, work, connection)
             waited = time.perf_counter()
         connection.copy_borrowed()  # what was sent and not taken yet may be written now
-        timings, values, unused = self._timings, self.values, set[int]()
-        account, runtime, turn = self._usage.account, self.device.runtime, self._turn
-        pending = turn.pending = self._pending(known, work) if self.device.batches is not None else None
-        turn.turns.begin(turn, waited)
-        account.begin(begun := turn.began)
+        timings, values = self._timings, self.values
+        pending = self._pending(known, work) if self.device.batches is not None else None
+        turn = DeviceTurn(known, work, pending)
         try:
-            if timings is not None and timings.ops and known is not None:
-                work.op_times = OpTimes(runtime)
-            if work.free and not self._is_limited:  # makes room for it; a limit is kept by other means
-                unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
-                values.free(unused)
-            try:
-                run = self._run(known, work, pending)
-                self._wanted.end(work, run)
-                reached = self._mark(work, run) if work.synchronize else None
-                responses = Responses.start(work, values, runtime, self._reply_bytes, self._counts)
-            finally:
-                turn.turns.end(turn, executed := time.perf_counter())
-            if reached is not None:
-                self._synchronize(reached, work, run)
-                executed = time.perf_counter()
-            responses.finish()
-            self._check_device(work, run, responses)
+            self._turn.run(self._compute(turn), pending)
+            executed = self._wait(turn)
         finally:
-            account.end(done := time.perf_counter())
+            if turn.begun:
+                self._usage.account.end(time.perf_counter())
+        done, begun, run, responses = time.perf_counter(), turn.begun, turn.outcome, turn.responses
         values.highest = max(values.highest, values.held)
-        if work.free and unused != {*work.free}:
+        if work.free and turn.freed != {*work.free}:
             values.free(work.free)
         if self._reads.reading:
             self._reads.forget(work.free)
@@ -462,6 +448,42 @@ class ExecutorSession:
         (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), responses.body))
         if self._ahead is not None:
             self._ahead.follow(submit, known, work, took)
+
+    def _compute(self, turn: DeviceTurn) -> Steps:
+        """The part of a submission that needs the device: run it, and issue the copies of what it fetches."""
+        known, work = turn.known, turn.work
+        turn.begun = time.perf_counter()
+        self._usage.account.begin(turn.begun)
+        if self._timings is not None and self._timings.ops and known is not None:
+            work.op_times = OpTimes(self.device.runtime)
+        if work.free and not self._is_limited:  # makes room for it; a limit is kept by other means
+            turn.freed = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
+            self.values.free(turn.freed)
+        turn.outcome = run = yield from self._run(known, work, turn.pending)
+        self._wanted.end(work, run)
+        turn.executed = time.perf_counter()
+        if work.synchronize:
+            turn.reached = self._mark(work, run)
+        turn.responses = Responses.start(work, self.values, self.device.runtime, self._reply_bytes, self._counts)
+
+    def _wait(self, turn: DeviceTurn) -> float:
+        """Wait for the ops of a submission and for what it fetches, while other sessions have the device; when it was executed."""
+        work, run, watch = turn.work, turn.outcome, self.device.watch
+        executed = turn.executed
+        if turn.reached is not None:
+            try:
+                turn.reached.synchronize()
+            except RuntimeError as error:
+                run.failures.append(_not_synchronized(work, error))
+            executed = time.perf_counter()
+        turn.responses.finish()
+        if (
+            watch is not None
+        ):  # if the device is lost, the process ends before the client is told of errors that follow from it
+            watch.check_failures((*run.failures, *turn.responses.results), self._wanted)
+            if work.fetch or work.synchronize:
+                watch.completed()
+        return executed
 
     def _begin(self, submit: Submit) -> RunRequest:
         """A submission is next, which is answered whatever it says.
@@ -614,7 +636,9 @@ class ExecutorSession:
         owner = BatchMember(self.values, shares, self._randomness, settings, self._turn)
         return pending_run(known.batched, work, known.slots, aliases, owner)
 
-    def _run(self, known: BoundTemplate | None, work: RunRequest, pending: PendingRun | None = None) -> RunOutcome:
+    def _run(
+        self, known: BoundTemplate | None, work: RunRequest, pending: PendingRun | None = None
+    ) -> Generator[None, None, RunOutcome]:
         """Run a submission, with others where they are `pending` as well. An error of the executor's own costs it alone."""
         if known is None:
             if self._ahead is not None:
@@ -624,26 +648,26 @@ class ExecutorSession:
         watch = device.watch
         issuing = watch.begin(self._wanted, work, known.template) if watch is not None else None
         try:
-            if pending is not None and self._turn.served:
+            if pending is not None and pending.over:
                 return pending.result()
             if self._numeric_settings is not device.numeric_settings.now:
                 device.numeric_settings.compute_under(self._numeric_settings)
             if pending is not None and device.batches is not None and (joined := device.batches.gather(pending)):
-                return device.batches.run(pending, joined)
+                return (yield from device.batches.run(pending, joined))
             if known.template.random:
                 device.randomness.hand_to(self._randomness)
             if self._reads.shares.storages:
                 self._reads.shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
             run: Plain = run_template if known.hot is None or work.op_times is not None else known.hot.run
-            if self._ahead is not None:
-                run = self._ahead.running(known, run)
-            if known.hot is None and not self._is_limited and device.timekeeper is None:
-                work.rest = partial(self._rest, known)
-            if self._memory is not None:
-                return self._memory.run(known.digest, known.template, work, known.slots, run)
-            if device.timekeeper is not None:
+            if device.timekeeper is not None and self._memory is None:
                 with device.timekeeper.running():
                     return run(known.template, work, known.slots, self.values)
+            if known.hot is None and not self._is_limited:
+                return (yield from self._run_in_parts(known, work))
+            if self._ahead is not None:
+                run = self._ahead.running(known, run)
+            if self._memory is not None:
+                return self._memory.run(known.digest, known.template, work, known.slots, run)
             return run(known.template, work, known.slots, self.values)
         except (TransportError, ProtocolError, QuotaExceeded):
             raise
@@ -656,21 +680,26 @@ class ExecutorSession:
             if watch is not None and issuing is not None:
                 watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
 
-    def _check_device(self, work: RunRequest, run: RunOutcome, responses: Responses) -> None:
-        """End the process if the device is lost, before the client is told of errors that follow from it."""
-        watch = self.device.watch
-        if watch is not None:
-            watch.check_failures((*run.failures, *responses.results), self._wanted)
-            if work.fetch or work.synchronize:
-                watch.completed()
+    def _run_in_parts(self, known: BoundTemplate, work: RunRequest) -> Generator[None, None, RunOutcome]:
+        """Run a submission that may pause between two ops, unless it has run ahead."""
+        ahead = self._ahead.take(known, work) if self._ahead is not None else None
+        if ahead is not None and self._ahead is not None:
+            return ahead.finish(work, self.values, self._context.ahead_bytes)
+        work.rest, template = self._wanted.pauses, known.template
+        with contextlib.nullcontext() if self._memory is None else self._memory.on_demand(template, work) as guard:
+            run = TemplateRun(template, work, known.slots, self.values, guard=guard)
+            while not run.advance():
+                yield from self._pause(known, work)
+            return run.finish()
 
-    def _rest(self, known: BoundTemplate, work: RunRequest) -> bool:
-        """In the middle of a run: let others compute, if that is all; whether to go on."""
-        goes_on = self._wanted.rested(work)
+    def _pause(self, known: BoundTemplate, work: RunRequest) -> Steps:
+        """In the middle of a run: let others compute."""
+        began = time.perf_counter()
+        yield
+        work.rested += time.perf_counter() - began
         self.device.numeric_settings.compute_under(self._numeric_settings)
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
-        return goes_on
 
     def _mark(self, work: RunRequest, run: RunOutcome) -> Any:
         """An event after the ops of a submission; None on the CPU, where they have run."""
@@ -682,13 +711,6 @@ class ExecutorSession:
         except RuntimeError as error:
             run.failures.append(_not_synchronized(work, error))
         return None
-
-    def _synchronize(self, reached: Any, work: RunRequest, run: RunOutcome) -> None:
-        """Wait for the ops of a submission, while other sessions issue theirs."""
-        try:
-            reached.synchronize()
-        except RuntimeError as error:
-            run.failures.append(_not_synchronized(work, error))
 
     def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
         """Answer a submission that cannot run: all that it would have made or written is poison.
@@ -792,6 +814,27 @@ class ExecutorSession:
             self._templates.clear()
             self._reader.backlog.clear()
             self.device.randomness.forget(self._randomness)
+
+
+@attrs.define(eq=False)
+class DeviceTurn:
+    """What a submission does while its session has the device, and what comes of it.
+
+    Attributes:
+        begun: when it had the device first; 0.0 before that. executed: when its last op had run or was issued.
+        freed: handles that were freed before it ran.
+        reached: event after its last op, if the client waits for that and ops run after their calls return.
+    """
+
+    known: BoundTemplate | None
+    work: RunRequest
+    pending: PendingRun | None
+    begun: float = 0.0
+    executed: float = 0.0
+    freed: set[int] = attrs.field(factory=set)
+    outcome: RunOutcome = attrs.field(init=False)
+    reached: Any = None
+    responses: Responses = attrs.field(init=False)
 
 
 class _Refused(Exception):  # noqa: N818 - a signal within this file

@@ -9,6 +9,7 @@ from djinn_server.device_watch import DeviceWatch
 from djinn_server.memory.limited import ledger_of
 from djinn_server.running.bound_templates import CompiledTemplates
 from djinn_server.running.fair_share import FairShare
+from djinn_server.running.issued_turns import IssuedTurns
 from djinn_server.running.own_operators import own_operators
 from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.random_state import DeviceRandomness
@@ -19,7 +20,7 @@ class SharedDevice:
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self.runtime = runtime
-        self.turns = FairShare()
+        self.turns = FairShare(IssuedTurns(runtime) if runtime.device.type != "cpu" else None)
         self.randomness = DeviceRandomness(runtime.device)
         self.numeric_settings = ProcessNumericSettings()
         self.own = own_operators(runtime, self.randomness)

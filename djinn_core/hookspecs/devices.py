@@ -35,11 +35,13 @@ class DeviceRuntime:
         hang_seconds: the executor ends if the device completes no submission for so long although the ops of one have been
             issued, or issuing one of its ops takes so long because the device does not go on. It must exceed what the longest
             submission takes; `--hang-seconds` of `djinn serve` sets it.
+        ahead_seconds: an accelerator's executor issues no further turn while one that it issued so long ago has not run.
     """
 
     device: torch.device
     keeps_time: bool = False
     hang_seconds: float = 600.0
+    ahead_seconds: float = 0.02
     _made: DeviceCopies | None = None
 
     def __init__(self, device: torch.device) -> None:

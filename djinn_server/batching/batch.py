@@ -25,7 +25,7 @@ from djinn_server.batching.rows import RowStep, RowSteps
 from djinn_server.batching.trial import BatchTrial, Operands, split_rows
 from djinn_server.running.cancellation import LOOK_SECONDS
 from djinn_server.running.compiled_step import Environment
-from djinn_server.running.fair_share import Share
+from djinn_server.running.fair_share import Share, Steps
 from djinn_server.running.input_aliases import InputAliases
 from djinn_server.running.random_state import DeviceRandomness, SessionRandomness
 from djinn_server.running.run import RunOutcome, TemplateRun
@@ -97,6 +97,11 @@ class PendingRun:
     began: float = 0.0
     seconds: float = 0.0
 
+    @property
+    def over(self) -> bool:
+        """True if another session has run it in its batch."""
+        return self.outcome is not None or self.error is not None
+
     def result(self) -> RunOutcome:
         """The outcome of the run in its batch.
 
@@ -151,9 +156,9 @@ class Batch:
         members: Sequence[PendingRun],
         trial: BatchTrial,
         randomness: DeviceRandomness,
-        rest: Callable[[PendingRun], float],
+        resume: Callable[[], None],
     ) -> None:
-        """`rest`: lets other sessions compute, and returns how long that took."""
+        """`resume`: called after other sessions have computed in the middle."""
         self.members = members
         self.trial = trial
         self.products = self.rows = 0
@@ -161,10 +166,10 @@ class Batch:
         self.batched = members[0].batched
         self._last: JoinedRuns | None = None
         self._randomness = randomness
-        self._rest = rest
+        self._resume = resume
 
-    def run(self) -> None:
-        """Run all of them. An error of the executor's own is that run's alone."""
+    def run(self) -> Steps:
+        """Run all of them. Offer the device to other sessions now and then. An error of the executor's own is that run's alone."""
         self.trial.begin(len(self.members))
         for member in self.members:
             self._guarded(member, self._begin)
@@ -176,8 +181,10 @@ class Batch:
                         self._guarded(member, partial(self._advance, stop=number))
                     at = self._run_chain(number, chain.stop)
             if (now := time.perf_counter()) - looked >= LOOK_SECONDS:
-                self.rested += self._rest(self.members[0])
-                looked = now
+                yield
+                looked = time.perf_counter()
+                self.rested += looked - now
+                self._resume()
         for member in self.members:
             self._guarded(member, self._finish)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
@@ -99,16 +100,18 @@ class SessionBatches:
             share.group = ()
         return [one.pending for one in joined if isinstance(one.pending, PendingRun)]
 
-    def run(self, pending: PendingRun, joined: Sequence[PendingRun]) -> RunOutcome:
-        """Run all of them; the outcome of the first.
+    def run(self, pending: PendingRun, joined: Sequence[PendingRun]) -> Generator[None, None, RunOutcome]:
+        """Run all of them; returns the outcome of the first.
 
         Raises:
             Exception: an error of the executor's own, which is no op's.
         """
-        batch = Batch((pending, *joined), self._trial(pending), self._randomness, self._rest)
+        settings = pending.owner.settings
+        resume = partial(self._numeric_settings.compute_under, settings)
+        batch = Batch((pending, *joined), self._trial(pending), self._randomness, resume)
         began = time.perf_counter()
         try:
-            batch.run()
+            yield from batch.run()
         finally:
             self._end(batch, began)
         return pending.result()
@@ -142,11 +145,3 @@ class SessionBatches:
             products, rows = pending.batched.products, pending.batched.rows.steps
             trial = trials[settings] = BatchTrial(products, rows, self.packed, self._runtime.synchronize)
         return trial
-
-    def _rest(self, first: PendingRun) -> float:
-        """Let sessions outside of the batch compute, if some wait; the seconds that this took."""
-        if not self._turns.waiting:
-            return 0.0
-        seconds = first.owner.share.rest()
-        self._numeric_settings.compute_under(first.owner.settings)
-        return seconds

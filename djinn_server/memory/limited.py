@@ -26,7 +26,7 @@ class LimitedRuntime(DeviceRuntime):
 
     def __init__(self, runtime: DeviceRuntime, limit: int, disk: DiskQuota, decider: Decider | None = None) -> None:
         super().__init__(runtime.device)
-        self.hang_seconds = runtime.hang_seconds
+        self.hang_seconds, self.ahead_seconds = runtime.hang_seconds, runtime.ahead_seconds
         self.ledger = Ledger(
             limit or runtime.memory()["total"],
             runtime.device,

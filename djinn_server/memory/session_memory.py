@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -268,7 +268,19 @@ class SessionMemory:
     def _run_on_demand(
         self, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
     ) -> RunOutcome:
-        """Run a template as it is until an op runs out of memory, and under a guard from there, or if an input was evicted."""
+        with self.on_demand(template, work) as guard:
+            if guard is None:
+                return plain(template, work, slots, self.values)
+            run = TemplateRun(template, work, slots, self.values, guard=guard)
+            run.advance()
+            return run.finish()
+
+    @contextlib.contextmanager
+    def on_demand(self, template: CompiledTemplate, work: RunRequest) -> Iterator[LimitedRun | None]:
+        """A block in which a program runs as it is until an op runs out of memory, and under a guard from there.
+
+        Gives the guard under which the program has to begin, if an input was evicted; None otherwise.
+        """
         ledger, guards = self._ledger, list[LimitedRun]()
 
         def guard(template: CompiledTemplate) -> LimitedRun:
@@ -287,11 +299,7 @@ class SessionMemory:
         try:
             if there:
                 work.guard = guard
-                outcome = plain(template, work, slots, self.values)
-            else:
-                run = TemplateRun(template, work, slots, self.values, guard=guard(template))
-                run.advance()
-                outcome = run.finish()
+            yield None if there else guard(template)
         finally:
             self._used_now = frozenset()
         if guards:
@@ -299,7 +307,6 @@ class SessionMemory:
             with ledger.lock:
                 self._count_away(work.outputs)
                 ledger.relax()
-        return outcome
 
     def _run_near(
         self,

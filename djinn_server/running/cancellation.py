@@ -145,15 +145,14 @@ class CancellationState:
             if work is not None and work.rest is not None and not work.halt.value and self.turn.turns.waiting:
                 work.halt.value |= YIELD
 
-    def rested(self, work: RunRequest) -> bool:
-        """Yield the device to waiting sessions; False if the submission was cancelled."""
+    def pauses(self, work: RunRequest) -> bool:
+        """True if a submission that was halted only yields the device; False if it was cancelled."""
         with self._lock:
             if work.halt.value & CANCEL:
                 return False
             work.halt.value = 0
         self._usage.count("submission_yields")
-        work.rested += self.turn.rest()
-        return not work.halt.value & CANCEL
+        return True
 
     def busy(self) -> bool:
         """Return True if the session has handled one message for at least `LOOK_SECONDS`."""

@@ -151,8 +151,8 @@ class TemplateRun:
         elif guard is None and not self.claims and (native := template.native()) is not None:
             self._advance = partial(_advance_natively, native)
 
-    def advance(self, stop: int | None = None) -> None:
-        """Run the instructions before `stop`, None: all. Where the submission is cancelled, the run comes to its end before."""
+    def advance(self, stop: int | None = None) -> bool:
+        """Run the instructions before `stop`, None: all. A cancelled submission comes to its end before. False: the run pauses."""
         template, steps, env, run = self.template, self.template.steps, self.env, self.outcome
         count = self._count if stop is None else min(stop, self._count)
         step, short = self.step, self.work.short
@@ -173,9 +173,11 @@ class TemplateRun:
                     step = halted.step
                     if run.progress is not None:
                         run.progress.paused = True
-                    if self.work.rest is None or not self.work.rest(self.work):
-                        run.stopped_at = self._count = step
-                        break
+                    if self.work.rest is not None and self.work.rest(self.work):
+                        self.step = step
+                        return False
+                    run.stopped_at = self._count = step
+                    break
                 except FailedStep as stopped:
                     step = self._failed(stopped)
                     if self._guard is None and self.work.op_times is None:
@@ -187,6 +189,7 @@ class TemplateRun:
                         _poison(template, FailedStep(step, error), self.work, env, sharing, run)
                     step, self._shortcut = self._shortcut.stop, None
         self.step = step
+        return True
 
     def _failed(self, stop: FailedStep) -> int:
         """Poison what a failed instruction leaves undefined, unless it can run again; the next one to run."""

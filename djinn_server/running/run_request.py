@@ -63,8 +63,8 @@ class RunRequest(msgspec.Struct):
 
     Attributes:
         halt: `YIELD` or `CANCEL` if no further op is to run for now; checked before each op.
-        rest: called then with this, returns True if the run goes on afterwards; None: the submission is cancelled.
-        rested: seconds spent in `rest`.
+        rest: called then with this, returns True if the run pauses and goes on later; None: the submission is cancelled.
+        rested: seconds spent in pauses.
         unreadable: what is wrong with its handles; empty if nothing is.
         op_times: times each instruction; None: that was not asked for.
         ahead: seconds for which it has run before it came.

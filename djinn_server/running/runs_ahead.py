@@ -325,14 +325,14 @@ class RunsAhead:
             return otherwise
 
         def run(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
-            ahead = self._take(known, work)
+            ahead = self.take(known, work)
             return (
                 otherwise(template, work, slots, values) if ahead is None else ahead.finish(work, values, self._limit)
             )
 
         return run
 
-    def _take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
+    def take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
         """The run of a submission that has come, if that is the next one that was expected; all are dropped if not."""
         if not self.pending:  # they gave way just now
             return None

@@ -451,21 +451,38 @@ def test_a_session_alone_waits_for_none(context, weight):
     close(clients[:1])
 
 
-def test_a_session_that_yields_in_the_middle_of_its_run_is_not_joined():
-    turns = FairShare()
-    share, other = turns.share(), turns.share()
-    share.pending = "a run"
-    with share:
-        thread = threading.Thread(target=turns.begin, args=(other, 0.0))
-        thread.start()
+def test_submission_that_has_begun_is_not_joined():
+    turns = FairShare(moment=0.0)
+    lead, paused, whole = turns.share(), turns.share(), turns.share()
+    done, asked = [], []
+
+    def take(name, parts):
+        for _ in range(parts):
+            yield
+        done.append(name)
+
+    def joining():
+        until(lambda: turns.waiting == 2)
+        joined = turns.gather(lead, lambda pending: asked.append(pending) or True, 0.0, range(1, 32))
+        turns.release(lead, joined, 1.0)
+        done.append("lead")
+        yield from ()
+
+    with turns.share():
+        threads = [
+            threading.Thread(target=one.run, args=(steps, name))
+            for one, steps, name in ((paused, take("paused", 1), "a"), (lead, joining(), "b"))
+        ]
+        threads[0].start()
         until(lambda: turns.waiting == 1)
-        yielding = threading.Thread(target=share.rest)
-        yielding.start()
-        thread.join()
-        until(lambda: turns.waiting == 1)
-        assert not turns.gather(other, lambda _: True, 0.0, range(1, 32))
-        turns.end(other, other.began + 1.0)
-        yielding.join()
+        threads[1].start()
+        until(lambda: turns.waiting == 2)
+    threads.append(threading.Thread(target=whole.run, args=(take("whole", 0), "c")))
+    threads[2].start()
+    for thread in threads:
+        thread.join(60)
+    assert asked == ["c"]
+    assert done == ["whole", "lead", "paused"]
 
 
 def test_products_and_random_numbers_of_a_template():

@@ -14,9 +14,10 @@ from djinn_core.errors import TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.wire.message_base import Failure
 from djinn_server.device_watch import DeviceWatch
+from djinn_server.running.responses import Responses
 from djinn_server.running.run import FailedStep, TemplateRun
 from djinn_server.running.run_request import RunRequest
-from djinn_server.session import ExecutorSession
+from djinn_server.session import DeviceTurn, ExecutorSession
 
 ERROR = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
@@ -363,10 +364,17 @@ def session_of(watched, run):
         _reads=reads,
         _ahead=None,
         _memory=None,
-        _is_limited=False,
+        _is_is_limited=False,
         values=None,
     )
     return session, known
+
+
+def run_of(session, known, work):
+    """The outcome of a submission that does not pause."""
+    with pytest.raises(StopIteration) as ended:
+        next(ExecutorSession._run(session, known, work))
+    return ended.value.value
 
 
 def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
@@ -379,11 +387,12 @@ def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
         watched.watch.look()
         raise ERROR
 
-    outcome = ExecutorSession._run(session, known, work)
-    monkeypatch.setattr(watched.runtime, "synchronize", synchronize)
-    ExecutorSession._synchronize(session, work, outcome)
+    turn = DeviceTurn(known, work, None)
+    turn.outcome, turn.responses = run_of(session, known, work), Responses()
+    turn.reached = SimpleNamespace(synchronize=synchronize)
+    ExecutorSession._wait(session, turn)
     assert "submission 6) hangs" in watched.reasons[0]
-    assert len(outcome.failures) == 1
+    assert len(turn.outcome.failures) == 1
 
 
 def test_submission_that_is_broken_off_has_been_issued():
@@ -394,7 +403,7 @@ def test_submission_that_is_broken_off_has_been_issued():
 
     session, known = session_of(watched, run)
     with pytest.raises(TransportError):
-        ExecutorSession._run(session, known, request())
+        run_of(session, known, request())
     assert not watched.watch._issuing
     assert len(watched.watch._issued) == 1
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
 
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
@@ -14,6 +18,8 @@ from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.running.fair_share import FairShare
+from djinn_server.running.issued_turns import IssuedTurns
+from djinn_server.running.turn_queue import Account, TurnQueue
 from djinn_server.session import ExecutorSession
 
 RELU = Template((Form("aten::relu", (Operand(),), (), ("new",), False),), (0,), (0, 1), (0,), (1,))
@@ -21,26 +27,16 @@ GIVEN, MADE = 1 << 32 | 1, 2 << 32 | 1
 
 
 def order_of(lengths, total):
-    """Order of turns among sessions that always want one and whose turns take `lengths` seconds, by their own account."""
-    turns, had = FairShare(moment=60.0), []
-
-    def session(index):
-        share = turns.share()
-        while len(had) < total:
-            turns.begin(share, 0.0)
-            had.append(index)
-            while turns.waiting < len(lengths) - 1 and len(had) < total:  # until all others want one, too
-                time.sleep(0)
-            if len(had) >= total:
-                turns.moment = 0.0
-            turns.end(share, share.began + lengths[index])
-
-    threads = [threading.Thread(target=session, args=(index,)) for index in range(len(lengths))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return had[:total]
+    """Order of turns among sessions that always want one and whose turns take `lengths` seconds."""
+    queue, had = TurnQueue(), []
+    sessions = [Account() for _ in lengths]
+    for session in sessions:
+        queue.ask(session, 0.0)
+    while len(had) < total:
+        session = queue.start(0.0)
+        had.append(sessions.index(session))
+        queue.end(session, lengths[had[-1]], 0.0, again=True)
+    return had
 
 
 def test_short_pieces_have_more_turns_than_long_ones():
@@ -54,47 +50,136 @@ def test_equal_pieces_take_turns():
     assert all(19 <= had.count(index) <= 21 for index in range(3)), had
 
 
-class Looked(FairShare):
-    """Counts how often a waiting session's thread looks for its turn."""
-
-    looks = 0
-
-    def _patience(self, share):
-        type(self).looks += 1
-        return super()._patience(share)
-
-
 def test_the_end_of_a_turn_wakes_one_thread(monkeypatch):
-    monkeypatch.setattr(Looked, "looks", 0)
-    turns, sessions, rounds = Looked(moment=0.0), 8, 10
+    turns, sessions, rounds, woken = FairShare(moment=0.0), 8, 10, []
+
+    class Counted(threading.Condition):
+        def notify(self, n=1):
+            woken.append(n)
+            super().notify(n)
+
+    monkeypatch.setattr(turns, "condition", lambda: Counted(turns._lock))
 
     def session():
         share = turns.share()
         for number in range(rounds):
-            turns.begin(share, 0.0)
+            turns.begin(share)
             if number < rounds - 1:
                 until(lambda: turns.waiting == sessions - 1)
-            turns.end(share, share.began + 1.0)
+            turns.leave(share, 1.0)
 
     threads = [threading.Thread(target=session) for _ in range(sessions)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sessions * rounds - 1 <= Looked.looks <= 2 * sessions * rounds, (
-        "when it begins to wait, and when it is woken"
-    )
+    assert set(woken) == {1}
+    assert len(woken) <= sessions * rounds
 
 
 def test_who_comes_late_begins_level():
-    turns = FairShare()
-    old, late = turns.share(), turns.share()
+    queue, old, late = TurnQueue(), Account(), Account()
     for _ in range(5):
-        turns.begin(old, 0.0)
-        turns.end(old, old.began + 10.0)
-    turns.begin(late, 0.0)
+        assert queue.start_at_once(old)
+        queue.end(old, 10.0, 0.0)
+    queue.ask(late, 0.0)
     assert late.used == 40.0, "what was not used is not saved up"
-    turns.end(late, late.began + 1.0)
+
+
+def test_the_session_that_has_had_less_is_awaited_for_a_moment():
+    queue, quick, slow = TurnQueue(moment=1.0), Account(), Account(used=5.0)
+    assert queue.start_at_once(quick)
+    queue.ask(slow, 0.0)
+    queue.end(quick, 0.5, 0.0)
+    assert queue.start(0.5) is None
+    assert queue.patience(0.5) == 0.5
+    assert queue.start(1.0) is slow
+
+
+def steps(name, had, count):
+    for _ in range(count):
+        had.append((name, threading.current_thread().name))
+        yield
+
+
+def test_long_submissions_alternate_on_one_thread():
+    turns, had = FairShare(moment=60.0), []
+    threads = [threading.Thread(target=turns.share().run, args=(steps(name, had, 5),)) for name in "ab"]
+    with turns.share():
+        for number, thread in enumerate(threads):
+            thread.start()
+            until(lambda number=number: turns.waiting == number + 1)
+    for thread in threads:
+        thread.join()
+    assert sorted(name for name, _ in had) == ["a"] * 5 + ["b"] * 5
+    assert {name for name, _ in had[:3]} == {"a", "b"}
+    assert {thread for _, thread in had} == {"djinn-device"}
+
+
+def test_submission_runs_on_the_thread_that_read_it_while_nobody_else_wants_the_device():
+    turns, had = FairShare(), []
+    turns.share().run(steps("a", had, 1))
+    assert had == [("a", threading.current_thread().name)]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_error_of_a_submission_is_its_sessions_own(taken):
+    def broken():
+        yield from ()
+        raise KeyError("a bug")
+
+    turns, raised = FairShare(), []
+
+    def session(share):
+        try:
+            share.run(broken())
+        except KeyError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=session, args=(turns.share(),))
+    with turns.share() if taken else nullcontext():
+        thread.start()
+        until(lambda: turns.waiting == 1 if taken else raised)
+    thread.join()
+    assert len(raised) == 1
+    assert not turns.busy
+
+
+class FakeEvents:
+    """A device whose ops take what the test says, and events on its clock."""
+
+    ahead_seconds = reached = 0.0
+
+    def __init__(self):
+        self.now, self.waits = 0.0, 0
+
+    def mark(self, *, timing):
+        assert timing
+        return SimpleNamespace(
+            at=(at := self.now), query=lambda: at <= self.reached, synchronize=lambda: self._wait(at),
+            elapsed_time=lambda end: 1e3 * (end.at - at),
+        )  # fmt: skip
+
+    def _wait(self, at):
+        self.waits += 1
+        self.reached = max(self.reached, at)
+
+
+def test_turns_issued_ahead_are_charged_by_events_and_bounded():
+    device, one, other = FakeEvents(), Account(), Account()
+    issued = IssuedTurns(device)
+    for account, seconds in ((one, 3.0), (other, 0.25)):
+        begun = issued.begin()
+        device.now += seconds
+        assert issued.end(account, begun)
+    device.ahead_seconds = 60.0
+    assert not issued.settle(), "the device may be behind"
+    device.reached = 3.0
+    assert issued.settle() == [(one, 3.0)]
+    assert not device.waits
+    device.ahead_seconds = 0.0
+    assert issued.settle() == [(other, 0.25)]
+    assert device.waits == 1
 
 
 class Noting(CpuRuntime):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -54,7 +53,7 @@ from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
 from djinn_server.launch.token_table import TokenTable, change_table, create
 from djinn_server.rate_limit import REMEMBERED, Bucket, Buckets
-from djinn_server.running.fair_share import FairShare
+from djinn_server.running.turn_queue import Account, TurnQueue
 from djinn_server.session import ExecutorSession
 from djinn_server.shared_device import SharedDevice
 from djinn_server.usage_metrics import UsageMetrics
@@ -159,12 +158,11 @@ def test_an_executor_has_room_until_it_is_full_or_busy():
     assert refused(1, 1.0) is None
     assert "2 of at most 2 sessions" in refused(2, 0.0).reason
     assert "waiting for it for 6 s" in refused(0, 6.0).reason
-    turns = FairShare()
-    assert turns.longest_wait == 0.0
-    share = turns.share()
-    share.asked = time.perf_counter() - 7.0
-    turns._waiting.append(share)
-    assert turns.longest_wait >= 7.0
+    queue = TurnQueue()
+    assert queue.longest_wait(9.0) == 0.0
+    queue.ask(Account(), 2.0)
+    queue.ask(Account(), 5.0)
+    assert queue.longest_wait(9.0) == 7.0
 
 
 def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
