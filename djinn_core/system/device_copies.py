@@ -59,10 +59,16 @@ class PinnedRing:
                 self._changed.wait()
         return self._settled(*found)
 
-    def try_take(self) -> torch.Tensor | None:
-        """Return a block that no copy uses; None if every block is in use."""
+    def try_take(self, *, settle: bool = False) -> torch.Tensor | None:
+        """Return a block that no copy uses; None if every block is in use. `settle`: wait for the copy of a block that no thread holds."""
         with self._changed:
-            if self._idle and (event := self._idle[0][1]) is not None and not event.query() and not self._left:
+            if (
+                not settle
+                and self._idle
+                and (event := self._idle[0][1]) is not None
+                and not event.query()
+                and not self._left
+            ):
                 return None
             found = self._next()
         return self._settled(*found) if found is not None else None
@@ -194,10 +200,10 @@ class DeviceCopies:
             self._issue(source, pieces, under_way, stream)
             yield
             while pieces or under_way:
-                self._issue(source, pieces, under_way, stream)
+                self._issue(source, pieces, under_way, stream, settle=True)
                 if under_way:
                     self._finish(here, *under_way.popleft())
-                else:  # other copies have all blocks, and may wait for this one
+                else:  # other threads hold all blocks, and may wait for this one
                     piece = pieces.popleft()
                     with stream:
                         here[piece].copy_(source[piece])
@@ -213,9 +219,14 @@ class DeviceCopies:
         pieces: deque[slice],
         under_way: deque[tuple[slice, torch.Tensor, Any]],
         stream: torch.Stream,
+        *,
+        settle: bool = False,
     ) -> None:
-        """Issue copies of the next pieces to the blocks that are idle now."""
-        while pieces and len(under_way) < _UNDER_WAY and (block := self._ring.try_take()) is not None:
+        """Issue copies of the next pieces to blocks that are not in use. `settle`: wait for a block if no copy is under way."""
+        while pieces and len(under_way) < _UNDER_WAY:
+            block = self._ring.try_take(settle=settle and not under_way)
+            if block is None:
+                return
             piece = pieces.popleft()
             try:
                 with stream:

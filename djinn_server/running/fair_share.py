@@ -122,9 +122,7 @@ class FairShare:
                     share.woken.wait()
         finally:
             share.steps = None
-        if (error := share.error) is not None:
-            share.error = None
-            raise error
+        _raise_error(share)
 
     def begin(self, share: Share) -> None:
         """Wait for a turn of the calling thread."""
@@ -263,6 +261,12 @@ class FairShare:
             except BaseException as error:
                 other.error = error
             self._end_steps(other)
+
+
+def _raise_error(share: Share) -> None:
+    error, share.error = share.error, None  # not kept: it has the frames that it was raised in
+    if error is not None:
+        raise error
 
 
 def _exhaust(steps: Steps) -> None:

@@ -112,8 +112,8 @@ def _start(value: Any, work: RunRequest, runtime: DeviceRuntime, room: int) -> F
         return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
     if tensor.ndim > DIMENSIONS:
         return _too_many_dimensions(tensor, work)
-    if (reason := _too_large(tensor, room)) is not None:
-        return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
+    if (large := _too_large(tensor, room)) is not None:
+        return Failure(work.sequence, -1, "fetch", "RuntimeError", large)
     try:
         return runtime.start_delivery(tensor)
     except Exception as error:
@@ -125,8 +125,8 @@ def _finish(
 ) -> Failure | tuple[TensorHeader, memoryview]:
     try:
         tensor = delivery()
-        if (reason := _too_large(tensor, room)) is not None:
-            return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
+        if (large := _too_large(tensor, room)) is not None:
+            return Failure(work.sequence, -1, "fetch", "RuntimeError", large)
         return tensor_to_wire(tensor)
     except Exception as error:
         return _fetch_failure(error, work)

@@ -114,7 +114,7 @@ def test_block_of_a_copy_without_an_event_is_not_used_again(way):
     copies._ring, made = ring(1)
     there = torch.zeros(8, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="device error"):
-        copies.write(there, there.clone()) if way == "write" else copies.deliver(there)
+        copies.write(there, there.clone()) if way == "write" else copies.start_delivery(there)
     assert copies._ring.take() is made[1]
 
 

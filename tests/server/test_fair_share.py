@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import nullcontext
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,7 @@ from djinn_server.running.turn_queue import Account, TurnQueue
 from djinn_server.session import ExecutorSession
 
 RELU = Template((Form("aten::relu", (Operand(),), (), ("new",), False),), (0,), (0, 1), (0,), (1,))
+NAME = ContextVar("NAME")  # of the session that computes, on whichever thread
 GIVEN, MADE = 1 << 32 | 1, 2 << 32 | 1
 
 
@@ -190,7 +192,7 @@ class Noting(CpuRuntime):
         self.had = []
 
     def synchronize(self):
-        self.had.append(threading.current_thread().name)
+        self.had.append(NAME.get())
 
 
 class Waiting:
@@ -235,10 +237,12 @@ def test_whoever_had_less_of_the_device_goes_first():
     runtime = Noting()
     context = ExecutorContext.of(runtime)
     sessions = {name: (ExecutorSession(context), Waiting()) for name in ("greedy", "modest")}
-    threads = [
-        threading.Thread(target=s.serve, args=(PlainExecutorChannel(c),), name=name)
-        for name, (s, c) in sessions.items()
-    ]
+
+    def serve(name, session, connection):
+        NAME.set(name)
+        session.serve(PlainExecutorChannel(connection))
+
+    threads = [threading.Thread(target=serve, args=(name, *both)) for name, both in sessions.items()]
     (one, greedy), (_, modest) = sessions.values()
     for thread, connection in zip(threads, (greedy, modest), strict=True):
         thread.start()

@@ -43,7 +43,7 @@ class Client:
         """Have the session compute the positive part of its tensor."""
         self.sequence += 1
         made = pack_handles([MADE])
-        bound = {"outputs": made, "free": made, "fetch": made if fetch else b"", "synchronize": synchronize}
+        bound = {"outputs": made, "free": made, "fetch": made if fetch else (), "synchronize": synchronize}
         first = InitialBindings((), pack_handles([GIVEN]))
         self._line.send(
             Frame(encode(Submit(self.sequence, digest=digest_of(RELU), template=RELU, first=first, **bound)))
