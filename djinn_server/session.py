@@ -477,9 +477,7 @@ class ExecutorSession:
                 run.failures.append(_not_synchronized(work, error))
             executed = time.perf_counter()
         turn.responses.finish()
-        if (
-            watch is not None
-        ):  # if the device is lost, the process ends before the client is told of errors that follow from it
+        if watch is not None:  # a lost device ends the process before the client is told of errors that follow from it
             watch.check_failures((*run.failures, *turn.responses.results), self._wanted)
             if work.fetch or work.synchronize:
                 watch.completed()
