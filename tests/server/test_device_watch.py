@@ -364,7 +364,7 @@ def session_of(watched, run):
         _reads=reads,
         _ahead=None,
         _memory=None,
-        _is_is_limited=False,
+        _is_limited=False,
         values=None,
     )
     return session, known
