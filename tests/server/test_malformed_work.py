@@ -148,7 +148,7 @@ def test_handles_that_cannot_be_read_cost_their_submission(message: Submit) -> N
 
 
 def test_an_error_of_the_executors_own_costs_its_submission(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyError("\ud800")
 
     with monkeypatch.context() as patch:
