@@ -114,7 +114,7 @@ from djinn_server.weights.replies import (
 )
 from djinn_server.weights.shared_weights import stored_value
 from djinn_server.weights.store import WeightStore
-from djinn_server.weights.uploads import UploadAssembly
+from djinn_server.weights.uploads import UploadAssembly, place_part
 
 _log = get_logger("djinn.server")
 # Unsolicited replies must be small: a client that is sending does not read them.
@@ -175,6 +175,8 @@ class ExecutorSession:
         if past is not None and snapshot is not None:
             self._restore(snapshot, past.memory())
         self._wanted.write_to(journal, past)
+        if self.device.runtime.device.type != "cpu":
+            connection.place_bodies(partial(place_part, self.device.runtime))
         with self._context.monitor.over(self._wanted, connection), contextlib.suppress(ClientLeft):
             while self._serve_one(connection) and not self._wanted.client_left.is_set():
                 if not self._reader.backlog:  # not in the middle of what was read ahead
@@ -268,7 +270,7 @@ class ExecutorSession:
         if request.reset_peak:
             self.values.reset_peak()
             if self.device.ledger is not None:
-                self.device.ledger.peak = 0
+                self.device.ledger.restart_peak()
             reset_device_peak(self.device.runtime.device)
         connection.send(Frame(encode(StatsReply(figures))))
 

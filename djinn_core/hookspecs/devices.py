@@ -71,8 +71,18 @@ class DeviceRuntime:
             return torch.empty(nbytes, dtype=torch.uint8)
         return self._copies.allocate(nbytes)
 
+    def receive_buffer(self, nbytes: int) -> memoryview | None:
+        """Return page-locked memory to receive bytes into that `write` copies next. None: receive them anywhere.
+
+        The memory is used again when no view of it is left.
+        """
+        return None if self.device.type == "cpu" else self._copies.receive_buffer(nbytes)
+
     def write(self, target: torch.Tensor, start: int, data: torch.Tensor) -> None:
-        """Copy bytes of the host to `target` at `start`, beside the ops that run. `data` may change when this returns."""
+        """Copy bytes of the host to `target` at `start`, beside the ops that run.
+
+        `data` may change when this returns, except the memory of a `receive_buffer`.
+        """
         if target.device.type == "cpu":
             target[start : start + data.numel()] = data
         else:

@@ -28,6 +28,10 @@ class WrappedConnection(SessionChannel):
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
 
+    def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
+        """As `Connection.place_bodies`."""
+        self._inner.place_bodies(place)
+
     @property
     def bytes_sent(self) -> int:
         """As `Connection.bytes_sent`."""

@@ -121,6 +121,13 @@ class Connection(ABC):
             TransportError: the connection is broken or closed.
         """
 
+    def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
+        """Ask `place` for the memory of a large buffer that arrives; by default it is not asked.
+
+        `place` gets the head of the frame and the length of the buffer. It returns memory of that length, or None.
+        """
+        del place
+
     @abstractmethod
     def close(self) -> None:
         """Close both directions. A waiting `send` or `receive` raises `TransportError`. A second call has no effect.

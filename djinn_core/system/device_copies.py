@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import attrs
 import torch
 
 BLOCK: Final = 4 << 20  # bytes
 BLOCKS: Final = 15  # less than 2 x 32 MiB: one half is filled while the other half is copied
+LENT: Final = BLOCKS // 2  # blocks that receive bytes of uploads: frames in a queue must leave blocks for other copies
 SMALL: Final = 64 << 10  # bytes that come back on the compute stream: changing streams would take longer than the copy
 _UNDER_WAY: Final = 4  # blocks of one download
 
@@ -37,6 +40,15 @@ class CopyWaits:
         return min(list(self._since.values()), default=math.inf)
 
 
+@attrs.define(eq=False)
+class LentBlock:
+    """A block that receives bytes from outside. `event`: as for `PinnedRing.give`. `failed`: a copy from it has failed."""
+
+    block: torch.Tensor
+    event: Any = None
+    failed: bool = False
+
+
 class PinnedRing:
     """Page-locked blocks, allocated when they are first needed and reused in the order in which they were returned.
 
@@ -50,6 +62,8 @@ class PinnedRing:
         self._allocate, self._left = allocate, count
         self._waits = waits or CopyWaits()
         self._idle: deque[tuple[torch.Tensor, Any]] = deque()  # with the event of the last copy
+        self._lent: dict[int, LentBlock] = {}  # by address
+        # Reentrant: any thread may free the last view of a lent block at any time.
         self._changed = threading.Condition()
 
     def take(self) -> torch.Tensor:
@@ -73,6 +87,29 @@ class PinnedRing:
             found = self._next()
         return self._settled(*found) if found is not None else None
 
+    def lend(self, nbytes: int) -> memoryview | None:
+        """Return the first `nbytes` of a block; None if `LENT` blocks are lent or every block is in use.
+
+        The block comes back when no view of the memory is left.
+        """
+        if len(self._lent) >= LENT or (block := self.try_take()) is None:
+            return None
+        array = block.numpy()[:nbytes]
+        self._lent[block.data_ptr()] = LentBlock(block)
+        weakref.finalize(array, self._return, block.data_ptr()).atexit = False
+        return memoryview(array)  # type: ignore[arg-type]
+
+    def lent(self, data: torch.Tensor) -> LentBlock | None:
+        """Return the lent block that begins with `data`; None if `data` is other memory."""
+        return self._lent.get(data.data_ptr())
+
+    def _return(self, address: int) -> None:
+        lent = self._lent.pop(address)
+        if lent.failed:
+            self.drop()
+        else:
+            self.give(lent.block, lent.event)
+
     def give(self, block: torch.Tensor, event: Any = None) -> None:
         """Return a block. `event`: is reached when the last copy from the block or to it has ended."""
         with self._changed:
@@ -86,7 +123,10 @@ class PinnedRing:
             self._changed.notify()
 
     def _next(self) -> tuple[torch.Tensor, Any] | None:
-        if self._idle and (not self._left or self._idle[0][1] is None or self._idle[0][1].query()):
+        """Return a block and the event to wait for; None if there is no block."""
+        if self._idle and ((event := self._idle[0][1]) is None or event.query()):
+            return self._idle.popleft()[0], None
+        if self._idle and not self._left:
             return self._idle.popleft()
         if self._left:
             self._left -= 1
@@ -133,8 +173,15 @@ class DeviceCopies:
         with self._up:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
+    def receive_buffer(self, nbytes: int) -> memoryview | None:
+        """Return page-locked memory from which `write` copies without a copy on the host; None if none is free."""
+        return self._ring.lend(nbytes) if SMALL < nbytes <= BLOCK else None
+
     def write(self, target: torch.Tensor, data: torch.Tensor) -> None:
         """Copy bytes of the host to `target`, of the same size. Returns when the bytes are in page-locked memory."""
+        if (lent := self._ring.lent(data)) is not None:
+            self._write_lent(target, lent)
+            return
         for piece in _pieces(data.numel()):
             block = self._ring.take()
             try:
@@ -146,6 +193,15 @@ class DeviceCopies:
                 self._ring.drop()
                 raise
             self._ring.give(block, event)
+
+    def _write_lent(self, target: torch.Tensor, lent: LentBlock) -> None:
+        try:
+            with self._up:
+                target.copy_(lent.block[: target.numel()], non_blocking=True)
+            lent.event = self._up.record_event()
+        except BaseException:
+            lent.failed = True
+            raise
 
     def overwrite(self, target: torch.Tensor, data: torch.Tensor) -> None:
         """Copy bytes of the host to memory of the compute stream, after the ops that may use it and before later ones."""

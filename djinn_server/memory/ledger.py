@@ -124,7 +124,7 @@ class Ledger:
         self.budgets = Budgets()
         self.peak = 0
         self.reserve = 0 if on_demand else limit // RESERVE
-        self.process = process_memory(device.type)
+        self.process = None if on_demand else process_memory(device)
         self.pressure = Pressure()
         self.loading: threading.Thread | None = None  # loads libraries, whose memory is no session's
         self._copies: dict[int, StoredCopy] = {}
@@ -224,6 +224,12 @@ class Ledger:
     def note(self, resident: int) -> None:
         """Note that `resident` bytes are in memory now."""
         self.peak = max(self.peak, resident)
+
+    def restart_peak(self) -> None:
+        """Count the peaks again."""
+        self.peak = 0
+        if self.process is not None:
+            self.process.peak = 0
 
     def figures(self) -> dict[str, int]:
         """Bytes: the limit, what is held at most and now, what lies elsewhere; and what was done so far."""

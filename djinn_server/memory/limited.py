@@ -64,6 +64,10 @@ class LimitedRuntime(DeviceRuntime):
             return self.ledger.with_room(lambda: self._runtime.allocate(nbytes))
         return torch.empty(nbytes, dtype=torch.uint8)
 
+    def receive_buffer(self, nbytes: int) -> memoryview | None:
+        """As `DeviceRuntime.receive_buffer`; None under a limit, where parts of an upload are collected in host memory."""
+        return self._runtime.receive_buffer(nbytes) if self.ledger.on_demand else None
+
     def write(self, target: torch.Tensor, start: int, data: torch.Tensor) -> None:
         """As `DeviceRuntime.write`."""
         self._runtime.write(target, start, data)
@@ -132,6 +136,8 @@ class LimitedRuntime(DeviceRuntime):
             return found
         total = min(self.ledger.limit, found.get("total", self.ledger.limit))
         free = min(max(0, self.ledger.limit - self.ledger.resident()), found.get("free", self.ledger.limit))
+        if "peak" in found and self.ledger.process is not None:  # the device counts its peak again at each run
+            found["peak"] = max(found["peak"], self.ledger.process.peak)
         return found | {
             "total": total,
             "free": free,

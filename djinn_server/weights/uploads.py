@@ -11,18 +11,22 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
+from djinn_core.logs import get_logger
 from djinn_core.wire import limits
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import is_of_kind
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, UploadPart
 from djinn_server.memory.limited import ledger_of
 from djinn_server.memory.room import is_out_of_memory
+from djinn_server.recovery.blob_files import BlobFiles
 from djinn_server.recovery.journal import Journal
 from djinn_server.running.values import Poison, ValueTable
 from djinn_server.weights.store import WeightStore, mapped_bytes
 
 WITHDRAWN = "its upload was interrupted: make it again"
+_log = get_logger("djinn.server")
 _NUMBERS = 1 << 63  # what PyTorch counts with ends there
 
 
@@ -92,7 +96,7 @@ class UploadAssembly:
 
     def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
         """The bytes of a digest. The journal of the session keeps a link to their file, so that the store may evict them."""
-        contents = self.journal.contents if self.journal is not None and self.journal.open else None
+        contents = self._contents()
         kept = contents.find(digest, size) if contents is not None else None
         if kept is not None:
             return mapped_bytes(kept, size)
@@ -100,6 +104,10 @@ class UploadAssembly:
         if found is not None and contents is not None and self._store is not None:
             contents.link(digest, self._store.file_of(digest))
         return found
+
+    def _contents(self) -> BlobFiles | None:
+        """Return the files of the session's journal."""
+        return self.journal.contents if self.journal is not None and self.journal.open else None
 
     def _find_offered(self, offer: BlobOffer) -> torch.Tensor | None:
         held = self._held.pop(offer.digest, None)
@@ -197,6 +205,8 @@ class UploadAssembly:
     def _room_for(self, upload: UploadPart) -> torch.Tensor | None:
         try:
             self.check_room(upload.size)
+            if self._contents() is None and self._store is not None and upload.handle in self.wanted:
+                return torch.empty(upload.size, dtype=torch.uint8)  # the store keeps the bytes of the host
             return self._runtime.allocate(upload.size)
         except (RuntimeError, MemoryError) as error:
             self.refuse_bytes(upload, error)
@@ -216,7 +226,7 @@ class UploadAssembly:
             self.refuse_bytes(upload, error)
 
     def _keep(self, store: WeightStore, handle: int, digest: bytes, data: torch.Tensor) -> None:
-        contents = self.journal.contents if self.journal is not None and self.journal.open else None
+        contents = self._contents()
         file = contents.whole(handle) if contents is not None else None
         if contents is None or file is None or not store.adopt(digest, file, contents.prove):
             store.keep(digest, self._runtime.deliver(data))
@@ -249,6 +259,17 @@ class UploadAssembly:
         else:
             reason = f"cannot copy an upload of {upload.size:,} bytes to the device: {text}"
             self.poison(upload.handle, type(error).__name__, reason)
+
+
+def place_part(runtime: DeviceRuntime, head: bytes, nbytes: int) -> memoryview | None:
+    """Return page-locked memory for a buffer of `nbytes` if `head` is that of a part; None: receive the buffer anywhere."""
+    if not is_of_kind(head, UploadPart):
+        return None
+    try:
+        return runtime.receive_buffer(nbytes)
+    except RuntimeError as error:  # the next call of the device reports a lost device
+        _log.debug("an upload is received into pageable memory", reason=str(error))
+        return None
 
 
 def _check_layout(upload: UploadPart) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from djinn_client.runtime.connecting.reconnect import ResumingConnection
 from djinn_core.hookspecs.session_channel import PlainChannel, PlainClientChannel
 from djinn_core.hookspecs.transports import NO_LINK, Connection, Frame, Limits, LinkFacts
 from djinn_core.protocol.net.sockets import SocketConnection
+from djinn_core.wire.frame_order import pack_prefix
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.recovery.leased_connection import LeasedConnection
 from djinn_server.usage_metrics import UsageMetrics
@@ -74,3 +76,20 @@ def test_sockets_override_the_defaults_that_they_know_better() -> None:
         assert connection.peer == "server x"
         assert connection.bytes_sent > 0
         connection.close()
+
+
+def test_leased_connection_asks_for_memory_over_each_connection() -> None:
+    class Placing(Silent):
+        def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
+            self.place = place
+
+    first, second, resumed, memory = Placing(), Placing(), threading.Event(), memoryview(bytearray(3))
+    leased = LeasedConnection(first, 1.0, UsageMetrics())
+    leased.place_bodies(lambda head, nbytes: memory if (head, nbytes) == (b"head", 3) else None)
+    thread = threading.Thread(target=leased.resume, args=(second, 0, resumed.set))
+    thread.start()
+    assert resumed.wait(30)
+    for connection in (first, second):
+        assert connection.place(pack_prefix(1, 0, 0) + b"head", 3) is memory
+    leased.close()
+    thread.join()

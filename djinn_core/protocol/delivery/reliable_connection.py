@@ -127,6 +127,7 @@ class ReliableConnection(ReconnectingConnection):
         self._probe = _FIRST_PROBE_SECONDS
         self._probe_at: float | None = None  # time of the next probe, during a wait
         self._window = _LARGEST_WINDOW  # unacknowledged bytes at most
+        self._place: Callable[[bytes, int], memoryview | None] | None = None
 
     # --- out --------------------------------------------------------------------------------------------------
 
@@ -270,6 +271,16 @@ class ReliableConnection(ReconnectingConnection):
             self._note(AckFlags.ACK_REQUEST)
             self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
             self._probe_at = now + self._probe
+
+    def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
+        """As `Connection.place_bodies`, over each connection."""
+        self._place = lambda head, nbytes: place(head[PREFIX_BYTES:], nbytes)
+        self._inner.place_bodies(self._place)
+
+    def _follow(self, inner: Connection) -> None:
+        super()._follow(inner)
+        if self._place is not None:
+            inner.place_bodies(self._place)
 
     def read_ahead(self, frames: int, nbytes: int) -> None:
         """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Do nothing if another thread is reading.

@@ -7,7 +7,7 @@ import threading
 import time
 from _thread import LockType
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from types import MappingProxyType
 from typing import ClassVar, Final
@@ -209,6 +209,10 @@ class StreamConnection(Connection):
             self._receiving.release()
             if self._ended:
                 self._release()
+
+    def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
+        """As `Connection.place_bodies`."""
+        self._decoder.place = place
 
     def take_in(self) -> None:
         """Read what has come, up to the next frame, if no other thread receives. Never blocks; the next call raises what went wrong."""

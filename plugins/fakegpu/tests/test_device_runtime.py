@@ -58,6 +58,129 @@ def test_two_gibibytes_move_through_less_than_64_mebibytes(gpu):
     gpu.check(program)
 
 
+def test_parts_go_from_the_socket_to_page_locked_memory_and_from_there_to_the_device(gpu):
+    """The device reports a block that receives bytes while an upload reads it."""
+
+    def program():
+        import socket
+        import threading
+        from functools import partial
+
+        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_core.protocol.net.sockets import SocketConnection
+        from djinn_core.wire.frames import Frame, Limits
+        from djinn_core.wire.messages import encode
+        from djinn_core.wire.upload_messages import AbortUpload, UploadPart
+        from djinn_server.running.values import ValueTable
+        from djinn_server.weights.uploads import UploadAssembly, place_part
+
+        control.configure(link=1e6)  # copies are slow
+        runtime, part = DeviceRuntime(torch.device("fakegpu", 0)), 3 << 20
+        near, far = (SocketConnection(end, Limits(), "peer") for end in socket.socketpair())
+        near.place_bodies(partial(place_part, runtime))
+        data = torch.arange(5 * part // 8, dtype=torch.int64)
+        octets = memoryview(data.numpy()).cast("B")
+
+        def send():
+            far.send(Frame(encode(AbortUpload(1)), [octets[:part]]))
+            for start in range(0, len(octets), part):
+                header = UploadPart(1, "int64", (len(data),), (1,), len(octets), start)
+                far.send(Frame(encode(header), [octets[start : start + part]]))
+
+        threading.Thread(target=send).start()
+        assert not torch.frombuffer(near.receive().body[0], dtype=torch.uint8).is_pinned(), "of another message"
+        values = ValueTable()
+        uploads = UploadAssembly(runtime, values, None)
+        with control.Counted() as counted:
+            for start in range(0, len(octets), part):
+                frame = near.receive()
+                assert torch.frombuffer(frame.body[0], dtype=torch.uint8).is_pinned()
+                uploads.take(UploadPart(1, "int64", (len(data),), (1,), len(octets), start), frame.body)
+                del frame
+        assert counted["copies_host_to_device"] == counted["host_allocations"] == 5, "no other block was used"
+        assert counted["synchronizations"] == 0
+        assert torch.equal(runtime.deliver(values[1]), data)
+        near.close()
+        far.close()
+
+    gpu.check(program)
+
+
+def test_bytes_that_no_block_is_free_for_are_received_elsewhere(gpu):
+    def program():
+        from djinn_core.hookspecs.devices import DeviceRuntime
+
+        runtime = DeviceRuntime(torch.device("fakegpu", 0))
+        held = []
+        while (block := runtime.receive_buffer(1 << 20)) is not None:
+            held.append(block)
+        sent = torch.arange(9 << 20).to(torch.uint8)
+        assert torch.equal(runtime.deliver(runtime.receive(sent)), sent), "lent blocks leave others for copies"
+        held.clear()
+        assert runtime.receive_buffer(1 << 20) is not None
+        assert runtime.receive_buffer(100) is None, "not worth a block"
+
+    gpu.check(program)
+
+
+def test_bytes_that_the_store_keeps_are_not_read_back_from_the_device(gpu, tmp_path):
+    def program(folder):
+        from pathlib import Path
+
+        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_core.wire.digests import digest_of_content
+        from djinn_core.wire.upload_messages import BlobOffer, UploadPart
+        from djinn_server.disk_quota import DiskQuota
+        from djinn_server.running.values import ValueTable
+        from djinn_server.weights.store import WeightStore
+        from djinn_server.weights.uploads import UploadAssembly
+
+        store, values = WeightStore(Path(folder), 1 << 30, DiskQuota()), ValueTable()
+        uploads = UploadAssembly(DeviceRuntime(torch.device("fakegpu", 0)), values, store)
+        octets = memoryview(bytes(range(250)) * 4000)
+        digest = digest_of_content(octets)
+        uploads.consider(BlobOffer(1, "uint8", (len(octets),), (1,), len(octets), digest))
+        with control.Counted() as counted:
+            for start in (0, 400_000):
+                part = bytearray(octets[start : start + 600_000 if start else 400_000])
+                uploads.take(UploadPart(1, "uint8", (len(octets),), (1,), len(octets), start), [part])
+        assert counted["synchronizations"] == counted["copies_device_to_host"] == 0
+        assert bytes(values[1].cpu().tolist()) == octets
+
+    gpu.check(program, folder=str(tmp_path / "store"))
+
+
+def test_reserve_of_a_memory_limit_follows_what_ops_took(gpu):
+    def program():
+        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.disk_quota import DiskQuota
+        from djinn_server.memory.limited import LimitedRuntime
+
+        limit = 64 << 20
+        runtime = LimitedRuntime(DeviceRuntime(torch.device("fakegpu", 0)), limit, DiskQuota())
+        ledger = runtime.ledger
+        held = []
+
+        def run(*, work_space):
+            ledger.begin_run()
+            held[:] = [torch.empty(ledger.budget, dtype=torch.uint8, device="fakegpu:0")]
+            torch.empty(work_space, dtype=torch.uint8, device="fakegpu:0")
+            ledger.end_run(ledger.budget)
+
+        ledger.measure(0)
+        first = ledger.reserve
+        for _ in range(8):
+            run(work_space=1 << 10)
+            held.clear()
+        small = ledger.reserve
+        assert small < first
+        run(work_space=small)
+        assert ledger.reserve > small
+        assert runtime.memory()["peak"] >= ledger.budget
+
+    gpu.check(program)
+
+
 def test_upload_in_parts_runs_beside_ops(gpu):
     """On the simulated clock, both take at most 1.1 times the longer of both."""
 
