@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from djinn.hooks import DeviceRuntime
-from djinn_fakegpu.control import counters
+from djinn_fakegpu.control import counters, now
 from djinn_fakegpu.library import load
 
 
@@ -20,5 +20,5 @@ class FakeGpuRuntime(DeviceRuntime):
         super().__init__(torch.device("fakegpu", index))
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes by name, and the counters of the device, so that a client can read them from the executor's figures."""
-        return {**counters(), **super().memory()}
+        """Bytes by name, the counters and the clock of the device, so that a client can read them from the executor's figures."""
+        return {**counters(), "clock_ns": round(now() * 1e9), **super().memory()}

@@ -8,45 +8,75 @@ import sys
 import pytest
 import torch
 from configured import configured
-from servers import fresh_python, started
 
-import djinn
 from djinn.testing import executor_figures
 from djinn_fakegpu.library import build
+from djinn_fakegpu.remote_control import RemoteControl
+from evaluation.fakegpu import run_fakegpu as counting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 REMOTE = "remote_accelerator:0"
+# The device, in which a file with the name of a fault plants that fault.
+PLANTED = """
+from pathlib import Path
+from djinn.hooks import hookimpl
+from djinn_fakegpu.device import FakeGpuDevice, Settings
+
+djinn_api_version = "2.0"
+here = Path(__file__).parent
+
+class Planted(FakeGpuDevice):
+    def open(self, index):
+        runtime = super().open(index)
+        mark, commit = runtime.mark, runtime.commit
+        def planted_mark(**options):
+            if (here / "synchronization").exists():
+                runtime.synchronize()
+            return mark(**options)
+        def planted_commit(target):
+            return target if (here / "missing-wait").exists() and target.device.type != "cpu" else commit(target)
+        runtime.mark, runtime.commit = planted_mark, planted_commit
+        return runtime
+
+@hookimpl
+def djinn_register_devices(settings):
+    return [Planted(Settings(control=str(here)))]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("server")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def server(tmp_path_factory, plain_environment):
+def server(folder, plain_environment):
     build()  # on a busy machine it takes longer than an executor may take to start
-    folder = tmp_path_factory.mktemp("server")
-    command = [
-        "-m",
-        "djinn_core.cli",
-        "serve",
-        "--connection-file",
-        folder / "connection.json",
-        "--device",
-        "fakegpu",
-        "--threads",
-        "1",
-    ]
-    server = started(fresh_python, command, folder, plain_environment)
-    with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
+    (folder / "planted.py").write_text(PLANTED)
+    environment = plain_environment | {"DJINN_PLUGINS": "tcp,planted", "PYTHONPATH": str(folder)}
+    with (
+        counting.serving(folder, environment) as server,
+        configured(servers=[server.url("tcp")], token=server.token, disable=("local",)),
+    ):
         yield server
-    assert server.stop() == 0, server.log.read_text()
 
 
-def counted(work):
-    """How much each counter of the device grows while `work` runs."""
-    before = executor_figures()
-    work()
-    after = executor_figures()
-    return {
-        name.removeprefix("device_"): after[name] - before.get(name, 0) for name in after if name.startswith("device_")
-    }
+@pytest.fixture
+def plant(folder):
+    """Plant faults until the test ends."""
+    files = []
+
+    def planted(fault):
+        files.append(folder / fault)
+        files[-1].touch()
+
+    yield planted
+    for file in files:
+        file.unlink()
+
+
+def test_session_is_on_the_device():
+    assert torch.get_device_module(REMOTE).get_device_properties(0).name == "Fake GPU"
 
 
 def train(device):
@@ -61,10 +91,6 @@ def train(device):
         torch.nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
     return [value.cpu() for value in model.state_dict().values()]
-
-
-def test_session_is_on_the_device():
-    assert torch.get_device_module(REMOTE).get_device_properties(0).name == "Fake GPU"
 
 
 def test_training_equals_the_cpu():
@@ -116,12 +142,33 @@ def test_uploads_and_downloads_share_page_locked_blocks():
 
 def test_counters_reach_the_client():
     value = torch.ones(1000).to(REMOTE)
-    djinn.synchronize()
 
     def fetch():
         (value * 2 + 1).cpu()
 
-    found = counted(fetch)
-    assert found["launches"] == 2
-    assert sum(found[name] for name in found if name.startswith("bytes_device_to")) == 4000
-    assert found["synchronizations"] >= 1
+    grew = counting.grown(fetch)
+    assert grew("launches") == 2
+    assert grew("bytes_device_to_host") == 4000
+    assert grew("synchronizations") == 1
+
+
+def test_short_form_of_the_evaluation_meets_its_bars(folder):
+    figures = counting.decode_figures(4) | counting.train_figures(2)
+    figures |= counting.transfer_figures(24) | counting.overlap_figures(32, RemoteControl(folder))
+    assert not counting.missed(figures), figures
+    assert figures["moved_bytes"] == 48 << 20
+    assert figures["train_launches_per_step"] > 100
+
+
+def test_planted_synchronization_changes_the_figures(plant):
+    decoded, trained = counting.decode_figures(2), counting.train_figures(2)
+    plant("synchronization")
+    assert counting.decode_figures(2)["decode_syncs_per_token"] >= decoded["decode_syncs_per_token"] + 1
+    assert counting.train_figures(2)["train_syncs_per_step"] > trained["train_syncs_per_step"]
+
+
+def test_planted_upload_without_a_wait_raises(plant):
+    plant("missing-wait")
+    there = torch.ones(2 << 20).to(REMOTE)
+    with pytest.raises(RuntimeError, match="missing wait: aten::mul"):
+        (there * 2).cpu()
