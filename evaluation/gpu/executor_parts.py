@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import attrs
@@ -24,7 +26,16 @@ from torch.nn import functional
 from djinn_core.errors import StartupError
 from djinn_core.system.role import become_server
 from evaluation import ROOT
-from evaluation.gpu.frames import Client, Recorded, Step, executor, hidden_synchronizations, recorded, session
+from evaluation.gpu.frames import (
+    Client,
+    Recorded,
+    Step,
+    executor,
+    hidden_synchronizations,
+    memory_of,
+    recorded,
+    session,
+)
 from evaluation.gpu.part_process import Found, NotRun, run_part
 
 MIB: Final = 1 << 20
@@ -38,11 +49,7 @@ def on_gpu(device: str) -> bool:
 
 
 def needs_accelerator(device: str) -> None:
-    """Skip a part on the CPU.
-
-    Raises:
-        NotRun: the device is the CPU.
-    """
+    """Raise `NotRun` on the CPU."""
     if device == "cpu":
         raise NotRun("it needs an accelerator")
 
@@ -140,8 +147,8 @@ def products(count: int, device: str) -> Step:
 
 
 def blocks(nbytes: int) -> Recorded:
-    """Return a program that makes one new block of memory, from any tensor."""
-    return recorded(lambda state: [torch.zeros(nbytes, dtype=torch.uint8, device=state[0].device)], [torch.zeros(1)])
+    """Return a program that makes a block of bytes of 1. It is given any tensor."""
+    return recorded(lambda state: [torch.ones(nbytes, dtype=torch.uint8, device=state[0].device)], [torch.zeros(1)])
 
 
 # --- running them ---------------------------------------------------------------------------------------------------------
@@ -268,7 +275,7 @@ def compared(device: str, step: Step, state: Sequence[Tensor], fetched: int) -> 
 def transfers(device: str) -> Found:
     """Bandwidth beside pinned copies of plain PyTorch, page-locked memory, and an upload beside compute."""
     place = plain_device(device)
-    data = torch.randint(0, 255, ((512 if on_gpu(device) else 64) * MIB,), dtype=torch.uint8)
+    data = torch.randint(0, 255, ((512 if on_gpu(device) else 32) * MIB,), dtype=torch.uint8)
     pinned = data if place.type == "cpu" else data.pin_memory()
     times = {"plain": seconds_each(lambda: (pinned.to(place, non_blocking=True), synchronize(place)), 1)}
 
@@ -362,29 +369,33 @@ def slow_fetch(device: str) -> Found:
 
 
 def exhausted(device: str) -> Found:
-    """Memory runs out: freed memory of other sizes is used again, and an allocation that cannot fit costs its op alone."""
+    """Memory runs out: values are evicted and come back, and an allocation that can never fit costs its op alone."""
     needs_accelerator(device)
+    unit = memory_of(device) // 64
     with session(device) as client:
-        figures = client.figures()
-        eighth, before = figures["device_free"] // 8, figures["device_allocated"]
         start, kept = [client.upload(torch.zeros(1))], client.upload(torch.arange(1000.0))
+        before = client.figures()["device_allocated"]
 
         def run(program: Recorded | None, inputs: Sequence[int] = (), free: Sequence[int] = ()) -> list[int]:
             handles = client.submit(program, inputs, free=free)
             client.answer()
             return handles
 
-        for number in range(1, 7):  # the cached blocks do not fit later
-            run(None, free=run(blocks(eighth - number * MIB), start))
-        large = run(blocks(6 * eighth), start)
-        client.submit(blocks(4 * eighth), start)
+        for number in range(20, 26):  # the cached blocks do not fit later
+            run(None, free=run(blocks(number * unit), start))
+        large = run(blocks(40 * unit), start)
+        other = run(blocks(40 * unit), start)
+        client.submit(blocks(70 * unit), start)
         said = client.failure()
-        run(None, free=large)
+        total = run(recorded(lambda state: [state[0].sum()], [torch.ones(1, dtype=torch.uint8)]), large)
+        assert client.run(fetch=total)[0].item() == 40 * unit, "an evicted value is another one"
         assert client.run(fetch=[kept])[0].sum().item() == 499_500, "a value that was there before is another one"
-        after = client.figures()["device_allocated"]
-    assert "memory" in said.lower(), f"an allocation beyond the free memory did not fail: {said}"
-    assert after <= before + MIB, f"{after - before:,} bytes are lost"
-    return {"free GiB": round(8 * eighth / (1 << 30), 2), "said": said[:300]}
+        run(None, free=[*large, *other, *total])
+        after = client.figures()
+    assert "memory" in said.lower(), f"an allocation beyond the memory did not fail: {said}"
+    lost = after["device_allocated"] - before
+    assert lost <= MIB, f"{lost:,} bytes are lost"
+    return {"evictions": after.get("evictions", 0), "said": said[:300]}
 
 
 def device_assert(device: str) -> Found:
@@ -395,26 +406,23 @@ def device_assert(device: str) -> Found:
 
 def hung_kernel(device: str) -> Found:
     """A kernel that takes longer than `hang_seconds`: the executor ends, and the next one works."""
-    return lost(
-        device,
-        products(60, device),
-        [torch.zeros(())],
-        "hang",
-        "" if on_gpu(device) else "hang aten::mm",
-        hang_seconds=1.0,
-    )
+    return lost(device, products(60, device), [torch.zeros(())], "hang", hanging="aten::mm")
 
 
-def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, fault: str = "", **config: Any) -> Found:
-    """Run a program that costs the executor, and another one on the executor in its place.
+def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, hanging: str = "") -> Found:
+    """Run a program that costs the executor, and another one on the executor in its place. `hanging`: the op that hangs on `fakegpu`.
 
     Raises:
         AssertionError: the executor goes on, it does not say what is expected, or the next one does not work.
     """
     needs_accelerator(device)
-    with executor(device, fault, **config) as process:
+    with TemporaryDirectory() as folder, executor(device, folder, hang_seconds=1.0) as process:
         with closing(Client(process)) as client:
             program, inputs = prepared(client, step, state)
+            if hanging and not on_gpu(device):
+                from djinn_fakegpu.remote_control import RemoteControl
+
+                RemoteControl(Path(folder)).inject("hang", hanging)
             client.submit(program, inputs, synchronize=True)
             began = time.perf_counter()
             with suppress(Exception):  # of a connection that breaks

@@ -7,7 +7,6 @@ tensors and makes a template of the ops that PyTorch dispatched.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from djinn_core.ir.form import Argument, Constant, Enumerated, Form, ListArg, Op
 from djinn_core.ir.handles import make_handle
 from djinn_core.protocol.local import LocalTransport
 from djinn_core.registry.selection import Selection
+from djinn_core.settings import PluginSetting
 from djinn_core.wire import messages
 from djinn_core.wire.binding_delta import Slot, pack_handles
 from djinn_core.wire.message_base import Failure, Message
@@ -224,27 +224,29 @@ def _failure(reply: Any) -> str:
     return next((one.message for one in (*reply.failures, *reply.results) if isinstance(one, Failure)), "")
 
 
-@contextlib.contextmanager
-def executor(device: str, fault: str = "", **config: Any) -> Iterator[ExecutorProcess]:
-    """An executor process on a device that counts (`watched_devices`), with `ExecutorConfig(**config)`.
+def memory_of(device: str) -> int:
+    """Return how many bytes of an accelerator's memory an executor may use: little, so that it soon runs out."""
+    return (6 << 30) if device.startswith("cuda") else (256 << 20)
 
-    `fault`: on `fakegpu`, arguments of `control.inject`.
+
+@contextlib.contextmanager
+def executor(device: str, control: str = "", **config: Any) -> Iterator[ExecutorProcess]:
+    """An executor process with `ExecutorConfig(**config)`, on a device that counts.
+
+    `control`: folder for a socket of `fakegpu`, at which `RemoteControl` plants faults.
     """
-    kind, _, index = device.partition(":")
-    names = {"cuda": "watched-cuda", "fakegpu": "watched-fakegpu"}
-    given = {"threads": 1, "plugins": Selection((WATCHED,)), **config}
-    os.environ["GPU_REPORT_FAULT"] = fault
-    process = ExecutorProcess(ExecutorConfig(f"{names.get(kind, kind)}:{index or 0}", **given))
-    del os.environ["GPU_REPORT_FAULT"]  # an executor in its place has none
-    try:
+    plugins = (WATCHED, "fakegpu") if device.startswith("fakegpu") else (WATCHED,)
+    settings = {"memory_mib": memory_of(device) >> 20, "control": control}
+    given = tuple([PluginSetting("fakegpu", name, value, "argument") for name, value in settings.items()])
+    selection = Selection(plugins, plugin_settings=given if "fakegpu" in plugins else ())
+    config = {"threads": 1, "plugins": selection, **config}
+    with ExecutorProcess(ExecutorConfig(device.replace("cuda", "watched-cuda"), **config)) as process:
         process.wait_ready(SECONDS)
         yield process
-    finally:
-        process.close(0.0)
 
 
 @contextlib.contextmanager
-def session(device: str, fault: str = "", **config: Any) -> Iterator[Client]:
+def session(device: str) -> Iterator[Client]:
     """A session of an executor process of its own."""
-    with executor(device, fault, **config) as process, contextlib.closing(Client(process)) as client:
+    with executor(device) as process, contextlib.closing(Client(process)) as client:
         yield client

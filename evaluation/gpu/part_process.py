@@ -17,11 +17,7 @@ class NotRun(Exception):
 
 
 def needs_gpu(device: str, what: str) -> None:
-    """Skip a part on another device.
-
-    Raises:
-        NotRun: the device is no GPU.
-    """
+    """Raise `NotRun` on a device that is no GPU."""
     if not device.startswith("cuda"):
         raise NotRun(f"{what} need a GPU")
 

@@ -69,7 +69,7 @@ def own(
     return Part(name, covers, command, seconds, gpu, quick, module == "parts")
 
 
-executor_part = partial(own, module="executor_parts", quick=30)
+executor_part = partial(own, module="executor_parts", quick=45)
 
 
 def of_plugin(folder: str, covers: str) -> Part:
@@ -78,7 +78,7 @@ def of_plugin(folder: str, covers: str) -> Part:
 
 
 ALL = (
-    executor_part("replay_library", "the library with which executors issue ops, built here", quick=45),
+    executor_part("replay_library", "the library with which executors issue ops, built here"),
     executor_part("decode_steps", "decoding beside PyTorch: values, times, hidden synchronisations"),
     executor_part("train_steps", "training beside PyTorch: values, times, hidden synchronisations"),
     executor_part("device_assert", "a device-side assert: the op is named, the executor ends, the next one works"),

@@ -1,12 +1,11 @@
-"""Devices that count: a plugin for executors of the GPU report.
+"""The device `watched-cuda`: a plugin for executors of the GPU report.
 
-`watched-cuda` is `cuda` with more memory figures: page-locked memory, and the synchronisations that PyTorch warns of, by place. Djinn waits for
-events alone, and PyTorch does not warn of those. `watched-fakegpu` counts by itself, and takes a fault from `GPU_REPORT_FAULT`.
+It is `cuda` with little memory and more memory figures: page-locked memory, and the synchronisations that PyTorch warns of, by place. Djinn waits for events alone,
+and PyTorch does not warn of those.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections import Counter
@@ -18,7 +17,7 @@ import torch
 
 from djinn.hooks import Device, DeviceRuntime, hookimpl
 from djinn_cuda.device import CudaDevice
-from djinn_fakegpu.device import FakeGpuDevice, Settings
+from evaluation.gpu.frames import memory_of
 
 if TYPE_CHECKING:
     from djinn.planning import DeviceCapabilities
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
 djinn_api_version = "2.0"
 
 
-class _Watched(Device):
+class _WatchedDevice(Device):
+    name = "watched-cuda"
     chosen_by_name = True
-
-    def __init__(self, device: Device) -> None:
-        self.name, self._device = f"watched-{device.name}", device
+    _device = CudaDevice()
 
     def select(self, index: int) -> int:
         return self._device.select(index)
@@ -39,21 +37,14 @@ class _Watched(Device):
         return self._device.discover()
 
     def open(self, index: int) -> DeviceRuntime:
-        runtime = self._device.open(index)
-        if self._device.name == "cuda":
-            return _WatchedCuda(runtime.device)
-        if fault := os.environ.get("GPU_REPORT_FAULT"):
-            from djinn_fakegpu.control import inject
-
-            kind, op = fault.split()
-            inject(kind, op)  # type: ignore[arg-type]
-        return runtime
+        return _WatchedRuntime(self._device.open(index).device)
 
 
-class _WatchedCuda(DeviceRuntime):
+class _WatchedRuntime(DeviceRuntime):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._places: Counter[str] = Counter()
+        torch.cuda.set_per_process_memory_fraction(memory_of("cuda") / torch.cuda.mem_get_info(device)[1], device)
         torch.cuda.set_sync_debug_mode("warn")
         warnings.simplefilter("always")
         warnings.showwarning = self._note
@@ -73,4 +64,4 @@ class _WatchedCuda(DeviceRuntime):
 
 @hookimpl
 def djinn_register_devices() -> Iterable[Device]:
-    return [_Watched(CudaDevice()), _Watched(FakeGpuDevice(Settings(memory_mib=1024)))]
+    return [_WatchedDevice()]
