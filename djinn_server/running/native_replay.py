@@ -31,7 +31,7 @@ from djinn_server.system.native_library import NativeLibrary
 LIBRARY: Final = NativeLibrary("the native replay", Path(__file__).resolve().parent / "csrc")
 LEAST_STEPS: Final = 4  # that are worth a call of the library
 BUILT_AT: Final = 3  # runs of a template: most templates never come so far
-_RANGES: Final = 64  # of one template that are remembered
+_RANGES: Final = 64  # that end early, of one template, which are remembered with all that do not
 _DEFAULT, _PLACE, _LIST, _COMPLEX, _SCALAR_TENSOR = range(5)  # as `Given` in replay.cpp
 _FAILED: Final = 4  # as `End::kFailed`
 _MEMORY_FORMATS: Final = {
@@ -102,7 +102,7 @@ class NativeReplay:
         program = torch.classes.djinn_replay.Program
         self._program = program(known, first_input, first_input + values, ops, numbers, code)
         self.ends: list[int] = self._program.ends()
-        self._ranges: LruCache[tuple[int, int], _Range] = LruCache(_RANGES)
+        self._ranges: LruCache[tuple[int, int], _Range] = LruCache(_RANGES + len(set(self.ends)))
 
     def run(
         self,

@@ -390,3 +390,21 @@ def test_a_server_without_the_library_runs_templates_in_python(native, monkeypat
     run_template(compile_template(made.template, CPU, {}), request([output], [given]), [], values)
     assert values[output].tolist() == [1, 1]
     assert native == []
+
+
+def test_a_template_of_many_ranges_prepares_each_once(native, monkeypatch):
+    """Python runs each fifth step, whose tensor the library does not make."""
+    neg, other = form("neg", T), form("mul.Tensor", T, ScalarTensor("bfloat16"))
+    count = 100
+    made = chain(5 * count, neg, neg, neg, neg, other)
+    prepared = []
+    plain = native_replay._Range
+    monkeypatch.setattr(native_replay, "_Range", lambda one: prepared.append(one) or plain(one))
+    compiled = compile_template(made.template, CPU, {})
+    values, given, output = ValueTable(), make_handle(1, 1), make_handle(2, 1)
+    values[given] = torch.ones(4)
+    for _ in range(3):
+        run_template(compiled, request([output], [given]), [1.0] * count, values)
+    assert values[output].tolist() == [1, 1, 1, 1]
+    assert native == [4] * count * 3
+    assert len(prepared) == count

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -77,7 +78,7 @@ struct Step {
 
 enum class End : int64_t { kDone, kHalted, kTimeOver, kUnfit, kFailed };
 
-// Of the run in this thread: `load` fills the frame, `run` works on it.
+// Of the run in this thread: `load` fills the frame, `run` works on it. All values are None between two runs.
 struct Frame {
   std::vector<IValue> values;
   std::exception_ptr error;
@@ -509,7 +510,7 @@ class Range : public torch::CustomClassHolder {
   Range(c10::intrusive_ptr<Program> program, int64_t start, int64_t stop) : program_(std::move(program)), start_(start), stop_(stop) {
     enum : uint8_t { kUnknown, kRead, kMade, kReadAndReleased, kReleased };
     const int64_t first_input = program_->first_input();
-    std::vector<uint8_t> state(program_->places(), kUnknown);
+    std::unordered_map<int64_t, uint8_t> state;
     std::vector<int64_t> touched;
     first_slot_ = first_input;
     for (int64_t at = start; at < stop; ++at) {
@@ -519,21 +520,25 @@ class Range : public torch::CustomClassHolder {
         if (place < first_input) {
           first_slot_ = std::min(first_slot_, place);
           end_slot_ = std::max(end_slot_, place + 1);
-        } else if (state[static_cast<size_t>(place)] == kUnknown) {
-          state[static_cast<size_t>(place)] = kRead;
+        } else if (state[place] == kUnknown) {
+          state[place] = kRead;
           touched.push_back(place);
         }
       };
       for (const Source& argument : step.arguments) visit(argument, read);
       for (const Made& made : step.makes) {
-        if (state[made.place] == kUnknown) touched.push_back(static_cast<int64_t>(made.place));
-        state[made.place] = kMade;
+        const int64_t place = static_cast<int64_t>(made.place);
+        if (state[place] == kUnknown) touched.push_back(place);
+        state[place] = kMade;
       }
-      for (size_t place : step.release) state[place] = state[place] == kRead ? kReadAndReleased : kReleased;
+      for (size_t released : step.release) {
+        uint8_t& place = state[static_cast<int64_t>(released)];
+        place = place == kRead ? kReadAndReleased : kReleased;
+      }
     }
     first_slot_ = std::min(first_slot_, end_slot_);
     for (int64_t place : touched) {
-      const uint8_t found = state[static_cast<size_t>(place)];
+      const uint8_t found = state[place];
       if (found == kRead || found == kReadAndReleased) reads_.push_back(place);
       if (found == kReadAndReleased) released_.push_back(place);
       if (found == kMade) leaves_.push_back(place);
@@ -549,9 +554,10 @@ class Range : public torch::CustomClassHolder {
 
   // Bring the values at `reads`, and the slots.
   void load(c10::List<at::Tensor> values, Values slots) const {
+    TORCH_CHECK(values.size() == reads_.size() && slots.size() == static_cast<size_t>(end_slot_ - first_slot_), "not what the range reads");
     Frame& frame = frame_here();
-    frame.values.clear();
-    frame.values.resize(program_->places() + 1);  // of which sources without a place name one
+    // Sources without a place name one.
+    if (frame.values.size() <= program_->places()) frame.values.resize(program_->places() + 1);
     frame.error = nullptr;
     for (size_t i = 0; i < reads_.size(); ++i) {
       frame.values[static_cast<size_t>(reads_[i])] = values.extract(i);
@@ -574,7 +580,7 @@ class Range : public torch::CustomClassHolder {
   std::tuple<std::vector<int64_t>, Values> left() const {
     std::vector<int64_t> found;
     const std::vector<IValue>& values = frame_here().values;
-    for (size_t place = static_cast<size_t>(program_->first_input()); place < values.size(); ++place) {
+    for (size_t place = static_cast<size_t>(program_->first_input()); place < program_->places(); ++place) {
       if (!values[place].isNone()) found.push_back(static_cast<int64_t>(place));
     }
     Values taken = take(found);
@@ -616,12 +622,13 @@ class Range : public torch::CustomClassHolder {
   }
 
   // The values at these places, which this thread then forgets with all others.
-  static Values take(const std::vector<int64_t>& places) {
-    Frame& frame = frame_here();
+  Values take(const std::vector<int64_t>& places) const {
+    std::vector<IValue>& values = frame_here().values;
     Values found(c10::AnyType::get());
     found.reserve(places.size());
-    for (int64_t place : places) found.push_back(std::move(frame.values.at(static_cast<size_t>(place))));
-    frame.values.clear();
+    for (int64_t place : places) found.push_back(std::exchange(values.at(static_cast<size_t>(place)), IValue()));
+    for (int64_t place : reads_) values[static_cast<size_t>(place)] = IValue();
+    for (int64_t slot = first_slot_; slot < end_slot_; ++slot) values[static_cast<size_t>(slot)] = IValue();
     return found;
   }
 
