@@ -21,6 +21,16 @@ LIBRARIES = Layer("libraries", ("-e", ".[libraries]"), locked=True)
 NOTEBOOKS = Layer("notebooks", ("-e", ".[notebooks]"), locked=True)
 TIDY = Layer("tidy", ("clang-tidy>=20",), locked=True)
 
+# Tests of executors that need no CPU.
+FAKEGPU = (
+    "plugins/fakegpu",
+    "tests/e2e",
+    "tests/models",
+    "tests/server/test_cancellation.py",
+    "tests/server/test_kill.py",
+    "tests/server/test_relay.py",
+)
+
 
 @attrs.frozen
 class Program:
@@ -116,6 +126,7 @@ PROGRAMS: Mapping[str, Program] = {
     "ray": _tests("plugins/ray", summary="executors on a Ray cluster of three nodes on this machine; installs Ray", variables={"OMP_NUM_THREADS": "1"}, layer=RAY),
     "ucx": _tests("plugins/ucx", summary="the transport over UCX, and transfers that break; installs UCX", variables={"OMP_NUM_THREADS": "1"}, layer=UCX),
     "buckets": _tests("plugins/weights/tests/test_buckets.py", "plugins/weights/tests/test_https.py", summary="weights in buckets of an S3 server on this machine; installs s3fs and moto", variables={"OMP_NUM_THREADS": "1"}, layer=BUCKETS),
+    "fakegpu-suite": _tests(*FAKEGPU, summary="tests of executors on a device that behaves like a GPU", variables=QUIET | {"SERVED_DEVICE": "fakegpu"}),
     "connect": _tests("plugins/commands/tests/test_sshd.py", summary="djinn connect and djinn submit against OpenSSH's server; root", variables={"TEST_CONNECT": "1"}),
     "dashboard": _tests(
         "plugins/observability/tests/test_browser.py", summary="the dashboard in a browser; needs playwright and Chromium",

@@ -20,6 +20,7 @@ import random
 import re
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,10 +28,8 @@ from typing import Any, Final
 
 import attrs
 from prepared_python import Forks, PreparedPython
-from servers import Server, started, wait_for
+from servers import Server, started
 
-from djinn_client.runtime.connecting.servers import ask_servers
-from djinn_core.wire.messages import ExecutorStatus
 from djinn_fakegpu.library import build
 from djinn_fakegpu.remote_control import RemoteControl
 
@@ -39,6 +38,7 @@ OWN: Final = ("sin", "cos", "atan")  # ops that one program each uses
 SHARED: Final = ("aten::mm", "aten::add", "aten::mul", "aten::cat", "aten::_softmax", "aten::")
 ROUNDS: Final = 6  # in which a planted fault must have happened
 HANG_SECONDS: Final = 1
+LEAVING_SECONDS: Final = 60  # in which sessions whose programs have ended free their memory
 
 PROGRAM: Final = """
 import gc, json, sys
@@ -177,21 +177,15 @@ class Bench:
         """End everything. Return the bytes that were left on each device without sessions."""
         for client in self.clients:
             client.close()
-        wait_for(lambda: not any(status.sessions for status in self.statuses()), "the end of all sessions")
-        left = [control.allocated() for control in self.controls]
+        deadline = time.monotonic() + LEAVING_SECONDS
+        while any(left := self._allocated()) and time.monotonic() < deadline:
+            time.sleep(0.05)
         self.server.stop()
         return left
 
-    def statuses(self) -> Sequence[ExecutorStatus]:
-        """What the server says of its executors."""
-        (found,) = ask_servers(self.server.settings()).values()
-        assert not isinstance(found, Exception), found
-        return found.executors
-
     def processes(self) -> list[int]:
-        """The processes of the executors, once they are ready."""
-        wait_for(lambda: all(status.state == "ready" for status in self.statuses()), "executors that are ready")
-        return [status.process for status in self.statuses()]
+        """The processes of the executors."""
+        return [control.process() for control in self.controls]
 
     def round(self) -> list[dict[str, Any]]:
         """Have all programs run a round at the same time."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
+import weakref
 
 import attrs
 import msgspec
@@ -276,6 +278,23 @@ def test_an_op_that_fails_poisons_its_dependants_alone_and_reports_its_own_error
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
     assert run.failures == [Failure(1, 2, "aten::mm", "RuntimeError", str(local.value))]
     assert [isinstance(values[handle], Poison) for handle in outputs] == [False, True, True, False]
+
+
+def test_values_of_a_run_whose_op_failed_are_freed_at_once(native):
+    forms, references = (*[form("neg", T)] * 4, form("mm", T, T)), (0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5)
+    template = Template(forms, tuple(range(5)), references, (0,), (5,))
+    values, given = ValueTable(), make_handle(1, 1)
+    values[given] = torch.ones(2, 3)
+    freed = weakref.ref(values[given])
+    gc.disable()
+    try:
+        work = request([make_handle(2, 1)], [given])
+        assert run_template(compile_template(template, CPU, {}), work, [], values).failures
+        values.clear()
+        assert native
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", ["IndexError", "NotImplementedError", "RuntimeError", "_LinAlgError"])

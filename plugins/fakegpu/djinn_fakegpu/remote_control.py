@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -42,6 +43,7 @@ _CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     "failed_op": control.failed_op,
     "inject": control.inject,
     "pending": _pending,
+    "process": os.getpid,
 }
 
 
@@ -82,6 +84,10 @@ class RemoteControl:
     def failed_op(self) -> str:
         """As `control.failed_op`."""
         return str(self._call("failed_op"))
+
+    def process(self) -> int:
+        """Return the id of the process."""
+        return int(self._call("process"))
 
     def pending(self) -> int:
         """Return the number of planted faults that have not happened."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import pytest
@@ -22,25 +23,23 @@ REMOTE = "remote_accelerator:0"
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, start_python, plain_environment):
+@contextlib.contextmanager
+def serving(start_python, environment, folder, *options):
     build()  # on a busy machine it takes longer than an executor may take to start
-    folder = tmp_path_factory.mktemp("gpu")
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json", "--threads", "1"]
-    command += [
-        "--device",
-        "fakegpu:0",
-        "--hang-seconds",
-        "1",
-        "--journal",
-        folder / "journals",
-        "--drain-seconds",
-        "1",
-    ]
-    known = plain_environment | {"DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
+    command += ["--device", "fakegpu:0", "--drain-seconds", "1", *options]
+    known = environment | {"DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
     server = started(start_python, command, folder, known)
     yield server
     assert server.stop() == 0, server.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, start_python, plain_environment):
+    folder = tmp_path_factory.mktemp("gpu")
+    options = "--hang-seconds", "1", "--journal", folder / "journals"
+    with serving(start_python, plain_environment, folder, *options) as server:
+        yield server
 
 
 @pytest.fixture
@@ -172,3 +171,17 @@ def test_session_whose_op_had_no_memory_is_recovered_as_it_was(small):
     assert a.sum().item() == 2 * MIB
     with pytest.raises(torch.OutOfMemoryError):
         too_large.cpu()
+
+
+def test_client_whose_session_has_no_journal_is_told_the_op(start_python, plain_environment, tmp_path):
+    with (
+        serving(start_python, plain_environment, tmp_path, "--lease-seconds", "0") as server,
+        configured(servers=[server.url("tcp")], token=server.token, disable=("local",)),
+    ):
+        x = torch.ones(8).to(REMOTE)
+        djinn.synchronize()
+        RemoteControl(tmp_path).inject("sticky", "aten::cos")
+        with pytest.raises(djinn.errors.SessionLost, match=r"the device is lost: an op at or before aten::\w+ \(op \d"):
+            x.cos().sum().item()
+        djinn.init()
+        assert torch.ones(3).to(REMOTE).sum().item() == 3
