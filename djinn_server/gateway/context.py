@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter, deque
@@ -30,6 +31,7 @@ _FACTS: Final = {
     "process": "process ", "peer": "from ",
 }  # fmt: skip
 _TEXT: Final = 200  # characters
+_COMPARED: Final = 32  # events with which a refusal is compared
 
 
 @attrs.define
@@ -107,7 +109,8 @@ class RecentEvents(Observer):
         tenant = one_line(str(event.fields.get("tenant", "")))[:_TEXT]
         new = _KeptEvent(event.seconds, event.name, tenant, facts)
         with self._lock:
-            same = next((one for one in self._kept if one == new), None) if event.name == "refused" else None
+            recent = itertools.islice(reversed(self._kept), _COMPARED if event.name == "refused" else 0)
+            same = next((one for one in recent if one == new), None)
             if same is not None:
                 self._kept.remove(same)
                 new = attrs.evolve(new, times=same.times + 1)

@@ -149,6 +149,22 @@ WARNED_OF = {
     "complex into real": lambda device: torch.zeros(2, device=device).copy_(
         torch.ones(2, dtype=torch.cfloat, device=device)
     ),
+    "where of bytes": lambda device: torch.where(
+        torch.ones(2, dtype=torch.uint8, device=device), torch.ones(2, device=device), torch.zeros(2, device=device)
+    ),
+    "searchsorted": lambda device: torch.searchsorted(
+        torch.ones(6, device=device), torch.ones(4, 2, device=device).t()
+    ),
+    "bucketize": lambda device: torch.bucketize(torch.ones(4, 2, device=device).t(), torch.ones(6, device=device)),
+    "cholesky": lambda device: torch.cholesky(torch.eye(2, device=device)),
+    "filling an expanded tensor": lambda device: (
+        torch.zeros(1, device=device).expand(3).masked_fill_(torch.ones(3, dtype=torch.bool, device=device), 1.0)
+    ),
+    "indexing an expanded tensor": lambda device: (
+        torch.zeros(1, device=device)
+        .expand(3)
+        .index_put_((torch.tensor([0], device=device),), torch.tensor([1.0], device=device))
+    ),
     "enough elements": lambda device: torch.ones(300, device=device).half().var(),
     "real to complex": lambda device: torch.ones(2, device=device).to(torch.cfloat),
 }

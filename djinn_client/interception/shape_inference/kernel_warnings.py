@@ -11,11 +11,16 @@ from typing import Any, Final
 import torch
 
 from djinn_core.ir.program import Call
+from djinn_core.ir.values import TensorMeta, contiguous_strides
 
 aten = torch.ops.aten
 _VARIANCES: Final = frozenset({
     aten.std.correction, aten.var.correction, aten.std_mean.correction, aten.var_mean.correction,
 })  # fmt: skip
+_SEARCHES: Final = {
+    aten.searchsorted.Tensor: 1,
+    aten.bucketize.Tensor: 0,
+}  # positions of the values that are searched for
 _COPY, _CAST = aten.copy_.default, aten._to_copy.default
 
 
@@ -25,7 +30,24 @@ def warn_as_kernel(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
         return _warn_of_variance(func, kwargs, call)
     if func is _COPY or func is _CAST:
         return _warn_of_cast(call, target=call.operands[0] if func is _COPY else call.results[0])
+    if func is aten.where.self and call.operands[0].dtype is torch.uint8:  # its meta kernel has warned
+        return torch.is_warn_always_enabled()
+    if func is aten.cholesky.default:
+        return _warn_once(func, torch.eye(1))
+    if func in _SEARCHES and len(call.operands) == 2 and not _is_contiguous(call.operands[_SEARCHES[func]]):
+        operands = [torch.ones(2), torch.ones(2, 2).t()]
+        return _warn_once(func, *(operands if _SEARCHES[func] else reversed(operands)))
     return False
+
+
+def _warn_once(func: Any, *operands: torch.Tensor) -> bool:
+    """Run a kernel that warns once, or each time if PyTorch is told to."""
+    func(*operands)
+    return torch.is_warn_always_enabled()
+
+
+def _is_contiguous(meta: TensorMeta) -> bool:
+    return meta.stride == contiguous_strides(meta.shape)
 
 
 def _warn_of_variance(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:

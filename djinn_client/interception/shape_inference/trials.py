@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,12 +19,12 @@ import torch
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.shape_inference.inference_cache import inference_cache
-from djinn_client.interception.shape_inference.write_checks import overlaps_itself, returning
+from djinn_client.interception.shape_inference.write_checks import returning
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.tracebacks import warn_user
 from djinn_core import torch_private
 from djinn_core.ir.operators import split_name
-from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
+from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 
 aten = torch.ops.aten
 # Ops that are tried, without the `_` of those in place. One element must not harm their kernels, nor a number among their arguments make
@@ -143,17 +142,12 @@ _DOUBTFUL: Final[Mapping[Any, Callable[..., bool]]] = {
 
 
 def check_arguments(func: Any, args: Sequence[Any]) -> None:
-    """Check the sizes of indices, and warn on the user's line where kernels warn of masks of bytes and of filling an expanded tensor.
+    """Check the sizes of indices, and warn on the user's line where kernels warn of masks of bytes.
 
     Raises:
         IndexError: as eager PyTorch.
     """
     _check_indices(args[0] if args else None, _indices(func, args))
-    if func in _FILLS and overlaps_itself(meta_of(args[0])):
-        warn_user(
-            f"Use of {_packet(func)}_ on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
-            f"This also applies to advanced indexing e.g. {_FILLS[func]}"
-        )
 
 
 def _check_indices(given: Any, indices: Sequence[torch.Tensor | None]) -> None:
@@ -182,13 +176,6 @@ def _indices(func: Any, args: Sequence[Any]) -> Sequence[Any]:
 
 
 _MASKS: Final = frozenset({torch.bool, torch.uint8})
-_FILLS: Final = {
-    aten.masked_fill_.Scalar: "tensor[mask] = scalar",
-    aten.masked_fill_.Tensor: "tensor[mask] = scalar",
-    aten.index_fill_.int_Scalar: "tensor[index] = scalar",
-    aten.index_fill_.int_Tensor: "tensor[index] = scalar",
-    aten.index_put_.default: "tensor[indices] = tensor",
-}
 
 
 def warns_each_time(func: Any, args: Sequence[Any], dtypes: Iterable[torch.dtype]) -> bool:
@@ -287,8 +274,7 @@ def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         return small.setdefault(id(argument), made)
 
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # who records the op warns
+        with torch.no_grad():  # what the kernel warns of comes on the user's line
             named = {name: overlapping(value) for name, value in kwargs.items() if name != "generator"}
             _call_without_drawing(func, [overlapping(one) for one in args], named)
     except Exception as error:
