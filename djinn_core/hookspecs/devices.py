@@ -100,13 +100,13 @@ class DeviceRuntime:
         return self.receive(target) if target.device.type == "cpu" else self._copies.commit(target)
 
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor` in host memory, complete when this returns. Ops that are issued meanwhile are not waited for."""
+        """Return `tensor` in host memory, complete when this returns. A subclass overrides `start_delivery` instead."""
         return self.start_delivery(tensor)()
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """As `deliver`, in two steps: issue the copy, and return a function that waits for it.
+        """Issue a copy of `tensor` to host memory, and return a function that waits for the copy and returns it.
 
-        Sessions call that function, once, while other sessions issue ops.
+        Sessions call that function, once, while other sessions issue ops. It does not wait for these.
         """
         if self.device.type != "cpu":
             return self._copies.start_delivery(tensor)
