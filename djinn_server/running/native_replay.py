@@ -179,24 +179,26 @@ class _Range:
 
 
 class ReplayState:
-    """Counts the runs of a template, and has the library's program from `BUILT_AT` runs on."""
+    """Counts the runs of a template, and has the library's program from `BUILT_AT` runs on, or from when the library is there."""
 
-    __slots__ = ("_native", "_runs")
+    __slots__ = ("_native", "_runs", "_tried_at")
 
     def __init__(self) -> None:
-        self._runs = 0
+        self._runs, self._tried_at = 0, BUILT_AT
         self._native: NativeReplay | None = None
 
     def native(
         self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int
     ) -> NativeReplay | None:
         """Count a run. Return the library's program; None if there is no library, or the template is new. Arguments as of `NativeReplay`."""
-        if self._runs < BUILT_AT:
-            self._runs += 1
-            if self._runs == BUILT_AT and len(steps) >= LEAST_STEPS and load_library():
-                made = NativeReplay(steps, constants, slots, values)
-                if any(end - step >= LEAST_STEPS for step, end in enumerate(made.ends)):
-                    self._native = made
+        self._runs += 1
+        if self._runs == self._tried_at and len(steps) >= LEAST_STEPS:
+            if not load_library():
+                self._tried_at *= 2  # it may be compiled by then
+                return None
+            made = NativeReplay(steps, constants, slots, values)
+            if any(end - step >= LEAST_STEPS for step, end in enumerate(made.ends)):
+                self._native = made
         return self._native
 
 
