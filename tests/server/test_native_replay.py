@@ -399,12 +399,11 @@ def test_python_runs_templates_with_claims_and_those_over_poison(native):
 
 
 def test_python_runs_templates_until_the_library_is_there(native, monkeypatch, tmp_path):
-    library = native_replay.NativeLibrary("absent", tmp_path / "csrc")
     compiled = compile_template(chain(6, form("neg", T)).template, CPU, {})
     values, given, output = ValueTable(), make_handle(1, 1), make_handle(2, 1)
     values[given] = torch.ones(2)
     with monkeypatch.context() as patch:
-        patch.setattr(native_replay, "LIBRARY", library)
+        patch.setattr(native_replay, "LIBRARY", native_replay.NativeLibrary("absent", tmp_path / "csrc"))
         patch.setattr(native_replay, "_loaded", None)
         patch.setattr(native_replay, "_asked", True)  # nothing is compiled
         for _ in range(3):
