@@ -58,6 +58,7 @@ def test_errors_that_are_not_offered_have_the_code_of_their_base():
         "CrashLoop",
         "HookError",
         "ShortcutError",
+        "UnexpectedCertificate",
     }
 
 

@@ -84,7 +84,7 @@ class UnexpectedCertificate(TransportError):  # noqa: N818 - says what was met
         fingerprint: of the certificate that it showed.
     """
 
-    def __init__(self, fingerprint: str, message: str) -> None:
+    def __init__(self, message: str, fingerprint: str = "") -> None:
         super().__init__(message)
         self.fingerprint = fingerprint
 
@@ -184,10 +184,10 @@ def check_fingerprint(tls: TlsOptions, certificate: bytes | None, peer: str) -> 
     shown = fingerprint_of(certificate or b"")
     if not any(hmac.compare_digest(shown, expected) for expected in tls.fingerprints):
         raise UnexpectedCertificate(
-            shown,
             f"{peer} showed the certificate {shown}, and {' or '.join(tls.fingerprints)} was expected. If the server's operator says that "
             "the new one is right, `djinn login` again, copy the connection file again, or change the setting tls_fingerprints. "
             "Otherwise another machine answers in the server's place",
+            shown,
         )
 
 
