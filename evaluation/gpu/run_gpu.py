@@ -89,7 +89,7 @@ ALL = (
     executor_part("slow_fetch", "a session that waits for a result, beside another one"),
     executor_part("device_time", "times of device events"),
     executor_part("graph_capture", "a graph of a decode step"),
-    executor_part("native_library", "the client's device, built here", quick=60),
+    executor_part("native_library", "the client's device, built here", quick=150),
     own("devices", "the device's name and memory, as a client sees them"),
     of_plugin("plugins/cuda", "copies beside ops, memory figures of the device itself"),
     own("training", "training equals that on the device here", quick=40),
