@@ -108,7 +108,7 @@ class DeviceRuntime:
 
         Sessions call that function, once, while other sessions issue ops. It does not wait for these.
         """
-        if self.device.type != "cpu":
+        if tensor.device.type != "cpu":
             return self._copies.start_delivery(tensor)
         here = tensor.cpu()
         return lambda: here

@@ -228,6 +228,19 @@ def test_small_fetch_waits_once_and_issues_no_other_copy(gpu):
     gpu.check(program)
 
 
+def test_fetch_of_a_value_in_host_memory_waits_for_nothing(gpu):
+    def program():
+        from djinn_core.hookspecs.devices import DeviceRuntime
+
+        runtime = DeviceRuntime(torch.device("fakegpu", 0))
+        torch.ones(100, device="fakegpu:0").sum()
+        with control.Counted() as counted:
+            assert runtime.deliver(torch.tensor(True)).item()
+        assert counted["synchronizations"] == 0
+
+    gpu.check(program)
+
+
 def test_device_finds_an_upload_that_is_used_before_its_commit(gpu):
     def program():
         from djinn_core.hookspecs.devices import DeviceRuntime
