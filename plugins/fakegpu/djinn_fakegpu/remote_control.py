@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ _SECONDS: Final = 60.0  # for which a process may take to open the device
 
 def listen(path: Path) -> None:
     """Answer calls at a socket for as long as this process lives. The folder's permissions say who may call."""
+    assert sys.platform == "linux", "the device needs Linux"
     path.unlink(missing_ok=True)  # of a process before this one
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(path))
@@ -98,6 +100,7 @@ class RemoteControl:
         return int(self._call("allocated", self.index))
 
     def _call(self, name: str, *given: object, **named: object) -> Any:
+        assert sys.platform == "linux", "the device needs Linux"
         deadline = time.monotonic() + _SECONDS
         while True:
             try:
