@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Final
 import attrs
 import torch
 
+from djinn_core.system.tcp import unix_socket
 from djinn_fakegpu import control
 
 _SECONDS: Final = 60.0  # for which a process may take to open the device
@@ -22,9 +22,8 @@ _SECONDS: Final = 60.0  # for which a process may take to open the device
 
 def listen(path: Path) -> None:
     """Answer calls at a socket for as long as this process lives. The folder's permissions say who may call."""
-    assert sys.platform == "linux", "the device needs Linux"
     path.unlink(missing_ok=True)  # of a process before this one
-    listening = socket.socket(socket.AF_UNIX)
+    listening = unix_socket()
     listening.bind(str(path))
     listening.listen()
     threading.Thread(target=_serve, args=(listening,), name="fakegpu-control", daemon=True).start()
@@ -100,11 +99,10 @@ class RemoteControl:
         return int(self._call("allocated", self.index))
 
     def _call(self, name: str, *given: object, **named: object) -> Any:
-        assert sys.platform == "linux", "the device needs Linux"
         deadline = time.monotonic() + _SECONDS
         while True:
             try:
-                with socket.socket(socket.AF_UNIX) as caller:
+                with unix_socket() as caller:
                     caller.connect(str(self.folder / f"{self.index}.sock"))
                     with caller.makefile("rwb") as lines:
                         lines.write(json.dumps([name, given, named]).encode() + b"\n")
