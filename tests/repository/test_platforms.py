@@ -48,8 +48,6 @@ KNOWN = {
             ("device.py", "sys.platform"),
             ("process.py", "os.fork"),
             ("process.py", "sys.platform"),
-            ("remote_control.py", "socket.AF_UNIX"),
-            ("remote_control.py", "sys.platform"),
         )
     },
     # The package cannot be imported without PyTorch, for which these commands do not wait; Windows is refused.
