@@ -114,6 +114,8 @@ def more_than_has_room():
     x = torch.ones(1 << 20, device=DEVICE)
     copies = []
     for number in range(4):
+        for _ in range(30):
+            x = x * 1.0  # the executor is busy when the next tensor comes
         copies.append((x + number).to("cpu", non_blocking=True))
         torch.full((1 << 20,), float(number)).to(DEVICE)  # planted
     return [copy.sum() for copy in copies]
