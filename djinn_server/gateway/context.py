@@ -80,7 +80,7 @@ class _KeptEvent:
     def status(self) -> EventStatus:
         """The event as clients and dashboards see it."""
         words = [f"{before}{self.facts[name]}" for name, before in _FACTS.items() if name in self.facts]
-        text = one_line(", ".join([*words, f"{self.times} times"] if self.times > 1 else words))[:_TEXT]
+        text = one_line(", ".join([f"{self.times} times", *words] if self.times > 1 else words))[:_TEXT]
         return EventStatus(self.seconds, self.name, self.tenant, text)
 
 

@@ -182,7 +182,7 @@ class SupervisedExecutor:
             if self._closing.is_set():
                 return
             died = {"process": self._process.process_id, "exit_status": status}
-            _log.error("an executor died; its sessions are lost", **died)
+            _log.error("an executor died: the next one recovers its sessions from their journals", **died)
             self._events.tell("executor_died", device=self._device_id, tenant=self._process.tenant, **died)
             if not self._restart():
                 return

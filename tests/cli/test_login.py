@@ -69,6 +69,11 @@ def test_the_token_comes_from_a_file_or_a_connection_file(serving, url_of, tmp_p
     assert run("login", url_of("tcp"), given="\n").exit_code == 1
 
 
+def test_login_takes_the_addresses_that_serve_prints(serving):
+    assert run("login", ",".join(serving.urls), "--name", "several", given=f"{serving.token}\n").exit_code == 0
+    assert find_login("several").content.urls == serving.urls
+
+
 def test_names_are_checked_and_servers_of_several_tokens_are_not_one(serving):
     for name in ("../elsewhere", "", "a/b", "x" * 65):
         with pytest.raises(ConfigurationError, match="cannot be the name"):

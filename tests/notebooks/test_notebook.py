@@ -19,6 +19,7 @@ CELLS = {
     "status": "%djinn_status",
     "profile": "%%djinn_profile -o found\n(x @ x.T).sum().item()",
     "profile nowhere": "%%djinn_profile --save /dev/null/trace.json\nprint('it ran')",
+    "profile with await": "%%djinn_profile\nimport asyncio\nawait asyncio.sleep(0)\nprint('it ran')",
     "profile an error": "%%djinn_profile\nx.sum().item()\nraise KeyError('mine')",
     "progress": """
 from djinn_client.runtime import client
@@ -96,9 +97,10 @@ def test_a_cell_is_profiled(outputs):
     assert "ipykernel_" not in table
 
 
-def test_a_cell_that_fails_is_profiled_and_one_whose_trace_can_have_no_folder_is_not_run(outputs):
-    refused = text_of(outputs["profile nowhere"])
+def test_a_cell_that_fails_is_profiled_and_one_with_await_or_no_folder_for_its_trace_is_not_run(outputs):
+    refused = text_of(outputs["profile nowhere"]) + text_of(outputs["profile with await"])
     assert "there can be no folder '/dev/null' for the trace" in refused
+    assert "`with djinn.profile() as prof:`" in refused
     assert "it ran" not in refused
     failed = outputs["profile an error"]
     assert "KeyError: 'mine'" in text_of(failed)

@@ -161,8 +161,8 @@ def test_equal_refusals_are_one_event_that_counts_them():
         )
     died, first, second = recent.of(None)
     assert died.text == "on cpu:0, was killed by SIGKILL"
-    assert first.text == "busy, asked for Hello, client 0, from 127.0.0.1, 4 times"
-    assert (second.text, second.seconds) == ("busy, asked for Hello, client 1, from 127.0.0.1, 4 times", 9.0)
+    assert first.text == "4 times, busy, asked for Hello, client 0, from 127.0.0.1"
+    assert (second.text, second.seconds) == ("4 times, busy, asked for Hello, client 1, from 127.0.0.1", 9.0)
 
 
 def test_a_connection_tells_of_its_network():

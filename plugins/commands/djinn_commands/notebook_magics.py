@@ -57,6 +57,11 @@ class DjinnMagics(Magics):
             except OSError as error:
                 raise UsageError(f"there can be no folder '{arguments.save.parent}' for the trace: {error}") from None
         shell: Any = self.shell
+        # The event loop of the kernel runs already, in this call.
+        if shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell)):
+            raise UsageError(
+                "`%%djinn_profile` runs no cell with `await`: use `with djinn.profile() as prof:` around the awaited code"
+            )
         with profile(ops=arguments.ops) as timeline:
             shell.run_cell(cell)  # shows the results, and errors: what came before these is worth a look, too
         display(timeline)

@@ -29,7 +29,7 @@ PATIENCE = 10.0  # seconds for each address
     "--fingerprint", default="", help="Fingerprint of the server's certificate, where no authority signed it."
 )
 def login(server: str, name: str | None, token_file: Path | None, fingerprint: str) -> None:
-    """Keep SERVER under a name: an address such as tcps://gpu-box:5556, or a file that `djinn serve` wrote.
+    """Keep SERVER under a name: an address such as tcps://gpu-box:5556, several joined by commas, or a file that `djinn serve` wrote.
 
     The server is asked if it accepts the token. If no authority signed its certificate, you are shown the fingerprint and asked if it is
     right, before the token is sent. From then on, `--server NAME`, the setting `servers` and DJINN_SERVERS take the
@@ -42,7 +42,7 @@ def login(server: str, name: str | None, token_file: Path | None, fingerprint: s
     from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
 
     if "://" in server:
-        content = ConnectionFile((server,), _token(token_file), _fingerprint(fingerprint))
+        content = ConnectionFile(tuple(server.split(",")), _token(token_file), _fingerprint(fingerprint))
     else:
         content = read_connection_file(Path(server).expanduser())
     host = urlsplit(content.urls[0]).hostname or "" if content.urls else ""

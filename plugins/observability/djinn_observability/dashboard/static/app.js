@@ -1,7 +1,7 @@
 "use strict";
 // Draws what the feed says. The token stays in this page's memory: it is in no address, cookie or storage.
 const KINDS = ["weights", "caches", "optimizer", "gradients", "inputs", "activations"];
-const STAGES = ["queue", "decode", "execute", "encode"];
+const STAGES = { queue: "waiting", decode: "reading", execute: "running", encode: "packing results" };
 const POINTS = 720;
 const $ = (id) => document.getElementById(id);
 let token = null;
@@ -165,7 +165,7 @@ const executors = new Grid($("executors"), "Executors with their memory, load an
     text: (one) => bytes(one.memory) + (one.limit || one.device_memory ? ` of ${bytes(one.limit || one.device_memory)}` : "") + (by_kind(one.kinds) ? ` (${by_kind(one.kinds)})` : "") + (one.shared ? `, shared weights ${bytes(one.shared)}` : "") + (one.spilled ? `, spilled ${bytes(one.spilled)}` : "") },
   { title: "Busy", css: "number", text: (one) => percent(one.stages.execute) },
   { title: "Waiting", css: "number", text: (one) => (one.waiting ? `${one.waiting}, ${duration(one.longest_wait)}` : "0"), mark: (one) => one.longest_wait > 1 },
-  { title: "Programs/s", css: "number", text: (one) => rate(one.submissions) },
+  { title: "Runs/s", css: "number", text: (one) => rate(one.submissions) },
   { title: "Network", css: "number", text: (one) => `in ${bytes(one.received)}/s, out ${bytes(one.sent)}/s` },
 ], "No executor belongs to you yet: it starts with your first session.");
 
@@ -175,7 +175,7 @@ const sessions = new Grid($("sessions"), "Sessions with phase, rates, memory and
   { title: "Session", css: "mono", text: (one) => one.session.slice(0, 8) },
   { title: "Phase", text: (one) => words(one.phase) || "unknown" },
   { title: "Steps/s", css: "number", text: (one) => rate(one.steps) },
-  { title: "Programs/s", css: "number", text: (one) => rate(one.submissions) },
+  { title: "Runs/s", css: "number", text: (one) => rate(one.submissions) },
   { title: "Device", css: "number", text: (one) => percent(one.busy) },
   { title: "Memory", css: "wide", bar: (one) => ({ parts: parts_of(one.kinds), whole: 0 }), text: (one) => bytes(one.memory) + (by_kind(one.kinds) ? ` (${by_kind(one.kinds)})` : "") },
   { title: "Network", css: "number", text: (one) => (one.latency ? `${duration(one.latency)} there and back` + (one.bandwidth ? `, to ${bytes(one.bandwidth)}/s` : "") : "not known") },
@@ -224,11 +224,11 @@ function show_plans(all) {
 
 function make_charts() {
   const kinds = KINDS.map((kind) => ({ name: kind, css: kind }));
-  const stages = STAGES.map((stage) => ({ name: stage, css: stage }));
+  const stages = Object.entries(STAGES).map(([css, name]) => ({ name, css }));
   charts = [
     [new Chart("Memory by kind", kinds, bytes, true), KINDS],
-    [new Chart("Time of submissions by stage", stages, percent, true), STAGES],
-    [new Chart("Programs and steps a second", [{ name: "programs", css: "weights" }, { name: "steps", css: "caches" }], rate, false), ["submissions", "steps"]],
+    [new Chart("Time of all submissions by stage", stages, percent, true), Object.keys(STAGES)],
+    [new Chart("Runs and steps a second", [{ name: "runs", css: "weights" }, { name: "steps", css: "caches" }], rate, false), ["submissions", "steps"]],
     [new Chart("Sessions, and those that wait", [{ name: "sessions", css: "execute" }, { name: "waiting", css: "queue" }], (number) => String(Math.round(number)), false), ["sessions", "waiting"]],
   ];
   $("charts").replaceChildren(...charts.map(([chart]) => chart.element));
