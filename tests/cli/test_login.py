@@ -56,7 +56,7 @@ def test_a_wrong_token_is_not_kept(url_of, own_configuration):
     assert not own_configuration.exists()
 
 
-def test_the_token_comes_from_a_file_or_a_connection_file(serving, url_of, tmp_path, own_configuration):
+def test_login_takes_several_addresses_a_token_file_or_a_connection_file(serving, url_of, tmp_path, own_configuration):
     token = tmp_path / "token"
     token.write_text(f"{serving.token}\n")
     assert run("login", url_of("tcp"), "--token-file", str(token)).exit_code == 0
@@ -66,12 +66,9 @@ def test_the_token_comes_from_a_file_or_a_connection_file(serving, url_of, tmp_p
     file.chmod(0o600)
     assert run("login", str(file), "--name", "whole").exit_code == 0
     assert find_login("whole").content.urls == serving.urls
-    assert run("login", url_of("tcp"), given="\n").exit_code == 1
-
-
-def test_login_takes_the_addresses_that_serve_prints(serving):
-    assert run("login", ",".join(serving.urls), "--name", "several", given=f"{serving.token}\n").exit_code == 0
+    assert run("login", ",".join(serving.urls), "--name", "several", "--token-file", str(token)).exit_code == 0
     assert find_login("several").content.urls == serving.urls
+    assert run("login", url_of("tcp"), given="\n").exit_code == 1
 
 
 def test_names_are_checked_and_servers_of_several_tokens_are_not_one(serving):

@@ -176,7 +176,7 @@ def test_the_clock_overlaps_work_on_two_devices_and_waits_for_links():
     assert narrow_line.interval == pytest.approx(1e-2)
     (first, second) = timeline.devices.values()
     assert (first.sent, first.received, second.sent) == (256, 256, 256)
-    assert timeline.limit == "compute on server/cpu:0"
+    assert timeline.limit == "ops on server/cpu:0"
 
 
 def test_copies_that_the_placement_wants_stay_where_they_came_to():

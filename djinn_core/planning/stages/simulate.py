@@ -71,8 +71,8 @@ class Timeline:
 
     @property
     def limit(self) -> str:
-        """Name of the bottleneck: `compute on X` or `link from X to Y`."""
-        busy = {f"compute on {name}": d.busy for name, d in self.devices.items()}
+        """Name of the bottleneck: `ops on X` or `link from X to Y`."""
+        busy = {f"ops on {name}": d.busy for name, d in self.devices.items()}
         busy |= {f"link from {source} to {target}": seconds for (source, target), seconds in self.links.items()}
         return max(busy, key=busy.__getitem__, default="nothing")
 

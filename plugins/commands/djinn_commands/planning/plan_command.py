@@ -171,9 +171,9 @@ def _lines(result: PipelineResult, told: Forecast, step: Step, file: Path) -> li
         *lines,
         "",
         f"latency     {_time(told.latency)}{upload if told.upload_bytes else ''}",
-        f"throughput  {each:,.1f} {unit}/s while runs follow each other, one every {_time(told.interval / step.batch)}{replicas}",
+        f"throughput  {each:,.1f} {unit}/s, one every {_time(told.interval / step.batch)}, if further batches follow without waiting{replicas}",
         "these times are predicted from the speeds that the file says, or that are assumed where it says none",
-        f"limited by  {told.limit}; devices spend their time on {shares}; transfers between them {_time(told.transfers)}",
+        f"limited by  {told.limit}. Time of ops on all devices: {shares}; transfers between devices: {_time(told.transfers)}",
     ]
 
 
