@@ -73,6 +73,7 @@ from djinn_server.malformed import (
 )
 from djinn_server.memory.room import RoomReport
 from djinn_server.memory.session_memory import Plain, SessionMemory
+from djinn_server.peers.device_memory import DeviceMemory
 from djinn_server.peers.exchange import PeerExchange, PeerListener
 from djinn_server.peers.packed_values import can_move, host_memory
 from djinn_server.peers.session_values import PeerValues, SessionWaits
@@ -142,7 +143,8 @@ class ExecutorSession:
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._uploads = UploadAssembly(device.runtime, self.values, store)
         self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
-        self.exchange = PeerExchange(peer_listener or PeerListener())
+        memory = DeviceMemory(device.runtime, device.turns)
+        self.exchange = PeerExchange(peer_listener or PeerListener(), memory)
         self._wanted = CancellationState(self._turn, self._usage)
         self._reader = SessionReader(self._uploads, self._reads, self._wanted, self._usage)
         waits = SessionWaits(self._reader.await_uploads, self._reader.read_ahead, self._reader.next_frame)

@@ -35,11 +35,13 @@ class DeviceRuntime:
         hang_seconds: the executor ends if the device completes no submission for so long although the ops of one have been
             issued, or issuing one of its ops takes so long because the device does not go on. It must exceed what the longest
             submission takes; `--hang-seconds` of `djinn serve` sets it.
+        opens_memory: True if `export` and `open` are implemented.
         ahead_seconds: an accelerator's executor issues no further turn while one that it issued so long ago has not run.
     """
 
     device: torch.device
     keeps_time: bool = False
+    opens_memory: bool = False
     hang_seconds: float = 600.0
     ahead_seconds: float = 0.02
     _made: DeviceCopies | None = None
@@ -102,6 +104,23 @@ class DeviceRuntime:
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return `tensor` in host memory, complete when this returns. A subclass overrides `start_delivery` instead."""
         return self.start_delivery(tensor)()
+
+    def export(self, tensor: torch.Tensor) -> bytes | None:
+        """Describe device memory that another executor of this host may copy with `open`. None: its bytes are sent instead.
+
+        `tensor` is one-dimensional, without gaps, and complete when this returns. The description is valid for one `open`, only
+        for processes of this user, and only while `tensor` exists: hold no reference to `tensor` except while a process copies it.
+        The client may see descriptions.
+        """
+        del tensor
+        return None
+
+    def open(self, description: bytes) -> torch.Tensor:
+        """Return a copy on this device of memory that another executor exported, as bytes. Complete when this returns.
+
+        Any client may have forged `description`. An exception has the bytes sent instead.
+        """
+        raise NotImplementedError(f"{type(self).__name__} opens no memory of other executors")
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Issue a copy of `tensor` to host memory, and return a function that waits for the copy and returns it.

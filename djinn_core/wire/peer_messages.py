@@ -79,16 +79,22 @@ class PeerAttached(Message, frozen=True):
     """The other executor's reply: values may come. It has received `received` transfers of this sender for its session.
 
     `secret`: valid for reconnecting after the connection broke; empty if the executor does not wait for that.
+    `opens`: it may open device memory that this sender exports.
     """
 
     received: Count = 0
     secret: Ticket = ""
+    opens: bool = False
 
 
 class TransferAck(Message, frozen=True):
-    """Acknowledgement of transfers: received, and journaled if sessions are; the sender may drop them."""
+    """Acknowledgement of transfers: received, and journaled if sessions are; the sender may drop them.
+
+    `wants_bytes`: the exported memory of the next transfer could not be opened. The sender sends its bytes.
+    """
 
     transfers: Count
+    wants_bytes: bool = False
 
 
 class LinkProbe(Message, frozen=True):
@@ -152,6 +158,8 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
     `dense`: the bytes are the elements of its only view in row-major order, and memory is to be laid out for its strides.
     `generator`: the state of the random generator that its only view is, which has no memory.
+    `exported`: device memory that the receiver opens (`DeviceRuntime.open`). All memory of a transfer is exported or none, and no bytes
+    follow exported memory.
     """
 
     size: Count
@@ -159,6 +167,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     dense: bool = False
     failure: Failure | None = None
     generator: bytes = b""
+    exported: Annotated[bytes, msgspec.Meta(max_length=4096)] = b""
 
 
 class TransferHeader(Message, frozen=True):

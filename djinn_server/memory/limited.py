@@ -35,6 +35,7 @@ class LimitedRuntime(DeviceRuntime):
             on_demand=not limit,
             relieve=runtime.relieve,
         )
+        self.opens_memory = runtime.opens_memory and not limit  # opened memory is not admitted
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
         if not limit:
@@ -79,6 +80,14 @@ class LimitedRuntime(DeviceRuntime):
     def commit(self, target: torch.Tensor) -> torch.Tensor:
         """As `DeviceRuntime.commit`."""
         return self.receive(target) if target.device.type == "cpu" else self._runtime.commit(target)
+
+    def export(self, tensor: torch.Tensor) -> bytes | None:
+        """As `DeviceRuntime.export`."""
+        return self._runtime.export(tensor)
+
+    def open(self, description: bytes) -> torch.Tensor:
+        """As `DeviceRuntime.open`, without eviction: a description opens once."""
+        return self._runtime.open(description)
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """As `DeviceRuntime.start_delivery`; under a limit a complete copy, because the memory may be taken while it is sent.

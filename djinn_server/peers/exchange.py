@@ -40,6 +40,7 @@ from djinn_core.wire.peer_messages import (
 )
 from djinn_core.wire.resume_messages import Resumed
 from djinn_server.handshake import complain, instance, receive_message, refuse, send_message
+from djinn_server.peers.device_memory import DeviceMemory
 from djinn_server.peers.inbox import PeerConnection, TransferInbox
 from djinn_server.peers.link_probe import LinkMeasurements, measure
 from djinn_server.peers.packed_values import Packed
@@ -132,9 +133,11 @@ def _key(ticket: str) -> bytes:
 class PeerExchange:
     """A session's connections to other executors: its inbox and its routes."""
 
-    def __init__(self, peer_listener: PeerListener) -> None:
+    def __init__(self, peer_listener: PeerListener, memory: DeviceMemory | None = None) -> None:
+        """`memory`: device memory that executors of this host may open, and that opens theirs."""
         self.sightings = LinkMeasurements()
-        self.inbox = TransferInbox(self.sightings, peer_listener.patience)
+        self.inbox = TransferInbox(self.sightings, peer_listener.patience, memory=memory)
+        self._memory = memory
         self.number = 0
         self._peer_listener = peer_listener
         self._routes: dict[int, Route] = {}
@@ -162,7 +165,10 @@ class PeerExchange:
     def state(self) -> tuple[PoolCounts, list[TransferRecord]]:
         """Counts of transfers, and records to be written with a snapshot. The caller holds `inbox.writing`."""
         arrived, waiting = self.inbox.state()
-        records = [arrival.record(items) for arrival, items in waiting]
+        memory = self._memory
+        records = [
+            arrival.record(items if memory is None else memory.in_host_memory(items)) for arrival, items in waiting
+        ]
         sent: dict[int, int] = {}
         taken: dict[int, int] = {}
         for peer, route in list(self._routes.items()):
@@ -210,7 +216,8 @@ class PeerExchange:
                 reasons.append(f"{url}: {error}")
                 continue
             again = partial(self._dial_again, url, request.fingerprint, joined.secret)
-            self._route(request.peer).adopt(connection, joined.received, again)
+            opens = joined.opens and way.capabilities.same_host and self.inbox.opens
+            self._route(request.peer).adopt(connection, joined.received, again, opens=opens)
             return ConnectPeerReply(request.peer, url, latency, bandwidth)
         return ConnectPeerReply(request.peer, error="; ".join(reasons) or "it listens nowhere")
 
@@ -239,7 +246,8 @@ class PeerExchange:
             route = self._routes.get(peer)
             if route is None:
                 note = partial(self._note_taken, peer)
-                route = self._routes[peer] = Route(peer, self.sightings, self._peer_listener.patience, note)
+                route = Route(peer, self.sightings, self._peer_listener.patience, note, self._memory)
+                self._routes[peer] = route
                 route.restore(0, self._accepted.get(peer, 0))
             return route
 
@@ -263,6 +271,11 @@ class PeerExchange:
             wait()
         route.send(number, transfer, pack())
         return True
+
+    def may_export(self, peer: int) -> bool:
+        """True if executor `peer` may open device memory of this one."""
+        route = self._routes.get(peer)
+        return route is not None and route.opens
 
     def expect(self, transfer: int, source: int, wait: Callable[[], None]) -> list[Packed] | str:
         """Wait for a transfer; or why it will not come. `wait` is called again and again meanwhile."""

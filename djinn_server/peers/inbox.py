@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
+import torch
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
+from djinn_server.peers.device_memory import DeviceMemory, without_exports
 from djinn_server.peers.link_probe import LinkMeasurements
-from djinn_server.peers.packed_values import Packed, room_for
+from djinn_server.peers.packed_values import Packed, check_layout, room_for
 from djinn_server.recovery.transfer_log import PastTransfers, TransferArrival, WriteDown
 from djinn_server.system.memory import total_bytes
 
@@ -32,17 +34,25 @@ class TransferInbox:
     A full inbox stops reading, which slows the senders. It keeps reading from an executor that the session waits for.
     """
 
-    def __init__(self, sightings: LinkMeasurements | None = None, patience: float = 0.0, limit: int = 0) -> None:
+    def __init__(
+        self,
+        sightings: LinkMeasurements | None = None,
+        patience: float = 0.0,
+        limit: int = 0,
+        memory: DeviceMemory | None = None,
+    ) -> None:
         """Make an empty inbox.
 
         Args:
             sightings: records the bandwidth of transfers.
             patience: seconds in which a disconnected sender may reconnect.
             limit: bytes of queued transfers above which a further transfer is an error; 0: half of the machine's memory.
+            memory: opens device memory that other executors export.
         """
         self._limit = limit or _half_of_memory()
         self._sightings = sightings or LinkMeasurements()
         self._patience = patience
+        self._memory = memory
         self._arrived: dict[int, tuple[TransferArrival, list[Packed]]] = {}
         self._nbytes = 0  # of queued transfers and of transfers that are being received
         self._awaited: int | None = None  # the source that the session waits for
@@ -66,6 +76,11 @@ class TransferInbox:
         for before in (counts, past.arrived):
             for source, count in before.items():
                 self._counts[source] = max(count, self._counts.get(source, 0))
+
+    @property
+    def opens(self) -> bool:
+        """True if senders on this host may export device memory. A journal needs the bytes."""
+        return self._memory is not None and self._memory.runtime.opens_memory and self._write is None
 
     @property
     def arrived(self) -> int:
@@ -109,10 +124,11 @@ class TransferInbox:
         if connection is not None:
             connection.close()
 
-    def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int:
+    def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int | None:
         """Receive a transfer whose first frame has arrived; `receive` gives the others.
 
         `source`: the executor that it comes from, where it comes from there directly; how many of its transfers were received then.
+        Return None if the memory that it exported cannot be opened.
 
         Raises:
             TransportError: the connection has ended.
@@ -122,12 +138,13 @@ class TransferInbox:
         self._reserve(size, source)
         taken_in = False
         try:
-            buffers = [room_for(item) for item in header.items]
-            began = time.perf_counter()
-            for buffer in buffers:
-                _fill(buffer, receive)
-            if source:
-                self._sightings.arrived(source, size, time.perf_counter() - began)
+            if source and any(item.exported for item in header.items):
+                buffers = self._open(header)
+                if buffers is None:
+                    return None
+                header = without_exports(header)
+            else:
+                buffers = self._receive(header, receive, source, size)
             with self.writing:
                 count, taken_in = self._take_in(
                     TransferArrival(source, header), list(zip(header.items, buffers, strict=True))
@@ -136,6 +153,24 @@ class TransferInbox:
         finally:
             if not taken_in:
                 self._release(size)
+
+    def _receive(
+        self, header: TransferHeader, receive: Callable[[], Frame], source: int, size: int
+    ) -> Sequence[memoryview]:
+        buffers = [room_for(item) for item in header.items]
+        began = time.perf_counter()
+        for buffer in buffers:
+            _fill(buffer, receive)
+        if source:
+            self._sightings.arrived(source, size, time.perf_counter() - began)
+        return buffers
+
+    def _open(self, header: TransferHeader) -> Sequence[memoryview | torch.Tensor] | None:
+        for item in header.items:
+            check_layout(item)
+            if item.size and not item.exported:
+                raise ProtocolError("a transfer exports one part of its memory, and not the other one")
+        return self._memory.open(header.items) if self._memory is not None and self.opens else None
 
     def _reserve(self, size: int, source: int) -> None:
         """Wait until the inbox may receive `size` bytes. Do not wait for the client's transfers: the session itself reads these."""
@@ -247,7 +282,7 @@ class PeerConnection:
         try:
             connection.limits = Limits()
             received = self.inbox.join(self.source, connection)
-            connection.send(Frame(encode(PeerAttached(received, self.secret))))
+            connection.send(Frame(encode(PeerAttached(received, self.secret, self.inbox.opens))))
             self._take_all(connection)
         except (TransportError, ProtocolError) as error:
             reason = str(error)
@@ -263,8 +298,12 @@ class PeerConnection:
                 connection.send(Frame(encode(LinkProbe())))
             elif isinstance(message, TransferHeader):
                 received = self.inbox.unload(message, connection.receive, self.source)
+                if received is None:
+                    connection.send(Frame(encode(TransferAck(max(message.number - 1, 0), wants_bytes=True))))
+                    continue
                 unsaid, unsaid_bytes = unsaid + 1, unsaid_bytes + sum(item.size for item in message.items)
-                if unsaid >= _SAID_TRANSFERS or unsaid_bytes >= _SAID_BYTES:
+                exported = any(item.exported for item in message.items)  # the sender waits, and holds the memory
+                if exported or unsaid >= _SAID_TRANSFERS or unsaid_bytes >= _SAID_BYTES:
                     connection.send(Frame(encode(TransferAck(received))))
                     unsaid = unsaid_bytes = 0
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
@@ -24,22 +25,29 @@ from djinn_server.running.values import Poison, Stored, ValueTable, no_such_valu
 
 # A copy of a slice brings the memory between its elements along where that is little: it is laid out at once then.
 _GAPS = 1.25
-Packed = tuple[Item, memoryview]
+Packed = tuple[Item, memoryview | torch.Tensor]  # the tensor has the bytes in device memory
 
 
-def pack_copies(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
-    """Copies of values, each with memory of its own; `executor` is this one's number, for what has failed here."""
+def pack_copies(
+    handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int, *, on_device: bool = False
+) -> list[Packed]:
+    """Copies of values, each with memory of its own; `executor` is this one's number, for what has failed here.
+
+    `on_device`: the copies stay in device memory if there is room.
+    """
     with torch.inference_mode():
-        return [_pack_copy(handle, _found(values, handle), runtime, executor) for handle in handles]
+        return [_pack_copy(handle, _found(values, handle), runtime, executor, on_device) for handle in handles]
 
 
-def pack_storages(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
-    """Copy the storages of values, and describe all views of each storage."""
+def pack_storages(
+    handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int, *, on_device: bool = False
+) -> list[Packed]:
+    """Copy the storages of values, and describe all views of each storage. `on_device`: as for `pack_copies`."""
     packed: list[Packed] = []
     with torch.inference_mode():
         for item, tensor in storages_of_values(handles, values, executor):
             try:
-                data = copy_memory(tensor, runtime) if tensor is not None else memoryview(b"")
+                data = _copy_memory(tensor, runtime, on_device) if tensor is not None else memoryview(b"")
             except torch.OutOfMemoryError as error:
                 packed.append(_lacking([view.handle for view in item.views], _no_room(error), executor))
             else:
@@ -66,24 +74,24 @@ def _found(values: ValueTable, handle: int) -> Stored:
     return values[handle] if handle in values else Poison(no_such_value(0, handle))
 
 
-def _pack_copy(handle: int, value: Stored, runtime: DeviceRuntime, executor: int) -> Packed:
+def _pack_copy(handle: int, value: Stored, runtime: DeviceRuntime, executor: int, on_device: bool) -> Packed:
     if not _travels(value):
         return _lacking((handle,), value, executor)
     try:
         with in_memory(value, runtime):
-            return _pack_dense(handle, value, runtime)
+            return _pack_dense(handle, value, runtime, on_device)
     except torch.OutOfMemoryError as error:
         return _lacking((handle,), _no_room(error), executor)
 
 
-def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime) -> Packed:
+def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> Packed:
     tensor = value.resolve_conj().resolve_neg()
     shape, stride = tuple(tensor.shape), tensor.stride()
     extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     if dense := extent > _GAPS * tensor.numel():
         tensor, extent = tensor.contiguous(), tensor.numel()
     flat = tensor.as_strided((extent,), (1,))
-    data = _snapshot(flat, runtime)
+    data = _snapshot(flat, runtime, on_device)
     view = View(handle, dtype_name(tensor.dtype), shape, stride)
     return Item(len(data), (view,), dense), data
 
@@ -111,16 +119,15 @@ def _no_room(error: torch.OutOfMemoryError) -> Poison:
     return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", str(error)))
 
 
-def copy_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
-    """Copy the storage of a tensor to the host."""
+def _copy_memory(tensor: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> memoryview | torch.Tensor:
     with in_memory(tensor, runtime):
-        return _snapshot(_as_bytes(tensor), runtime)
+        return _snapshot(_as_bytes(tensor), runtime, on_device)
 
 
 def host_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
     """Return the storage of a tensor in host memory, without a copy if it is host memory."""
     with torch.inference_mode():
-        return _bytes_of(runtime.deliver(_as_bytes(tensor)))
+        return bytes_of(runtime.deliver(_as_bytes(tensor)))
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,21 +155,25 @@ def _lacking(handles: Sequence[int], value: Stored, executor: int) -> Packed:
     return Item(0, tuple(View(handle) for handle in handles), failure=failure), memoryview(b"")
 
 
-def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> memoryview | torch.Tensor:
     """The bytes of a tensor without gaps; ops that follow may write into it."""
     if not flat.numel():
         return memoryview(b"")
+    if on_device:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return flat.clone().view(torch.uint8)
     host = runtime.deliver(flat)
     if host.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr():
         host = host.clone()
-    return _bytes_of(host)
+    return bytes_of(host)
 
 
-def _bytes_of(host: torch.Tensor) -> memoryview:
+def bytes_of(host: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor in host memory."""
     return memoryview(host.contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
+def unpack_item(item: Item, data: memoryview | torch.Tensor, runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
     """The values of an item by handle. The caller holds the turn on the device."""
     if item.failure is not None:
         for view in item.views:
@@ -172,9 +183,8 @@ def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterato
         yield item.views[0].handle, _generator(item.generator, runtime)
         return
     with torch.inference_mode():
-        octets = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
         try:
-            memory = runtime.receive(octets)
+            memory = data if isinstance(data, torch.Tensor) else runtime.receive(_octets(data))
         except torch.OutOfMemoryError as error:
             lost = _no_room(error)
             yield from ((view.handle, lost) for view in item.views)
@@ -185,6 +195,10 @@ def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterato
                 yield view.handle, _laid_out(typed.view(view.shape), view)
             else:
                 yield view.handle, typed.as_strided(view.shape, view.stride, view.offset)
+
+
+def _octets(data: memoryview) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
 
 
 def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
@@ -207,8 +221,8 @@ def _laid_out(dense: torch.Tensor, view: View) -> Stored:
         return Poison(Failure(0, -1, "transfer", type(error).__name__, str(error)))
 
 
-def room_for(item: Item) -> memoryview:
-    """Memory for an item's bytes, once its views are known to lie within them.
+def check_layout(item: Item) -> None:
+    """Check that values look into the memory of an item, and lie within it.
 
     Raises:
         ProtocolError: they do not.
@@ -216,6 +230,15 @@ def room_for(item: Item) -> memoryview:
     if item.failure is None and (not item.views or ((item.dense or item.generator) and len(item.views) != 1)):
         raise ProtocolError("a transfer brings memory that no value looks into")
     _check_views(item)
+
+
+def room_for(item: Item) -> memoryview:
+    """Memory for an item's bytes, once its views are known to lie within them.
+
+    Raises:
+        ProtocolError: they do not.
+    """
+    check_layout(item)
     try:
         return allocate(item.size) if item.size else memoryview(b"")
     except (MemoryError, ValueError) as error:

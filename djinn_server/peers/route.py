@@ -18,6 +18,7 @@ from djinn_core.protocol.backoff import Backoff
 from djinn_core.protocol.delivery.reconnect_limit import ReconnectLimit
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe, TransferAck, TransferChunk, TransferHeader
+from djinn_server.peers.device_memory import DeviceMemory, are_exported
 from djinn_server.peers.link_probe import WORTH, LinkMeasurements, measure
 from djinn_server.peers.packed_values import Packed
 from djinn_server.recovery.transfer_log import UnacknowledgedTransfer
@@ -49,9 +50,21 @@ class _UnacknowledgedTransfer:
 class Route:
     """A route to another executor, with its sender thread and its thread for acknowledgements."""
 
-    def __init__(self, peer: int, sightings: LinkMeasurements, patience: float, note: NoteTaken) -> None:
-        """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was acknowledged."""
+    def __init__(
+        self,
+        peer: int,
+        sightings: LinkMeasurements,
+        patience: float,
+        note: NoteTaken,
+        memory: DeviceMemory | None = None,
+    ) -> None:
+        """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was acknowledged.
+
+        `memory`: copies exported memory to the host if the receiver cannot open it.
+        """
         self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
+        self._memory = memory
+        self._opens = self._wants_bytes = False
         self._connection: Connection | None = None
         self._dial: Dial | None = None
         self._kept: deque[_UnacknowledgedTransfer] = deque()
@@ -79,6 +92,11 @@ class Route:
         return self._past_bytes + now - self._unpaid
 
     @property
+    def opens(self) -> bool:
+        """True if the receiver may open device memory of this executor."""
+        return self._opens
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of transfers that the other executor has not acknowledged."""
         return self._kept_bytes
@@ -92,7 +110,11 @@ class Route:
     def under_way(self) -> list[tuple[UnacknowledgedTransfer, list[Packed]]]:
         """Transfers that were not acknowledged yet."""
         with self._changed:
-            return [(UnacknowledgedTransfer(self._peer, kept.header), kept.items) for kept in self._kept]
+            every = tuple(self._kept)
+        return [(UnacknowledgedTransfer(self._peer, kept.header), kept.items) for kept in map(self._with_bytes, every)]
+
+    def _with_bytes(self, kept: _UnacknowledgedTransfer) -> _UnacknowledgedTransfer:
+        return kept if self._memory is None else attrs.evolve(kept, items=self._memory.in_host_memory(kept.items))
 
     def restore(self, sent: int, acknowledged: int) -> None:
         """Continue after another process, which sent `sent` transfers, `acknowledged` of them acknowledged."""
@@ -160,8 +182,11 @@ class Route:
 
     # --- connections ------------------------------------------------------------------------------------------
 
-    def adopt(self, connection: Connection, acknowledged: int, dial: Dial) -> None:
-        """Continue over `connection`, whose other end has received `acknowledged` transfers; `dial` makes the next connection."""
+    def adopt(self, connection: Connection, acknowledged: int, dial: Dial, *, opens: bool | None = None) -> None:
+        """Continue over `connection`, whose other end has received `acknowledged` transfers; `dial` makes the next connection.
+
+        `opens`: as the property; None: as before.
+        """
         with self._changed:
             if self._broken and acknowledged < self._numbered:
                 connection.close()  # the transfer that is due there is lost: its receiver reports that once its wait times out
@@ -170,6 +195,8 @@ class Route:
             self._past_bytes += before.bytes_sent if before is not None else 0
             self._unpaid += connection.bytes_sent
             self._dial, self._broken = dial, ""
+            self._opens = self._opens if opens is None else opens
+            self._wants_bytes = False
             self._accept(acknowledged)
             self._next = acknowledged + 1
             self._changed.notify_all()
@@ -185,6 +212,7 @@ class Route:
                 if isinstance(message, TransferAck):
                     with self._changed:
                         self._accept(message.transfers)
+                        self._wants_bytes |= message.wants_bytes and self._connection is connection
                         self._changed.notify_all()
                 elif isinstance(message, LinkProbe):
                     self._take_echo(frame)
@@ -256,8 +284,9 @@ class Route:
                     self._send(connection, waiting)
                 elif gauges:
                     self._measure(connection)
-            except DjinnError as error:
+            except (DjinnError, RuntimeError) as error:  # a RuntimeError of the device
                 self._lose(connection, str(error))
+            waiting = None  # exported memory is freed when its transfer is acknowledged
         self._disconnect()
 
     def _is_to_do(self) -> bool:
@@ -273,11 +302,31 @@ class Route:
         return self._kept[max(index, 0)] if index < len(self._kept) else None
 
     def _send(self, connection: Connection, kept: _UnacknowledgedTransfer) -> None:
+        if are_exported(kept.items):
+            if self._open_at_receiver(connection, kept):
+                return
+            kept = self._with_bytes(kept)
         for frame in frames_of(kept.header, kept.items):
             connection.send(frame)
         with self._changed:
             if self._connection is connection:
                 self._next = kept.number + 1
+
+    def _open_at_receiver(self, connection: Connection, kept: _UnacknowledgedTransfer) -> bool:
+        """Have the receiver open a transfer. False if it wants bytes. Only the receiver's answer or a new connection ends the wait."""
+        if self._opens:
+            connection.send(Frame(encode(kept.header)))
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._wants_bytes or self._acknowledged >= kept.number or self._connection is not connection
+                )
+                self._opens &= not self._wants_bytes
+                self._wants_bytes = False
+                if self._acknowledged >= kept.number:
+                    self._next = max(self._next, kept.number + 1)
+                if self._connection is not connection or self._acknowledged >= kept.number:
+                    return True
+        return False
 
     def _dial_again(self, dial: Dial, pause: float) -> None:
         """Try to connect again after a pause."""
@@ -323,5 +372,6 @@ def frames_of(header: TransferHeader, items: Sequence[Packed]) -> Iterator[Frame
     """Frames of a transfer."""
     yield Frame(encode(header))
     for _, data in items:
-        for start in range(0, len(data), PARCEL):
-            yield Frame(encode(TransferChunk()), [data[start : start + PARCEL]])
+        if isinstance(data, memoryview):  # exported memory has no bytes here
+            for start in range(0, len(data), PARCEL):
+                yield Frame(encode(TransferChunk()), [data[start : start + PARCEL]])

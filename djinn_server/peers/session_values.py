@@ -26,6 +26,7 @@ from djinn_core.wire.peer_messages import (
     TransferHeader,
 )
 from djinn_server.context import ExecutorContext
+from djinn_server.peers.device_memory import export_items
 from djinn_server.peers.exchange import PeerExchange
 from djinn_server.peers.packed_values import Packed, pack_copies, pack_storages, unpack_item
 from djinn_server.peers.route import frames_of
@@ -113,8 +114,10 @@ class PeerValues:
 
     def _pack(self, ship: SendValues, handles: Sequence[int]) -> list[Packed]:
         pack = pack_storages if ship.move else pack_copies
+        runtime, on_device = self.context.device.runtime, self.exchange.may_export(ship.peer)
         with self.turn:
-            return pack(handles, self.values, self.context.device.runtime, self.exchange.number)
+            packed = pack(handles, self.values, runtime, self.exchange.number, on_device=on_device)
+            return export_items(packed, runtime) if on_device else packed
 
     def _receive(
         self, expected: AwaitTransfer, connection: ExecutorChannel, timings: Timings | None, submissions: int

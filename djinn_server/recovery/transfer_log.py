@@ -33,7 +33,7 @@ class TransferArrival(msgspec.Struct, frozen=True):
 
     def record(self, items: Iterable[Packed]) -> TransferRecord:
         """The journal record for this."""
-        return ARRIVED, _encoder.encode(self), [data for _, data in items if len(data)]
+        return ARRIVED, _encoder.encode(self), [data for _, data in items if isinstance(data, memoryview) and len(data)]
 
 
 class UnacknowledgedTransfer(msgspec.Struct, frozen=True):
@@ -44,7 +44,11 @@ class UnacknowledgedTransfer(msgspec.Struct, frozen=True):
 
     def record(self, items: Iterable[Packed]) -> TransferRecord:
         """The journal record for this."""
-        return UNDER_WAY, _encoder.encode(self), [data for _, data in items if len(data)]
+        return (
+            UNDER_WAY,
+            _encoder.encode(self),
+            [data for _, data in items if isinstance(data, memoryview) and len(data)],
+        )
 
 
 class TransfersAcknowledged(msgspec.Struct, frozen=True):

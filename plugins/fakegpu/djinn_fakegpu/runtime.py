@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 
 from djinn.hooks import DeviceRuntime
 from djinn_fakegpu.control import counters, now
+from djinn_fakegpu.exports import Exports, opened
 from djinn_fakegpu.library import load
 
 
 class FakeGpuRuntime(DeviceRuntime):
-    """As any accelerator of PyTorch."""
+    """As any accelerator of PyTorch, with memory that other executors of the host can open."""
+
+    opens_memory = True
 
     def __init__(self, index: int, figures: Mapping[str, float]) -> None:
         """Load the library, which is compiled if that was not done yet. `figures`: as for `control.configure`."""
         load(figures)
         super().__init__(torch.device("fakegpu", index))
+
+    @cached_property
+    def _exports(self) -> Exports:
+        return Exports()
+
+    def export(self, tensor: torch.Tensor) -> bytes | None:
+        """As `DeviceRuntime.export`."""
+        self.mark().synchronize()
+        return self._exports.add(tensor)
+
+    def open(self, description: bytes) -> torch.Tensor:
+        """As `DeviceRuntime.open`."""
+        with opened(description) as theirs:
+            mine = torch.empty_like(theirs, device=self.device).copy_(theirs)
+            self.mark().synchronize()
+        return mine
 
     def memory(self) -> Mapping[str, int]:
         """Bytes by name, the counters and the clock of the device, so that a client can read them from the executor's figures."""

@@ -1,0 +1,79 @@
+"""Transfers between devices of one host: the receiver copies from the sender's device memory, and no bytes pass through the host.
+
+The sender copies a value on its device and exports the copy (`DeviceRuntime.export`). The copy lives until the receiver has acknowledged
+the transfer, or the route to the receiver is given up. Journaled sessions send bytes, because the journal needs these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+import msgspec
+import torch
+
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.logs import get_logger
+from djinn_core.wire.peer_messages import Item, TransferHeader
+from djinn_server.peers.packed_values import Packed, bytes_of
+from djinn_server.running.fair_share import FairShare
+
+SMALLEST: Final = 64 << 10  # bytes of a transfer that is worth an export
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class DeviceMemory:
+    """The device memory of an executor, for the threads that send and receive transfers. Each call is a turn on the device."""
+
+    runtime: DeviceRuntime
+    turns: FairShare
+
+    def open(self, items: Sequence[Item]) -> list[torch.Tensor | memoryview] | None:
+        """Return copies of exported memory by item, or None if one of them cannot be opened."""
+        try:
+            with self.turns.share(), torch.inference_mode():
+                return [self._open(item) if item.size else memoryview(b"") for item in items]
+        except Exception as error:  # whatever a plugin raises, the bytes may still arrive
+            _log.info("device memory of another executor cannot be opened, and its bytes are sent", error=str(error))
+            return None
+
+    def _open(self, item: Item) -> torch.Tensor:
+        copy = self.runtime.open(item.exported)
+        if copy.numel() != item.size or copy.dtype != torch.uint8:
+            raise ValueError(f"an item says {item.size:,} bytes, and {copy.numel():,} of {copy.dtype} were exported")
+        return copy
+
+    def in_host_memory(self, items: Iterable[Packed]) -> list[Packed]:
+        """Return items with their bytes in host memory."""
+        return [self._in_host_memory(item, data) for item, data in items]
+
+    def _in_host_memory(self, item: Item, data: torch.Tensor | memoryview) -> Packed:
+        if not isinstance(data, torch.Tensor):
+            return item, data
+        with self.turns.share(), torch.inference_mode():
+            return msgspec.structs.replace(item, exported=b""), bytes_of(self.runtime.deliver(data))
+
+
+def export_items(items: Sequence[Packed], runtime: DeviceRuntime) -> list[Packed]:
+    """Describe the memory of items to the receiver, if the transfer is large and can be exported. The caller holds the turn."""
+    exported = []
+    if sum(len(data) for _, data in items) >= SMALLEST:
+        for item, data in items:
+            description = runtime.export(data) if isinstance(data, torch.Tensor) else None
+            exported.append((msgspec.structs.replace(item, exported=description or b""), data))
+    if exported and all(item.exported for item, data in exported if len(data)):
+        return exported
+    return [(item, bytes_of(runtime.deliver(data)) if isinstance(data, torch.Tensor) else data) for item, data in items]
+
+
+def without_exports(header: TransferHeader) -> TransferHeader:
+    """Return the header of the same transfer with bytes."""
+    items = tuple([msgspec.structs.replace(item, exported=b"") for item in header.items])
+    return msgspec.structs.replace(header, items=items)
+
+
+def are_exported(items: Iterable[Packed]) -> bool:
+    """True if the receiver opens the memory of these items."""
+    return any(isinstance(data, torch.Tensor) for _, data in items)

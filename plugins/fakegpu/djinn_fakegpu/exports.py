@@ -1,0 +1,102 @@
+"""Device memory that other processes of this user open, each block once: the file of the memory goes over a Unix socket for a token."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import struct
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import torch
+
+from djinn_core.system.files import user_id
+from djinn_core.system.tcp import unix_socket
+
+_DESCRIPTION: Final = re.compile(rb"([0-9a-f]{32})/([0-9a-f]{32})")
+_PLACE: Final = struct.Struct("<QQi")  # offset and bytes in the file, and the device
+_SECONDS: Final = 10.0  # in which a process must send its token, or the memory
+_system: Any = socket  # the types of other systems lack what Linux has
+
+
+class Exports:
+    """The exported memory of this process, and the thread that hands it out. A tensor that ends is exported no longer."""
+
+    def __init__(self) -> None:
+        self._tensors: weakref.WeakValueDictionary[bytes, torch.Tensor] = weakref.WeakValueDictionary()
+        self._name = secrets.token_hex(16).encode()
+        listening = unix_socket()
+        listening.bind(_address(self._name))
+        listening.listen()
+        threading.Thread(target=self._serve, args=(listening,), name="fakegpu-exports", daemon=True).start()
+
+    def add(self, tensor: torch.Tensor) -> bytes:
+        """Return a description with which one process of this user can open the memory of `tensor`, once."""
+        token = secrets.token_hex(16).encode()
+        self._tensors[token] = tensor
+        return self._name + b"/" + token
+
+    def _serve(self, listening: socket.socket) -> None:
+        while True:
+            caller, _ = listening.accept()
+            threading.Thread(target=self._answer, args=(caller,), name="fakegpu-export", daemon=True).start()
+
+    def _answer(self, caller: socket.socket) -> None:
+        with caller, suppress(OSError):
+            caller.settimeout(_SECONDS)
+            tensor = self._tensors.pop(caller.recv(32, socket.MSG_WAITALL), None) if _is_own(caller) else None
+            if tensor is None:
+                return
+            path, offset, nbytes = torch.ops.fakegpu.export_memory(tensor)
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                _system.send_fds(caller, [_PLACE.pack(offset, nbytes, tensor.device.index)], [file])
+            finally:
+                os.close(file)
+            caller.settimeout(None)
+            caller.recv(1)  # returns once the process has copied the memory, or ended; the tensor lives until then
+
+
+@contextmanager
+def opened(description: bytes) -> Iterator[torch.Tensor]:
+    """Give the memory that another process exported, as bytes.
+
+    Raises:
+        RuntimeError: the description is wrong or was used, or the process has ended.
+    """
+    found = _DESCRIPTION.fullmatch(description)
+    if found is None:
+        raise RuntimeError("fakegpu: this is no description of exported memory")
+    with unix_socket() as line:
+        line.settimeout(_SECONDS)
+        try:
+            line.connect(_address(found[1]))
+            if not _is_own(line):
+                raise RuntimeError("fakegpu: the exported memory belongs to another user")
+            line.sendall(found[2])
+            data, files, _, _ = _system.recv_fds(line, _PLACE.size, 1)
+        except OSError as error:
+            raise RuntimeError(f"fakegpu: exported memory cannot be opened: {error}") from error
+        try:
+            if len(data) != _PLACE.size or len(files) != 1:
+                raise RuntimeError("fakegpu: the memory is not exported, or was opened before")
+            offset, nbytes, index = _PLACE.unpack(data)
+            yield torch.ops.fakegpu.import_memory(f"/proc/self/fd/{files[0]}", offset, nbytes, index)
+        finally:
+            for file in files:
+                os.close(file)
+
+
+def _address(name: bytes) -> bytes:
+    return b"\0djinn-fakegpu-" + name  # an abstract socket, which no file shows
+
+
+def _is_own(line: socket.socket) -> bool:
+    """True if the process at the other end belongs to this user."""
+    credentials = line.getsockopt(socket.SOL_SOCKET, _system.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[1] == user_id())
