@@ -102,7 +102,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     findings += check_growth(registry, resolved.settings)
     findings += check_server_side(registry, resolved.settings)
     _caught(check_starter, findings, "Install djinn and djinn-server of one release.")
-    mend = "Correct the setting `servers` or the connection file."
+    mend = "Correct the setting or the file that the message names."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
     rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows()) + registry.plugin_settings

@@ -37,7 +37,7 @@ class Adaptive(Judge):
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Nothing: it judges what the others do."""
         del context
-        return OptimizationResult(self.name, applied=False, reason="it watches whether the others pay")
+        return OptimizationResult(self.name, applied=False, reason="it only measures whether the others pay")
 
     def pays(self, trial: Trial) -> bool | None:
         """True if the optimization saves time, or the last look does not tell; False if it costs time.
