@@ -6,9 +6,11 @@ import contextlib
 import random
 import threading
 import time
+import weakref
 from functools import partial
 
 import pytest
+import torch
 
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
@@ -439,3 +441,32 @@ def test_routes_close_together():
     assert stuck.sending.wait(60)
     close_routes(routes)
     assert closes == ["idle", "stuck"]
+
+
+def exported(number, size=8):
+    return Item(size, (View(number, "uint8", (size,), (1,)),), exported=b"a description")
+
+
+def test_receiver_that_ends_frees_exported_memory():
+    ours, theirs = connected_pair()
+    route = Route(THERE, LinkMeasurements(), 0.0, lambda taken: None)
+    route.adopt(ours, 0, partial(next, iter(())), opens=True)
+    memory = torch.zeros(8, dtype=torch.uint8)
+    alive = weakref.ref(memory)
+    route.send(route.number(), 7, [(exported(1), memory)])
+    del memory
+    assert decode(theirs.receive(300.0).head).items == (exported(1),)
+    assert alive() is not None
+    theirs.close()
+    wait_for(lambda: alive() is None)
+    close_routes([route])
+
+
+def test_inbox_opens_no_exports_without_a_device_that_can():
+    inbox = TransferInbox()
+    assert inbox.unload(TransferHeader(1, (exported(1),), 1), hung_up, HERE) is None
+    with pytest.raises(ProtocolError, match="exports one part"):
+        inbox.unload(TransferHeader(1, (exported(1), packed(2)[0][0]), 1), hung_up, HERE)
+    with pytest.raises(ProtocolError, match="needs 9 bytes"):
+        item = Item(8, (View(1, "uint8", (9,), (1,)),), exported=b"a description")
+        inbox.unload(TransferHeader(1, (item,), 1), hung_up, HERE)
