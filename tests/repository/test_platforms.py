@@ -46,6 +46,7 @@ KNOWN = {
         (FAKEGPU + name, what): "a device of Linux alone"
         for name, what in (
             ("device.py", "sys.platform"),
+            ("exports.py", "/proc/self/fd/"),
             ("process.py", "os.fork"),
             ("process.py", "sys.platform"),
         )

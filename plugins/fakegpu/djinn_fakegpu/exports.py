@@ -53,7 +53,7 @@ class Exports:
             if tensor is None:
                 return
             path, offset, nbytes = torch.ops.fakegpu.export_memory(tensor)
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDWR)
             try:
                 _system.send_fds(caller, [_PLACE.pack(offset, nbytes, tensor.device.index)], [file])
             finally:
