@@ -69,6 +69,7 @@ def test_login_takes_several_addresses_a_token_file_or_a_connection_file(serving
     assert run("login", ",".join(serving.urls), "--name", "several", "--token-file", str(token)).exit_code == 0
     assert find_login("several").content.urls == serving.urls
     assert run("login", url_of("tcp"), given="\n").exit_code == 1
+    assert "an address begins with its scheme: tcps://gpu-box:5556" in run("login", "gpu-box:5556").output
 
 
 def test_names_are_checked_and_servers_of_several_tokens_are_not_one(serving):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch
 
@@ -177,6 +178,7 @@ def test_a_prediction_that_is_far_off_names_the_likely_reason(predicted, measure
     assert (reason in shown) if reason else ("busy" not in shown and "not calibrated" not in shown)
     assert ("(assumed speeds)" in shown) == (not calibrated)
     assert ("smaller dtype" in advice(found)[0]) == (measured < 3 * predicted or not reason)
+    assert ["no other work" in advice(one)[0] for one in (found, attrs.evolve(found, executors=()))] == [False, True]
 
 
 def test_a_wait_is_divided_by_the_transfers_in_it():

@@ -43,8 +43,10 @@ def login(server: str, name: str | None, token_file: Path | None, fingerprint: s
 
     if "://" in server:
         content = ConnectionFile(tuple(server.split(",")), _token(token_file), _fingerprint(fingerprint))
+    elif (file := Path(server).expanduser()).exists():
+        content = read_connection_file(file)
     else:
-        content = read_connection_file(Path(server).expanduser())
+        raise ConfigurationError(f"there is no file {server!r}; an address begins with its scheme: tcps://{server}")
     host = urlsplit(content.urls[0]).hostname or "" if content.urls else ""
     called = name or host
     if not is_login_name(called):

@@ -261,12 +261,10 @@ def advice(found: TimeTotals) -> list[str]:
             (share[DEVICE_BOUND], f"the device takes more than {SURPRISING:g} times as long as predicted: {slow[0]}")
         )
     elif share[DEVICE_BOUND] > 0.4:
-        said.append(
-            (
-                share[DEVICE_BOUND],
-                "the device is what takes long: a smaller dtype, larger batches, compiled programs or a second executor help; djinn.profile(ops=True) shows which ops",
-            )
-        )
+        cure = "a smaller dtype, larger batches, compiled programs or a second executor help; djinn.profile(ops=True) shows which ops"
+        if not any(one.planned for one in found.executors):
+            cure += ". No time was predicted, so see first that its machine does no other work"
+        said.append((share[DEVICE_BOUND], f"the device is what takes long: {cure}"))
     if share[SHARED] > 0.1:
         said.append(
             (share[SHARED], "other sessions use the device: another server, or a larger share, helps (djinn status)")
