@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
 import torch
 
 import djinn
+from djinn_client.interception import sync
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.tensors.async_cpu_tensor import ArrivingTensor
 from tests.shared.executors import only_executor
@@ -157,3 +160,23 @@ def test_modules_are_there_at_once(slow):
     module = torch.nn.Linear(3, 3).to(slow).to("cpu", non_blocking=True)
     assert type(module.weight) is torch.nn.Parameter
     assert not device_state.pending_copies
+
+
+def test_a_thread_that_reads_while_another_one_lands_the_copy_waits(embedded, monkeypatch):
+    copying, go_on, laid_out = threading.Event(), threading.Event(), sync.laid_out
+
+    def slow(*arguments):
+        copying.set()
+        go_on.wait(30)
+        return laid_out(*arguments)
+
+    monkeypatch.setattr(sync, "laid_out", slow)
+    copied = (torch.full((4,), 3.0, device=embedded) * 2).to("cpu", non_blocking=True)
+    with ThreadPoolExecutor() as threads:
+        synchronized = threads.submit(djinn.synchronize)
+        assert copying.wait(30)
+        read = threads.submit(lambda: copied.sum().item())
+        assert not wait([read], 0.1).done, "it is not there yet"
+        go_on.set()
+        assert read.result(30) == 24.0
+        synchronized.result(30)

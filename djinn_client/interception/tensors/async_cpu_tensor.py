@@ -46,8 +46,8 @@ class ArrivingTensor(torch.Tensor):
     ) -> Any:
         try:
             if func not in _METADATA:
-                for tensor in _arriving_in((args, kwargs)):
-                    tensor.arrival.wait()
+                for arrival in _arrivals_in((args, kwargs)):
+                    arrival.wait()
             with no_torch_functions():
                 return func(*args, **(kwargs or {}))
         except BaseException as error:
@@ -75,12 +75,13 @@ class _Arrival:
             if self._landed or tensor is None:
                 return
             (fetched,) = self._pending.result()
+            with torch.no_grad(), no_torch_functions():
+                self._fill(tensor, fetched)
+            self._landed, self.kept = True, None
+            # Last: from here on another thread reads the tensor without a wait.
             if type(tensor) is ArrivingTensor:
                 tensor.__class__ = torch.Tensor  # type: ignore[assignment]
                 vars(tensor).pop("arrival", None)
-            with torch.no_grad():
-                self._fill(tensor, fetched)
-            self._landed, self.kept = True, None
 
     def done(self) -> bool:
         """As `PendingCopy.done`."""
@@ -95,14 +96,15 @@ class _Arrival:
                 raise
 
 
-def _arriving_in(argument: Any) -> Iterator[ArrivingTensor]:
+def _arrivals_in(argument: Any) -> Iterator[_Arrival]:
     if isinstance(argument, ArrivingTensor):
-        yield argument
+        if (arrival := vars(argument).get("arrival")) is not None:  # None: another thread has landed it just now
+            yield arrival
     elif isinstance(argument, dict):
-        yield from _arriving_in(tuple(argument.values()))
+        yield from _arrivals_in(tuple(argument.values()))
     elif isinstance(argument, tuple | list):
         for part in argument:
-            yield from _arriving_in(part)
+            yield from _arrivals_in(part)
 
 
 @without_modes
