@@ -162,16 +162,16 @@ def test_modules_are_there_at_once(slow):
     assert not device_state.pending_copies
 
 
-def test_a_thread_that_reads_while_another_one_lands_the_copy_waits(embedded, monkeypatch):
+def test_a_thread_that_reads_while_another_one_lands_the_copy_waits(slow, monkeypatch):
     copying, go_on, laid_out = threading.Event(), threading.Event(), sync.laid_out
 
-    def slow(*arguments):
+    def held_back(*arguments):
         copying.set()
         go_on.wait(30)
         return laid_out(*arguments)
 
-    monkeypatch.setattr(sync, "laid_out", slow)
-    copied = (torch.full((4,), 3.0, device=embedded) * 2).to("cpu", non_blocking=True)
+    monkeypatch.setattr(sync, "laid_out", held_back)
+    copied = (torch.full((4,), 3.0, device=slow) * 2).to("cpu", non_blocking=True)
     with ThreadPoolExecutor() as threads:
         synchronized = threads.submit(djinn.synchronize)
         assert copying.wait(30)
