@@ -42,7 +42,7 @@ class Progress:
         return numbers
 
     def cell(self, start: int) -> ctypes.c_int:
-        """Return the cell to which the library writes the number of each op, the first of which is `start`."""
+        """Return a cell for the library, which writes the number of each op to it. `start` is the number of the first op."""
         self._cell.value = start
         self._loop = None
         self.paused = False
@@ -68,8 +68,7 @@ class RunRequest(msgspec.Struct):
         unreadable: what is wrong with its handles; empty if nothing is.
         op_times: times each instruction; None: that was not asked for.
         ahead: seconds for which it has run before it came.
-        stop_at: number of the op at which an earlier run was stopped; None: it was not. stop_reason: the device error of that op,
-            if that stopped it.
+        stop_at: number of the op at which an earlier run stopped, or None. stop_reason: the device error that stopped it, if any.
         short: ops that ran out of memory in an earlier run, with the error. They fail again.
         progress: the op that is issued; None on CPUs.
         guard: makes the `MemoryGuard` that runs a template's ops after one ran out of memory; None: that op fails at once.

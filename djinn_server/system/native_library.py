@@ -19,7 +19,7 @@ from djinn_core.system.directories import cache_directory
 from djinn_core.system.private_directories import private_directory
 from djinn_core.system.processes import lock_file
 
-_UNITS: Final = 2  # compiled at the same time; each includes a part of the files, because most of the time goes into PyTorch's headers
+_UNITS: Final = 2  # compiled in parallel; one unit includes several files, since PyTorch's headers take most time
 
 
 @attrs.frozen

@@ -198,7 +198,7 @@ def without_names(text: str) -> str:
 
 
 def tried(part: Part, device: str, folder: Path, seconds: float) -> dict[str, object]:
-    """The row of a part with a time limit: how it ended, what it found, and the end of its log if it did not pass."""
+    """Return the row of a part: its verdict and figures, and the last lines of its log unless it passed."""
     to, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     to.unlink(missing_ok=True)
     command = [word.replace("{device}", device).replace("{to}", str(to)) for word in part.command]

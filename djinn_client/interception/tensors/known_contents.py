@@ -68,7 +68,7 @@ class _ContentsTable:
         self.nbytes = 0
 
     def get(self, storage: int) -> KnownContents | None:
-        """What is known of a storage; None for nothing."""
+        """Return what is known about the contents of a storage, or None."""
         found = self._by_storage.get(storage)
         return found if found is not None and found.version == ops.storage_version(storage) else None
 
