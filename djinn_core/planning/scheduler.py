@@ -21,7 +21,8 @@ from djinn_core.logs import get_logger
 from djinn_core.planning.builtins.costs import Roofline
 from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.builtins.scheduling import Sequential
-from djinn_core.planning.pipeline import PluginOverrides, Plugins, Request, planned
+from djinn_core.planning.cached_plans import planned
+from djinn_core.planning.request import PluginOverrides, Plugins, Request
 from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_core.planning.stages.annotate import annotate
 from djinn_core.planning.stages.place import place

@@ -29,7 +29,8 @@ from djinn_core.ir.handles import RANDOM_STATE
 from djinn_core.ir.schedule import Free, Receive, Send, Upload
 from djinn_core.planning.builtins.costs import Roofline
 from djinn_core.planning.builtins.placement import SingleDevice
-from djinn_core.planning.pipeline import Request, plan
+from djinn_core.planning.pipeline import plan
+from djinn_core.planning.request import Request
 from djinn_core.registry.registry import Registry
 from djinn_costs.cost_based import CostBased
 from djinn_placement.balanced import Balanced

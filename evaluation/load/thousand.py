@@ -177,7 +177,8 @@ def planning(count: int) -> float:
     from djinn_client.runtime.plugins import open_plugins
     from djinn_commands.planning.model import captured_model, step_of
     from djinn_core.planning.builtins.cluster import read_cluster
-    from djinn_core.planning.pipeline import Request, plan
+    from djinn_core.planning.pipeline import plan
+    from djinn_core.planning.request import Request
 
     machines = f"count = {count // 10}\ndevices = 10\nmemory_gib = 80\ntflops = 300\ngbs = 2000"
     topology = read_cluster(

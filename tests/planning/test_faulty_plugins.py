@@ -13,7 +13,8 @@ from djinn.testing import ProgramBuilder, topology
 from djinn_core.errors import InvalidStage
 from djinn_core.planning.explain.described import describe
 from djinn_core.planning.explain.text import explain
-from djinn_core.planning.pipeline import Request, plan
+from djinn_core.planning.pipeline import plan
+from djinn_core.planning.request import Request
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection

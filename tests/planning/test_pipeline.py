@@ -16,7 +16,8 @@ from djinn_core.ir.result import STAGES, shown_until
 from djinn_core.ir.substitution import Substitution
 from djinn_core.planning.explain.described import describe
 from djinn_core.planning.explain.text import explain
-from djinn_core.planning.pipeline import Request, plan
+from djinn_core.planning.pipeline import plan
+from djinn_core.planning.request import Request
 from djinn_core.planning.scheduler import Scheduler
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry

@@ -16,8 +16,10 @@ from djinn.planning import Costs, DeviceCapabilities, NetworkTopology, Placement
 from djinn.testing import ProgramBuilder
 from djinn.testing.contexts import plan as everything
 from djinn.testing.contexts import profile
+from djinn_core.planning.cached_plans import planned
 from djinn_core.planning.explain.text import explain
-from djinn_core.planning.pipeline import Request, plan, planned
+from djinn_core.planning.pipeline import plan
+from djinn_core.planning.request import Request
 from djinn_core.planning.scheduler import Scheduler
 from djinn_core.planning.stages import placement_search
 from djinn_core.planning.stages.analysis_cache import AnalysisCache

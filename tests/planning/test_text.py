@@ -17,7 +17,8 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.explain.described import describe
 from djinn_core.planning.explain.text import explain, tree
 from djinn_core.planning.explain.units import duration, share, size, work
-from djinn_core.planning.pipeline import Request, plan
+from djinn_core.planning.pipeline import plan
+from djinn_core.planning.request import Request
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection

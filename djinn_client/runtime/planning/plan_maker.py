@@ -23,7 +23,8 @@ from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.ir.slot_arrays import Words
-from djinn_core.planning.pipeline import asked_by_size, plan
+from djinn_core.planning.pipeline import plan
+from djinn_core.planning.request import asked_by_size
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 from djinn_core.system.printable import printable

@@ -16,7 +16,8 @@ from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.logs import get_logger
-from djinn_core.planning.pipeline import PluginOverrides, Plugins, Request, plan
+from djinn_core.planning.pipeline import plan
+from djinn_core.planning.request import PluginOverrides, Plugins, Request
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import DeviceInfo

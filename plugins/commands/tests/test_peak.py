@@ -9,8 +9,8 @@ from djinn.hooks import CostModel
 from djinn.planning import CostEstimate, DataResidency, DeviceCapabilities, NetworkTopology, work_of
 from djinn.testing import ProgramBuilder
 from djinn_commands.planning.peak import peak_of
-from djinn_core.planning.pipeline import Request
 from djinn_core.planning.pipeline import plan as run_stages
+from djinn_core.planning.request import Request
 from djinn_core.registry.registry import Registry
 
 KIB = 1024

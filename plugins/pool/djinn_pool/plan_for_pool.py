@@ -18,7 +18,8 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.logs import get_logger
-from djinn_core.planning.pipeline import PluginOverrides, Request, plan
+from djinn_core.planning.pipeline import plan
+from djinn_core.planning.request import PluginOverrides, Request
 from djinn_core.planning.stages.annotate import Known
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings

@@ -23,8 +23,8 @@ from djinn_client.runtime.planning.run_pipeline import capabilities_of
 from djinn_client.runtime.plugins import open_plugins
 from djinn_commands.planning.model import BuiltModel, Step, built_model
 from djinn_commands.planning.peak import Peak, peak_of
-from djinn_core.planning.pipeline import Request
 from djinn_core.planning.pipeline import plan as run_stages
+from djinn_core.planning.request import Request
 from djinn_core.planning.stages.placement_fit import bytes_held
 from djinn_core.planning.stages.simulate import simulated
 from djinn_core.registry.registry import Registry

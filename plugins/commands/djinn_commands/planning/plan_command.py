@@ -113,8 +113,8 @@ def _planned(
     from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
     from djinn_client.runtime.plugins import open_plugins
     from djinn_commands.planning.forecast import forecast
-    from djinn_core.planning.pipeline import Request
     from djinn_core.planning.pipeline import plan as run_stages
+    from djinn_core.planning.request import Request
     from djinn_core.planning.stages.placement_fit import bytes_held
     from djinn_core.planning.stages.simulate import simulated
 

@@ -22,7 +22,7 @@ from djinn_client.runtime.connecting.servers import ask_each, ask_status, find_s
 from djinn_client.runtime.planning.constraints import policy_for
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.transports import Transport
-from djinn_core.planning.pipeline import asked_by_size
+from djinn_core.planning.request import asked_by_size
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.discovery import of_another_release
 from djinn_core.registry.embedded_executors import INSTALL_SERVER, check_starter

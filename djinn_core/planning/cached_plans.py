@@ -1,0 +1,120 @@
+"""Plans of programs that come again: found by content instead of planned anew."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import attrs
+
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.program import Program
+from djinn_core.ir.rebinding import rebind, rebind_plan, rebind_profile
+from djinn_core.ir.result import PipelineResult
+from djinn_core.planning.pipeline import placement_context, plan
+from djinn_core.planning.request import Plugins, Request
+from djinn_core.planning.stages.analysis_cache import AnalysisCache, CachedAnalysis
+from djinn_core.planning.stages.fingerprint import fingerprint
+from djinn_core.planning.stages.placement_fit import shortages
+
+
+def planned(
+    program: Program | ProgramGraph,
+    plugins: Plugins,
+    request: Request,
+    cache: AnalysisCache,
+    known_plan: OptimizationPlan | None = None,
+) -> PipelineResult:
+    """As `plan`, but analyse nothing where a program with the same content was planned before, under the same names of modules."""
+    graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    mark = fingerprint(graph.program)
+    profile_key = (mark.topology, mark.shapes, graph.module_names.key, _identity(plugins))
+    plan_key = (*profile_key, _circumstances(request, mark.values), _content(known_plan, mark.values))
+    if (found := cache.find_plan(plan_key)) is not None:
+        if found.values == mark.values and _still_fits(found.result, request):  # the same program once more
+            return attrs.evolve(found.result, seconds={})
+        if found.result.recorded is None:  # that of a rewritten one is in the names of the program that came of it
+            rebound = rebind(found.result, graph, found.values, mark.values)
+            if _still_fits(rebound, request):
+                return rebound
+    known = cache.find_profile(profile_key)
+    recorded = known.result.recorded or known.result.profile if known is not None else None
+    profile = rebind_profile(recorded, known.names(mark.values)) if known is not None and recorded is not None else None
+    result = plan(graph, plugins, request, profile=profile, known_plan=known_plan)
+    cache.store(profile_key, plan_key, CachedAnalysis(result, mark.values))
+    return result
+
+
+def _content(known_plan: OptimizationPlan | None, values: tuple[int, ...]) -> Hashable:
+    """A plan, with values by their numbers."""
+    if known_plan is None:
+        return None
+    numbers = {value: number for number, value in enumerate(values)}
+    return repr(rebind_plan(known_plan, numbers))
+
+
+def _still_fits(result: PipelineResult, request: Request) -> bool:
+    """True if a plan fits that was made when devices had more room, or for smaller values."""
+    if result.placement is None or result.plan is None or result.profile is None:
+        return True
+    context = placement_context(result, request)
+    return not shortages(context, result.placement, spill=result.placement.spills)
+
+
+_IDENTITIES = 16
+_identities: dict[int, tuple[Plugins, Hashable]] = {}
+
+
+def _identity(plugins: Plugins) -> Hashable:
+    """Plugins that take part, and their versions. Registries never change."""
+    found = _identities.get(id(plugins))
+    if found is None or found[0] is not plugins:
+        rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
+        objects: list[Any] = [
+            *plugins.patterns, *plugins.cost_models, *plugins.optimizations, *plugins.placement_policies, *plugins.schedulers
+        ]  # fmt: skip
+        # The objects themselves: two of one class and name may be configured differently.
+        key = _Key((rows, tuple((type(o).__module__, type(o).__qualname__, o.name, _Same(o)) for o in objects)))
+        if len(_identities) >= _IDENTITIES:
+            _identities.clear()
+        found = _identities[id(plugins)] = (plugins, key)
+    return found[1]
+
+
+class _Key:
+    """A key whose hash is computed once."""
+
+    def __init__(self, content: Hashable) -> None:
+        self._content, self._hash = content, hash(content)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and (self is other or self._content == other._content)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@attrs.frozen(eq=False)
+class _Same:
+    """An object by its identity, kept alive so that no other can take it."""
+
+    kept: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.kept is other.kept
+
+    def __hash__(self) -> int:
+        return id(self.kept)
+
+
+def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
+    """Everything in `request`, with values by their numbers; how full devices are does not count."""
+    devices = tuple(attrs.evolve(d, memory_free=None) for d in request.topology.devices)
+    homes = tuple(map(request.resident.get, values)) if request.resident else ()
+    numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}
+    fetch = tuple(numbers.get(v, -1) for v in request.fetch)
+    copies = tuple(map(request.copies.get, values)) if request.copies else ()
+    names = (request.until, request.placement_policy, request.pins, request.scheduler, request.exact)
+    aims = (tuple(request.memory_limits.items()), request.latency_target, request.stream, request.margin)
+    return devices, request.topology.links, homes, copies, fetch, aims, request.rewrite is None, *names

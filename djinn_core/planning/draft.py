@@ -1,0 +1,122 @@
+"""The program of a plan while optimizations put other code in the place of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from djinn_core.hookspecs.optimizations import Optimization
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.substitution import RewrittenProgram, composed, groups_after
+from djinn_core.planning.request import Plugins, Request, selected
+from djinn_core.planning.stages.annotate import NOTHING_KNOWN, Known
+from djinn_core.planning.substituting import substitute
+
+
+@attrs.frozen
+class Draft:
+    """The program that the stages plan now: the recorded one, or one that substitutions made of it.
+
+    Attributes:
+        request: what the plan depends on, with the inputs of `graph`.
+        optimizations: may still run. Each substitutes at most once.
+        profile: of `graph`, if it is known.
+        known: facts of earlier programs, as in `annotate`.
+        results: of the optimizations that run no more.
+        recorded: profile of the recorded program, if `graph` is another one.
+        rewritten: how `graph` came of the recorded program.
+    """
+
+    graph: ProgramGraph
+    request: Request
+    optimizations: tuple[Optimization, ...]
+    profile: WorkloadProfile | None = None
+    known: Known = NOTHING_KNOWN
+    results: tuple[OptimizationResult, ...] = ()
+    recorded: WorkloadProfile | None = None
+    rewritten: RewrittenProgram | None = None
+
+    def after_substitutions(self, analysed: PipelineResult, plan: OptimizationPlan) -> Draft | str:
+        """Return the draft of the program with the substitutions of `plan`.
+
+        Returns:
+            "" if `plan` has no substitutions; the reason if they cannot be recorded.
+        """
+        results = [result for result in plan.results if result.rewrite.substitutions]
+        profile = analysed.profile
+        if not results or profile is None:
+            return ""
+        made = substitute(self.graph, profile, results, self.request.rewrite)
+        if isinstance(made, str):
+            return made
+        done = {result.optimization for result in results}
+        rest = attrs.evolve(self, optimizations=tuple(o for o in self.optimizations if o.name not in done))
+        both = made if self.rewritten is None else composed(self.rewritten, made)
+        if both is None:
+            refused = [attrs.evolve(_without_substitutions(r, _TWICE), applied=False) for r in results]
+            return attrs.evolve(rest, profile=profile, results=(*self.results, *refused))
+        return attrs.evolve(
+            rest,
+            graph=ProgramGraph(made.program),
+            request=_request_after(self.request, made),
+            profile=None,
+            known=NOTHING_KNOWN,
+            results=(*self.results, *results),
+            recorded=self.recorded or profile,
+            rewritten=both,
+        )
+
+    def with_all_results(self, result: PipelineResult, plugins: Plugins) -> PipelineResult:
+        """Return `result` with a row for each optimization: also those that run no more, and those that `exact` leaves out."""
+        plan = result.plan
+        if plan is None:
+            return result
+        asked = {id(optimization) for optimization in selected(plugins, self.request.exact)}
+        left_out = [
+            OptimizationResult(o.name, applied=False, reason=_LEFT_OUT)
+            for o in plugins.optimizations
+            if id(o) not in asked
+        ]
+        return attrs.evolve(result, plan=attrs.evolve(plan, results=(*self.results, *plan.results, *left_out)))
+
+
+def without_substitutions(plan: OptimizationPlan, why: str) -> OptimizationPlan:
+    """Return `plan` with the reason in each result whose substitutions could not be recorded."""
+    reason = f"its substitution cannot be recorded: {why}" if why else "its substitution cannot be used here"
+    return attrs.evolve(plan, results=tuple(_without_substitutions(r, reason) for r in plan.results))
+
+
+def _without_substitutions(result: OptimizationResult, reason: str) -> OptimizationResult:
+    rewrite = attrs.evolve(result.rewrite, substitutions=())
+    if rewrite == result.rewrite:
+        return result
+    return attrs.evolve(result, applied=bool(rewrite), rewrite=rewrite, reason=reason)
+
+
+def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
+    """Return the request for a rewritten program: values derived from weights are where they are, or will stay with the weights."""
+    resident, copies = dict(request.resident), dict(request.copies)
+    for recipe in rewritten.recipes:
+        if (found := request.derived(recipe)) is not None:
+            resident |= dict(zip(recipe.makes, found.homes, strict=True))
+            copies |= {v: held for v, held in zip(recipe.makes, found.copies, strict=True) if held}
+            continue
+        homes = [resident[v] for v in recipe.sources if v in resident]
+        resident |= dict.fromkeys(recipe.makes, homes[0]) if homes else {}
+    groups = groups_after(rewritten, request.hints.get("groups", ()))
+    hints = {**request.hints, "groups": groups} if groups else request.hints
+    return attrs.evolve(request, resident=resident, copies=copies, hints=hints)
+
+
+def asked_again(plan: OptimizationPlan, again: Sequence[Optimization]) -> OptimizationPlan:
+    """Return the plan for the second pass of `again`: an optimization that did nothing in the first gives its reason then."""
+    names = {optimization.name for optimization in again}
+    return attrs.evolve(plan, results=tuple(r for r in plan.results if r.applied or r.optimization not in names))
+
+
+_LEFT_OUT = "its results may round otherwise; djinn.configure(exact=False) allows that"
+_TWICE = "it computes with values that another optimization derives from weights"

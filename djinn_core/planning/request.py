@@ -1,0 +1,116 @@
+"""What planning is given beside a program: the plugins, and a `Request`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from djinn_core.hookspecs.cost_models import CostModel
+from djinn_core.hookspecs.optimizations import Optimization
+from djinn_core.hookspecs.patterns import Pattern
+from djinn_core.hookspecs.placement_policies import PlacementPolicy
+from djinn_core.hookspecs.schedulers import Scheduler
+from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.placement import MARGIN
+from djinn_core.ir.result import Stage
+from djinn_core.ir.stream import ALONE, Stream
+from djinn_core.ir.substitution import Derived, not_derived
+from djinn_core.planning.substituting import Rewrite
+
+
+class Plugins(Protocol):
+    """The part of the registry that planning needs."""
+
+    @property
+    def patterns(self) -> Sequence[Pattern]:
+        """Asked by `annotate`."""
+
+    @property
+    def cost_models(self) -> Sequence[CostModel]:
+        """Asked by `estimate`."""
+
+    @property
+    def optimizations(self) -> Sequence[Optimization]:
+        """Asked by `optimize`."""
+
+    @property
+    def placement_policies(self) -> Sequence[PlacementPolicy]:
+        """One of them is asked by `place`."""
+
+    @property
+    def schedulers(self) -> Sequence[Scheduler]:
+        """One of them is asked by `schedule`."""
+
+
+class PluginOverrides:
+    """Plugins with other cost models or optimizations in place of theirs."""
+
+    def __init__(self, plugins: Plugins, **others: Sequence[Any]) -> None:
+        """`others`: by the name of the member what stands in its place."""
+        self._plugins = plugins
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plugins, name)
+
+
+@attrs.frozen
+class Request:
+    """Everything that a plan depends on, beside the program and the plugins.
+
+    Attributes:
+        topology: devices and links.
+        resident: device id by value, for the inputs that already live somewhere.
+        copies: ids of the other devices that hold a copy of an input.
+        exact: whether optimizations are left out that round otherwise than the program does.
+        fetch: values that the client wants at the end.
+        until: the last stage to run.
+        placement_policy, scheduler: names of the ones to use.
+        pins: pairs of a pattern of module paths and a device, for policies that follow them.
+        memory_limits: by device id the bytes that the program may hold there at once.
+        latency_target: seconds in which the program should be done; 0: as soon as possible.
+        stream: which programs of its structure are under way.
+        hints: facts for the stages after `annotate`, beside those of patterns.
+        derived: where the values of a recipe are already, by device id, and their copies.
+        margin: as in `PlacementContext`.
+        rewrite: records substitutions of optimizations; None: they are left out.
+    """
+
+    topology: NetworkTopology
+    resident: Mapping[int, str] = attrs.field(factory=dict)
+    fetch: tuple[int, ...] = ()
+    until: Stage = "schedule"
+    placement_policy: str = "single"
+    scheduler: str = "sequential"
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
+    exact: bool = True
+    pins: tuple[tuple[str, str], ...] = ()
+    memory_limits: Mapping[str, int] = attrs.field(factory=dict)
+    latency_target: float = 0.0
+    stream: Stream = ALONE
+    hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
+    derived: Derived = attrs.field(default=not_derived, eq=False)
+    margin: float = MARGIN
+    rewrite: Rewrite | None = attrs.field(default=None, eq=False, repr=False)
+
+
+def selected(plugins: Plugins, exact: bool) -> tuple[Optimization, ...]:
+    """Return the optimizations that may run: with `exact`, those that round as the program does."""
+    return tuple(o for o in plugins.optimizations if o.exact or not exact)
+
+
+def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str) -> tuple[str, ...]:
+    """Plugins in use that do not say that they tolerate growth, by kind and name: plans hold for fewer sizes with them.
+
+    A policy or a scheduler that is not the chosen one is not in use; `exact` as in `Request`.
+    """
+    used: list[tuple[str, Any]] = [
+        *(("pattern", p) for p in plugins.patterns),
+        *(("cost model", m) for m in plugins.cost_models),
+        *(("optimization", o) for o in selected(plugins, exact)),
+        *(("placement policy", p) for p in plugins.placement_policies if p.name == policy),
+        *(("scheduler", s) for s in plugins.schedulers if s.name == scheduler),
+    ]
+    return tuple(f"{kind} {one.name!r}" for kind, one in used if not one.tolerates_growth)
