@@ -96,6 +96,12 @@ class Request:
     rewrite: Rewrite | None = attrs.field(default=None, eq=False, repr=False)
 
 
+def preferred(offered: Sequence[PlacementPolicy] | Sequence[Scheduler], otherwise: str) -> str:
+    """Return the name of the policy or scheduler with the greatest preference, of equal ones the first by name; else `otherwise`."""
+    ranked = [(-one.preference, one.name) for one in offered if one.preference is not None]
+    return min(ranked)[1] if ranked else otherwise
+
+
 def selected(plugins: Plugins, exact: bool) -> tuple[Optimization, ...]:
     """Return the optimizations that may run: with `exact`, those that round as the program does."""
     return tuple(o for o in plugins.optimizations if o.exact or not exact)

@@ -173,12 +173,11 @@ def _goes_on(step: Callable[[], float]) -> None:
 
 def planning(count: int) -> float:
     """Processor seconds to plan one token of a 70B model on `count` devices of 80 GiB."""
-    from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
     from djinn_client.runtime.plugins import open_plugins
     from djinn_commands.planning.model import captured_model, step_of
     from djinn_core.planning.builtins.cluster import read_cluster
     from djinn_core.planning.pipeline import plan
-    from djinn_core.planning.request import Request
+    from djinn_core.planning.request import Request, preferred
 
     machines = f"count = {count // 10}\ndevices = 10\nmemory_gib = 80\ntflops = 300\ngbs = 2000"
     topology = read_cluster(
@@ -189,7 +188,7 @@ def planning(count: int) -> float:
         step = step_of("decode", 1, 512)
         captured = captured_model(str(Path(folder) / "config.json"), step, "annotate")
     registry = open_plugins()
-    policy, scheduler = preferred_policy(registry.placement_policies), preferred_scheduler(registry.schedulers)
+    policy, scheduler = preferred(registry.placement_policies, "single"), preferred(registry.schedulers, "sequential")
     request = Request(topology, placement_policy=policy, scheduler=scheduler)
     program: Any = captured.graph
     return spent(lambda: plan(program, registry, request, profile=captured.profile))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from djinn_client.runtime.planning.constraints import policy_for, preferred_scheduler
+from djinn_client.runtime.planning.constraints import policy_for
+from djinn_core.planning.request import preferred
 from djinn_core.settings import Settings
 
 
@@ -21,5 +22,5 @@ def test_the_greatest_preference_decides_over_several_devices():
 
 
 def test_schedulers_are_preferred_in_the_same_way():
-    assert preferred_scheduler(offered(sequential=None, quick=1, slow=0)) == "quick"
-    assert preferred_scheduler(offered(sequential=None, other=None)) == "sequential"
+    assert preferred(offered(sequential=None, quick=1, slow=0), "sequential") == "quick"
+    assert preferred(offered(sequential=None, other=None), "sequential") == "sequential"

@@ -8,31 +8,18 @@ import attrs
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.placement_policies import PlacementPolicy
-from djinn_core.hookspecs.schedulers import Scheduler
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.planning.request import preferred
 from djinn_core.settings import Settings
 
 SINGLE = "single"
-IN_ORDER = "sequential"
 
 
 def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: int) -> str:
     """Name of the placement policy: the configured one, or else that of those offered which is preferred for that number of devices."""
     if settings.placement_policy:
         return settings.placement_policy
-    return preferred_policy(offered) if devices > 1 else SINGLE
-
-
-def preferred_policy(offered: Sequence[PlacementPolicy]) -> str:
-    """Name of the policy for several devices where none is named; the built-in one where none offers itself."""
-    ranked = [(-policy.preference, policy.name) for policy in offered if policy.preference is not None]
-    return min(ranked)[1] if ranked else SINGLE
-
-
-def preferred_scheduler(offered: Sequence[Scheduler]) -> str:
-    """Name of the scheduler for several devices where none is named; the built-in one where none offers itself."""
-    ranked = [(-made.preference, made.name) for made in offered if made.preference is not None]
-    return min(ranked)[1] if ranked else IN_ORDER
+    return preferred(offered, SINGLE) if devices > 1 else SINGLE
 
 
 @attrs.frozen

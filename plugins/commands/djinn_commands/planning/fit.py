@@ -18,13 +18,12 @@ from djinn.errors import ConfigurationError, DoesNotFit
 from djinn.planning import DeviceCapabilities, NetworkTopology
 from djinn_client.interception.recording.substitute import rewrite
 from djinn_client.runtime.connecting.servers import ask_named
-from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
 from djinn_client.runtime.planning.run_pipeline import capabilities_of
 from djinn_client.runtime.plugins import open_plugins
 from djinn_commands.planning.model import BuiltModel, Step, built_model
 from djinn_commands.planning.peak import Peak, peak_of
 from djinn_core.planning.pipeline import plan as run_stages
-from djinn_core.planning.request import Request
+from djinn_core.planning.request import Request, preferred
 from djinn_core.planning.stages.placement_fit import bytes_held
 from djinn_core.planning.stages.simulate import simulated
 from djinn_core.registry.registry import Registry
@@ -222,8 +221,8 @@ class Fit:
         roomy = tuple(_less_allowance(device) for device in devices)
         request = Request(
             NetworkTopology(roomy),
-            placement_policy=self.policy or preferred_policy(self.registry.placement_policies),
-            scheduler=self.scheduler or preferred_scheduler(self.registry.schedulers),
+            placement_policy=self.policy or preferred(self.registry.placement_policies, "single"),
+            scheduler=self.scheduler or preferred(self.registry.schedulers, "sequential"),
             rewrite=rewrite,
         )
         held: dict[str, int] = {}

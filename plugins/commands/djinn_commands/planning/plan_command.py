@@ -108,36 +108,18 @@ def _planned(
         ConfigurationError: there is no such policy or scheduler.
         InvalidStage: the cluster cannot run the model; the message has the figures.
     """
-    from djinn.planning import DataResidency
     from djinn_client.interception.recording.substitute import rewrite
-    from djinn_client.runtime.planning.constraints import preferred_policy, preferred_scheduler
-    from djinn_client.runtime.plugins import open_plugins
     from djinn_commands.planning.forecast import forecast
-    from djinn_core.planning.pipeline import plan as run_stages
-    from djinn_core.planning.request import Request
+    from djinn_core.planning.cluster_plan import plan_for_cluster
     from djinn_core.planning.stages.placement_fit import bytes_held
-    from djinn_core.planning.stages.simulate import simulated
 
-    registry = open_plugins()
-    request = Request(
-        topology,
-        placement_policy=policy or preferred_policy(registry.placement_policies),
-        scheduler=scheduler or preferred_scheduler(registry.schedulers),
-        rewrite=rewrite,
+    graph: Any = captured.graph  # it was captured from a program
+    made = plan_for_cluster(
+        graph, topology, policy=policy, scheduler=scheduler, profile=captured.profile, rewrite=rewrite
     )
-    program: Any = captured.graph  # it was captured from one
-    first = run_stages(program, registry, request, profile=captured.profile)
-    graph, profile = first.graph, first.profile  # of what optimizations may have put in the place of the program
-    homes = first.placement.values if first.placement else {}
-    coming = {v for v in graph.inputs if profile is not None and profile.residency.get(v) is DataResidency.INPUT}
-    resident = {v: homes[v] for v in graph.inputs if v not in coming}
-    copies = {v: c for v, c in (first.placement.copies if first.placement else {}).items() if v in resident}
-    warm = attrs.evolve(request, resident=resident, copies=copies)
-    program = graph
-    again = run_stages(program, registry, warm, profile=profile, known_plan=first.plan)
-    line = simulated(again, resident=resident, copies=copies)
-    told = forecast(again, line, simulated(first), bytes_held(again, resident, copies))
-    return attrs.evolve(again, seconds=first.seconds), told
+    held = bytes_held(made.result, made.resident, made.copies)
+    told = forecast(made.result, made.timeline, made.first_timeline, held)
+    return attrs.evolve(made.result, seconds=made.first.seconds), told
 
 
 def _described(result: PipelineResult, told: Forecast, step: Step) -> dict[str, Any]:
