@@ -11,22 +11,17 @@ import attrs
 from djinn_core.errors import DoesNotFit
 from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.hookspecs.optimizations import Optimization
-from djinn_core.hookspecs.placement_policies import PlacementContext
-from djinn_core.hookspecs.schedulers import SchedulingContext
-from djinn_core.ir.costs import Costs, DeviceCapabilities, NetworkTopology
+from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
 from djinn_core.logs import get_logger
 from djinn_core.planning.builtins.costs import Roofline
-from djinn_core.planning.builtins.placement import SingleDevice
-from djinn_core.planning.builtins.scheduling import Sequential
 from djinn_core.planning.cached_plans import planned
+from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import PluginOverrides, Plugins, Request
 from djinn_core.planning.stages.analysis_cache import AnalysisCache
-from djinn_core.planning.stages.annotate import annotate
-from djinn_core.planning.stages.place import place
-from djinn_core.planning.stages.schedule import build_schedule
 from djinn_core.registry.registry import Registry
 
 _log = get_logger("djinn.pipeline")
@@ -124,21 +119,14 @@ class Scheduler:
 
     def _cost_aware(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         result = planned(graph, self._plugins, self._request, self._cache, optimization_plan)
-        if result.schedule is None:  # cannot be: the request goes as far as the schedule
-            raise AssertionError
         self._count(*(("misses", "cost_aware") if result.seconds else ("hits",)))
-        return result.schedule
+        return _scheduled(result)
 
     def _basic(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
-        chosen = optimization_plan or _everything(graph)
-        where = PlacementContext(graph, annotate(graph, ()), chosen, Costs({}), self.network_topology, {})
-        single = SingleDevice()
-        placement = place(where, single, single)
-        context = SchedulingContext(graph.program, graph, chosen, placement, Costs({}), self.network_topology)
-        return build_schedule(context, Sequential())
+        return _scheduled(plan(graph, Registry(), Request(self.network_topology), known_plan=optimization_plan))
 
     def _minimal(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
-        chosen = optimization_plan or _everything(graph)
+        chosen = optimization_plan or OptimizationPlan(tuple(node.id for node in graph.nodes))
         device = next((d.id for d in self.network_topology.devices), _ALONE.devices[0].id)
         return ExecutionSchedule(
             program=graph.program,
@@ -151,5 +139,7 @@ class Scheduler:
         )
 
 
-def _everything(graph: ProgramGraph) -> OptimizationPlan:
-    return OptimizationPlan(tuple(node.id for node in graph.nodes))
+def _scheduled(result: PipelineResult) -> ExecutionSchedule:
+    if result.schedule is None:
+        raise AssertionError("requests go as far as the schedule")
+    return result.schedule
