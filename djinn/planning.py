@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from djinn_client.interception.recording.substitute import group
     from djinn_client.runtime.client import last_profile
     from djinn_core.ir.arguments import arguments, slot_positions
-    from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX, query_shape
+    from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
     from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
     from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
-    from djinn_core.ir.dataflow import COPIES, ancestors, chain, is_view, origin, users
+    from djinn_core.ir.dataflow import COPIES, ancestors, chain, is_view, origin, query_shape, users
     from djinn_core.ir.fx_graph import fx_graph
     from djinn_core.ir.graph import Edge, Graph, Node
     from djinn_core.ir.handles import RANDOM_STATE, storage_of
@@ -176,10 +176,10 @@ _PLACES = {
     "djinn_profiler.captured": "execute",
     "djinn_client.runtime.client": "last_profile",
     "djinn_core.ir.arguments": "arguments slot_positions",
-    "djinn_core.ir.attention": "FUSED_ATTENTION SOFTMAX query_shape",
+    "djinn_core.ir.attention": "FUSED_ATTENTION SOFTMAX",
     "djinn_core.ir.colocation": "Colocation homes_of_values resident_blocks storage_sizes together",
     "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
-    "djinn_core.ir.dataflow": "COPIES ancestors chain is_view origin users",
+    "djinn_core.ir.dataflow": "COPIES ancestors chain is_view origin query_shape users",
     "djinn_core.ir.fx_graph": "fx_graph",
     "djinn_core.ir.graph": "Edge Graph Node",
     "djinn_core.ir.handles": "RANDOM_STATE storage_of",

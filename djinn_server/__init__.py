@@ -18,7 +18,8 @@ In the order in which a client's program passes through:
 - `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.
 - `launch`: how executors are started, and the pipe protocol with their parent. `builtins`: built-in plugins of servers. `cli`: `djinn serve` and `djinn token`.
 - `malformed`: what a message must not say. `system`: what servers ask of the operating system.
-- `events`, `executor_metrics`, `session_metrics`, `session_overview`, `usage_metrics`: what is told of all this.
+- `events`, `executor_metrics`, `session_metrics`, `session_overview`, `usage_metrics`: what is told of all this. `request_times`: latency of
+  requests and tokens. `histogram`: of durations.
 """
 
 import djinn_core

@@ -332,7 +332,8 @@ class Executor:
         tokens = self._roster.tokens()
         holdings = self._context.usage.holdings()
         figures = metered(self._context, self._tenancy.store, self._leases, holdings)
-        return Sessions(number, self._device.info(), self._roster.statuses(holdings), figures, tokens)
+        models = tuple([times.figures(name) for name, times in self._context.usage.models().items()])
+        return Sessions(number, self._device.info(), self._roster.statuses(holdings), figures, tokens, models)
 
     def evict(self, tokens: Collection[str]) -> None:
         """End the sessions of clients that were admitted with one of these tokens (their ids)."""

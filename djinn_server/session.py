@@ -89,6 +89,7 @@ from djinn_server.recovery.snapshot_format import (
 )
 from djinn_server.recovery.state_migration import hand_out, restored, take_in
 from djinn_server.recovery.transfer_log import PastTransfers, PoolCounts
+from djinn_server.request_times import ModelTimes, RequestTimes
 from djinn_server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft
 from djinn_server.running.fair_share import Steps
@@ -156,6 +157,7 @@ class ExecutorSession:
         self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, moved)
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
+        self._requests = RequestTimes()
         self._ahead = self._runs_ahead(context.ahead_bytes)
         self._observed = context.events.wants("completed")
         self._usage.enter(self)
@@ -334,7 +336,9 @@ class ExecutorSession:
         if taken is None:
             return None
         known = [value for _, value in self._templates.everything()]
-        templates = tuple(KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs)) for k in known)
+        templates = tuple(
+            KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs), k.workload) for k in known
+        )
         counts, transfers = self.exchange.state()
         settings = self._numeric_settings
         snapshot = Snapshot(
@@ -374,6 +378,7 @@ class ExecutorSession:
         for one in snapshot.templates:
             known = self._bound(self._compile(one.template), one.digest)  # not shared: a client says what its digest is
             begin(known, one.slots, one.inputs)
+            known.workload = one.workload
             self._templates.put(one.digest, known, len(one.template.code))
         if snapshot.promised:
             digests, sizes = zip(*snapshot.promised, strict=True)
@@ -433,6 +438,8 @@ class ExecutorSession:
         if known is not None:
             self._notes.ran(known.digest, known.inputs, work.outputs, took)
         self._usage.completed(timing, known.template.count if known else 0, run.failures, responses.body)
+        workload = known.workload if known is not None else None
+        self._requests.ran(workload, started, done, answers=bool(responses.body))
         if run.layout_mismatches:
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
@@ -571,6 +578,7 @@ class ExecutorSession:
             compiled = shared.keep(digest, self._compile(template))
         known = self._bound(compiled, digest)
         begin(known, *((first.slots, unpack_handles(first.inputs)) if first is not None else ((), ())))
+        known.workload = first.workload if first is not None else None
         self._templates.put(digest, known, len(template.code))
         return known
 
@@ -795,7 +803,12 @@ class ExecutorSession:
         idle = self._idle.figures()
         aside = idle.get("idle_host", 0), idle.get("idle_disk", 0)
         shared = holdings.shared(self)
-        return attrs.evolve(self._notes.overview(), shared=shared, submissions=self.submissions, aside=aside)
+        notes, serving = self._notes.overview(), self._requests.figures()
+        return attrs.evolve(notes, shared=shared, submissions=self.submissions, aside=aside, serving=serving)
+
+    def served(self) -> Mapping[str, ModelTimes]:
+        """As `MeteredSession.served`."""
+        return self._requests.by_model
 
     def stop(self) -> None:
         """As `ServedSession.stop`."""
@@ -803,6 +816,7 @@ class ExecutorSession:
 
     def close(self) -> None:
         """Free everything."""
+        self._requests.close()
         self._usage.leave(self)
         self.exchange.close()
         with self._turn:

@@ -7,6 +7,8 @@ from typing import Final, Protocol
 
 import attrs
 
+from djinn_server.request_times import ModelTimes
+
 # Every session has these.
 EVERY_SESSION: Final = ("templates", "template_instructions", "poisoned_values", "peer_pending_bytes", "idle_bytes")
 
@@ -69,3 +71,6 @@ class MeteredSession(Protocol):
 
     def measured(self) -> SessionGauges:
         """Present figures."""
+
+    def served(self) -> Mapping[str, ModelTimes]:
+        """Durations of its requests by model."""

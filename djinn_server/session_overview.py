@@ -14,7 +14,7 @@ import attrs
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import ExecutionPhase
 from djinn_core.system.lru import LruCache
-from djinn_core.wire.messages import ValueHints
+from djinn_core.wire.messages import ServingFigures, ValueHints
 from djinn_server.running.values import ValueTable
 
 HINTS_LIMIT: Final = 256  # templates
@@ -46,6 +46,7 @@ class SessionOverview:
         decisions: what its latest plans decided, and why, in the client's words.
         shared: bytes of its values that other sessions have as well.
         submissions: that it was sent. aside: bytes that are in host memory and on disk because it is idle.
+        serving: its requests.
     """
 
     phase: str = ""
@@ -56,6 +57,7 @@ class SessionOverview:
     shared: int = 0
     submissions: int = 0
     aside: tuple[int, int] = (0, 0)
+    serving: ServingFigures = attrs.field(factory=ServingFigures)
 
 
 class SessionNotes:

@@ -74,6 +74,7 @@ class SessionEntry:
             link.bandwidth,
             *overview.aside,
             overview.shared,
+            overview.serving,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import threading
 import time
@@ -21,15 +20,15 @@ from djinn_core.wire.executor_reports import Distribution, ExecutorMetrics, Labe
 from djinn_core.wire.frames import Buffer
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Timing
+from djinn_server.histogram import Histogram
 from djinn_server.rate_limit import Buckets
+from djinn_server.request_times import NAMES, ModelTimes, include_models, together
 from djinn_server.session_metrics import EVERY_SESSION, MeteredSession, SessionGauges
 from djinn_server.usage_quota import UsageQuota
 
 if TYPE_CHECKING:
     import psutil
 
-# Upper bounds in seconds: a decode step, an ordinary submission, a long one.
-BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # Labels of failures by the names of their errors, of which there are any number.
 _CAUSES: Final = MappingProxyType({
     "OutOfMemoryError": "memory",
@@ -41,24 +40,6 @@ _CAUSES: Final = MappingProxyType({
 _OTHER: Final = "other"
 ANSWERED_LIMIT: Final = 1024  # submissions that are counted together
 _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
-
-
-class Histogram:
-    """A histogram of durations."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS) + 1)
-        self._sum = 0.0
-
-    def add(self, durations: Iterable[float]) -> None:
-        """Count these durations, in seconds."""
-        for seconds in durations:
-            self._counts[bisect.bisect_left(BOUNDS, seconds)] += 1
-            self._sum += seconds
-
-    def distribution(self) -> Distribution:
-        """The distribution of the durations seen so far."""
-        return Distribution(BOUNDS, tuple(self._counts), self._sum)
 
 
 @attrs.frozen
@@ -111,6 +92,7 @@ class UsageMetrics:
         self._queued, self._executed = Histogram(), Histogram()
         self._answered: deque[tuple[Timing, int, tuple[int, ...]]] = deque()  # and not counted yet
         self._requests = Buckets()
+        self._served: dict[str, ModelTimes] = {}  # by model, of sessions that have ended
         self._process: psutil.Process | None = None
         self.account = UsageQuota()
 
@@ -182,6 +164,12 @@ class UsageMetrics:
             self._holders.discard(holder)
             self._totals["sessions_ended"] += 1
             _add(self._totals, holder.counted())
+            include_models(self._served, holder.served())
+
+    def models(self) -> dict[str, ModelTimes]:
+        """Durations of requests by model, of all sessions and those that have ended."""
+        with self._lock:
+            return together([self._served, *[holder.served() for holder in self._holders]])
 
     def check(self) -> None:
         """Check that the tenant is within its quota.
@@ -246,11 +234,13 @@ class UsageMetrics:
             counters = totals | {"cpu_seconds": time.process_time()} | _times(self._seconds)
             labelled = {("messages", kind): n for kind, n in self._messages.items()}
             labelled.update(self._labelled.items())
-            distributions = {
-                "queue_duration_seconds": self._queued.distribution(),
-                "run_duration_seconds": self._executed.distribution(),
+            distributions: dict[str, tuple[Distribution, ...]] = {
+                "queue_duration_seconds": (self._queued.distribution(),),
+                "run_duration_seconds": (self._executed.distribution(),),
             }
             holders = tuple(self._holders)
+        served = [times.distributions(model) for model, times in self.models().items()]
+        distributions |= {name: tuple([one[name] for one in served]) for name in NAMES}
         measured = [holder.measured() for holder in holders]
         amounts: dict[str, float] = dict.fromkeys(EVERY_SESSION, 0)
         amounts |= {"values": values, "memory_bytes": memory, "threads": threading.active_count()}

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from djinn_core.ir.flow import COPIES, is_view
 from djinn_core.ir.graph import Graph, Node
 
+_SWAPS = frozenset({"permute", "swapaxes", "transpose"})
+_SCALED = frozenset({*COPIES, "div", "mul"})
+
 __all__ = ["COPIES", "ancestors", "chain", "is_view", "origin", "users"]
 
 _SCALINGS = frozenset({"div", "mul"})
@@ -68,3 +71,21 @@ def users(graph: Graph, value: int, through: frozenset[str] = COPIES, limit: int
             fresh = [v for v in node.outputs if v not in seen]
             seen.update(fresh)
             queue.extend(fresh)
+
+
+def query_shape(graph: Graph, query: int) -> tuple[int, ...]:
+    """Shape (batch, heads, queries, width) of a query operand before it was folded for a matrix product.
+
+    Products fold batch and heads into one dimension, and, where query heads share key heads, heads and queries. The shape
+    is that of the last value with four dimensions before heads and queries were swapped into place; where there is none,
+    the operand's own.
+    """
+    shape = graph.meta(query).shape
+    for value in chain(graph, query, _SCALED):
+        candidate = graph.meta(value).shape
+        if len(candidate) == 4 and candidate[-1] == shape[-1]:
+            shape = candidate
+        maker = graph.producer(value)
+        if maker is not None and maker.operation in _SWAPS:
+            break
+    return shape

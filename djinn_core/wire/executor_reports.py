@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from djinn_core.wire.message_base import Count
-from djinn_core.wire.messages import DeviceInfo, SessionStatus
+from djinn_core.wire.messages import DeviceInfo, ServingFigures, SessionStatus
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -18,11 +18,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Histogram: counts of durations by upper bound in seconds (`bounds`, and one bucket above the last), and their sum."""
+    """Histogram: counts of durations by upper bound in seconds (`bounds`, and one bucket above the last), their sum, labels of its own."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
+    labels: tuple[str, ...] = ()
 
 
 class LabelledValue(msgspec.Struct, frozen=True):
@@ -38,14 +39,18 @@ class ExecutorMetrics(msgspec.Struct, frozen=True):
     counters: dict[str, float] = {}
     gauges: dict[str, float] = {}
     labelled: dict[str, tuple[LabelledValue, ...]] = {}
-    distributions: dict[str, Distribution] = {}
+    distributions: dict[str, tuple[Distribution, ...]] = {}
 
 
 class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
-    """Reply to the order `ReportSessions`: the sessions that run. `tokens` are the ids of the tokens with which they were opened."""
+    """Reply to the order `ReportSessions`: the sessions that run, and requests by model.
+
+    `tokens` are the ids of the tokens with which sessions were opened.
+    """
 
     number: Count
     device: DeviceInfo
     sessions: tuple[SessionStatus, ...]
     metered: ExecutorMetrics = ExecutorMetrics()
     tokens: tuple[str, ...] = ()
+    models: tuple[ServingFigures, ...] = ()

@@ -224,15 +224,27 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     dtype: Identifier
 
 
+class Workload(msgspec.Struct, frozen=True, array_like=True):
+    """What a template belongs to, for figures of serving; nothing is decided by it.
+
+    `model` is the class of the outermost module that issued its ops. `queries` is the largest number of queries of its attention, 0
+    without attention: 1 is a decode step, more may be a prefill.
+    """
+
+    model: Name = ""
+    queries: Count = 0
+
+
 class InitialBindings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bindings of a template's first run, which later runs change: all slots, and handles for all inputs.
 
-    `written` are the values that the program writes to: if it is rejected, they become poison.
+    `written` are the values that the program writes to: if it is rejected, they become poison. `workload` is what the template belongs to.
     """
 
     slots: tuple[Slot, ...]
     inputs: Handles
     written: Handles = ()
+    workload: Workload | None = msgspec.field(default=None, name="w")
 
 
 class Submit(Message, frozen=True):
@@ -411,13 +423,35 @@ class StatusRequest(Message, frozen=True):
     token: Secret
 
 
+class Latency(msgspec.Struct, frozen=True):
+    """Percentiles of the latest durations, in seconds; 0 without any."""
+
+    p50: Seconds = 0.0
+    p99: Seconds = 0.0
+
+
+class ServingFigures(msgspec.Struct, frozen=True):
+    """Requests of a session or of a model, as `djinn_server.request_times` defines them.
+
+    `requests` and `tokens` are counts. `answer`, `first_token` and `token` are durations of answers outside of generations, of the first
+    token of a generation, and of each later one.
+    """
+
+    model: Name = ""
+    requests: Count = 0
+    tokens: Count = 0
+    answer: Latency = Latency()
+    first_token: Latency = Latency()
+    token: Latency = Latency()
+
+
 class SessionStatus(msgspec.Struct, frozen=True):
     """One session: memory in bytes, age in seconds.
 
     `phase` is that of its last program, `steps` counts decode or training steps, `seconds` is its time on the device, `kinds` has bytes by
     kind of value, `decisions` what its latest plans decided. `latency` (seconds there and back) and `bandwidth` (bytes a second to the
     client, the most that was seen) are those of its connection; 0 where they are unknown. `host` and `disk` are bytes of an idle one
-    in the host's memory and on disk, `shared` those of its memory that other sessions have as well.
+    in the host's memory and on disk, `shared` those of its memory that other sessions have as well. `serving` are its requests.
     """
 
     session: Name
@@ -436,13 +470,15 @@ class SessionStatus(msgspec.Struct, frozen=True):
     host: Count = 0
     disk: Count = 0
     shared: Count = 0
+    serving: ServingFigures = ServingFigures()
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
     """One executor process. `load`: share of the last seconds in which it ran programs, and one for each session that is to begin.
 
     `figures` are metrics of it under their names in `/metrics`, without what all have in common; `tenant` is whose sessions it runs, empty
-    for an executor in reserve.
+    for an executor in reserve. `models` are the requests by model, `queue` the number of submissions by the longest time in seconds
+    that they waited for the device, as text.
     """
 
     device: DeviceInfo
@@ -453,6 +489,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     tenant: Name = ""
     restarts: Count = 0
     figures: dict[Name, float] = {}
+    models: tuple[ServingFigures, ...] = ()
+    queue: dict[Name, Count] = {}
 
 
 class EventStatus(msgspec.Struct, frozen=True):

@@ -145,6 +145,9 @@ GAUGES: Final = (
 DISTRIBUTIONS: Final = (
     ExecutorFamily("queue_duration_seconds", "How long submissions waited for the device"),
     ExecutorFamily("run_duration_seconds", "How long submissions ran"),
+    ExecutorFamily("request_duration_seconds", "From a submission to its answer, outside of generations", ("model",)),
+    ExecutorFamily("first_token_seconds", "From the prefill of a generation to its first token", ("model",)),
+    ExecutorFamily("token_seconds", "Time per token of a generation, without the first one", ("model",)),
 )
 
 
@@ -298,10 +301,11 @@ class _Collector:
                     family.add_metric(of, value)
             yield family
         for one in DISTRIBUTIONS:
-            family = self._families.HistogramMetricFamily(f"djinn_executor_{one.name}", one.text, labels=_LABELS)
+            labels = (*_LABELS, *one.labels)
+            family = self._families.HistogramMetricFamily(f"djinn_executor_{one.name}", one.text, labels=labels)
             for own, metered in known:
-                if (seen := metered.distributions.get(one.name)) is not None:
-                    family.add_metric(own, _buckets(seen), seen.total)
+                for seen in metered.distributions.get(one.name, ()):
+                    family.add_metric((*own, *seen.labels), _buckets(seen), seen.total)
             yield family
 
     def _each(self, name: str, text: str, rows: list[_ExecutorRow], value: Callable[[_ExecutorRow], float]) -> Any:

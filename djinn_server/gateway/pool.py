@@ -15,7 +15,7 @@ from djinn_core.hookspecs.assignment_policies import AssignmentRefusal, Assignme
 from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.logs import get_logger
 from djinn_core.protocol.backoff import Backoff
-from djinn_core.wire.executor_reports import Sessions
+from djinn_core.wire.executor_reports import Distribution, Sessions
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.assignment import Assigner, LoadMeter
@@ -97,6 +97,8 @@ class SupervisedExecutor:
                     busy,
                     restarts=self._restarts,
                     figures=shown,
+                    models=report.models,
+                    queue=_queue(report),
                 )
             except StartupError as error:
                 _log.warning("an executor does not report", process=process.process_id, error=str(error))
@@ -208,6 +210,12 @@ class SupervisedExecutor:
             self._events.tell("executor_restarted", device=self._device_id, process=self._process.process_id)
             return True
         return False
+
+
+def _queue(report: Sessions) -> dict[str, int]:
+    """Submissions by the upper bound of the time that they waited for the device."""
+    (seen,) = report.metered.distributions.get("queue_duration_seconds", (Distribution((), (0,), 0.0),))
+    return dict(zip((*map(str, seen.bounds), "+Inf"), seen.counts, strict=True))
 
 
 def _figures(report: Sessions) -> Iterator[tuple[str, float]]:

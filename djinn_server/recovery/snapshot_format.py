@@ -13,7 +13,7 @@ from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.protocol.delivery.record_log import LazyBuffers
 from djinn_core.wire.binding_delta import Slot
 from djinn_core.wire.frames import Buffer
-from djinn_core.wire.messages import Template
+from djinn_core.wire.messages import Template, Workload
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import Item
 from djinn_core.wire.timing_messages import TimingsRequest
@@ -32,6 +32,7 @@ class KnownTemplate(msgspec.Struct, frozen=True):
     template: Template
     slots: tuple[Slot, ...]
     inputs: tuple[int, ...]
+    workload: Workload | None = None
 
 
 class StoredValue(msgspec.Struct, frozen=True):

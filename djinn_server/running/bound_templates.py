@@ -10,7 +10,7 @@ import attrs
 
 from djinn_core.errors import ProtocolError
 from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
-from djinn_core.wire.messages import Submit
+from djinn_core.wire.messages import Submit, Workload
 from djinn_core.wire.templates import TemplateCache
 from djinn_server.batching.batch import BatchedTemplate
 from djinn_server.batching.products import Draws
@@ -47,7 +47,7 @@ class BoundTemplate:
 
     `hot`: its record on the device, where hot templates are compiled. `batched`: likewise, where it may run in batches.
     `runs_ahead`: number of its first instructions that may run before its submission comes, unless they draw random numbers, which
-    `draws` tells; None: not known yet.
+    `draws` tells; None: not known yet. `workload`: what it belongs to, if its client has told.
     """
 
     template: CompiledTemplate
@@ -58,6 +58,7 @@ class BoundTemplate:
     batched: BatchedTemplate | None = None
     runs_ahead: int | None = None
     draws: Draws | None = None
+    workload: Workload | None = None
     _aliases: InputAliases | None = None
 
     def input_aliases(self, own: Container[str]) -> InputAliases:

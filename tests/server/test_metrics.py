@@ -458,6 +458,7 @@ def test_labels_have_few_values(worked):
                 labels.setdefault(label, set()).add(value)
     assert labels.keys() == {
         "executor", "device", "tenant", "type", "le", "reason", "policy", "cause", "level", "phase", "kind", "version",
+        "model",
     }  # fmt: skip
     assert labels["kind"] == {"weights", "caches", "activations", "states"}
     assert labels["level"] == {"none", "warning", "critical"}

@@ -12,7 +12,7 @@ from djinn_client.runtime.sending.template import PreparedTemplate
 from djinn_core.ir.program import Call, Program
 from djinn_core.ir.slot_arrays import Kinds, Words, decoded_slots, slot_arrays
 from djinn_core.wire.binding_delta import InputChanges, SlotChanges, pack_handles, pack_inputs, pack_slots
-from djinn_core.wire.messages import Claim, Completed, InitialBindings
+from djinn_core.wire.messages import Claim, Completed, InitialBindings, Workload
 from djinn_core.wire.tensors import dtype_name
 
 
@@ -30,11 +30,11 @@ class Bound(msgspec.Struct, frozen=True):
     values: Words
     written: tuple[int, ...]
 
-    def as_first(self) -> InitialBindings:
+    def as_first(self, workload: Workload | None) -> InitialBindings:
         """All bindings, for an executor that has not run the template before."""
         written = [int(self.values[i]) for i in self.written]
         return InitialBindings(
-            decoded_slots(self.bits, self.kinds), pack_handles(self.inputs.tolist()), pack_handles(written)
+            decoded_slots(self.bits, self.kinds), pack_handles(self.inputs.tolist()), pack_handles(written), workload
         )
 
     def input_changes(self, before: Bound) -> InputChanges:

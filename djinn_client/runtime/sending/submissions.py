@@ -19,6 +19,7 @@ from djinn_client.runtime.planning.planner import Planner
 from djinn_client.runtime.receiving.replies import Replies
 from djinn_client.runtime.sending.binding import Bound, PendingSubmission, bind, open_claims
 from djinn_client.runtime.sending.template import PreparedTemplate, dying_inputs
+from djinn_client.runtime.sending.workload import workload_of
 from djinn_client.runtime.stats import Stats
 from djinn_core.errors import ProtocolError, UnsupportedOperation
 from djinn_core.hookspecs.transports import Buffer, Frame
@@ -311,7 +312,7 @@ class Submissions:
                 outputs = pack_handles(bound.values[prepared.outputs].tolist())
             if (before := self._known.bound.replace(digest, bound)) is None:
                 self._known.send_anew(prepared, bound)
-                first, template = bound.as_first(), prepared.template
+                first, template = bound.as_first(workload_of(submission.program)), prepared.template
             else:
                 self._stats.templates_reused += 1
                 slot_changes, input_changes = bound.slot_changes(before), bound.input_changes(before)
@@ -342,4 +343,8 @@ class Submissions:
         pending = self._replies.pending.get(needed.sequence)
         if pending is None or pending.prepared is None or pending.bound is None:
             raise ProtocolError(f"the executor asks for the template of submission {needed.sequence}, which has none")
-        self._link.send(Frame(encode(TemplateReply(pending.prepared.template, pending.bound.as_first()))))
+        self._link.send(
+            Frame(
+                encode(TemplateReply(pending.prepared.template, pending.bound.as_first(workload_of(pending.program))))
+            )
+        )

@@ -1,0 +1,40 @@
+"""Histogram of durations, with the bounds of all histograms in `/metrics`."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from typing import Final
+
+from djinn_core.wire.executor_reports import Distribution
+
+# Upper bounds in seconds: a decode step, an ordinary submission, a long one.
+BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Histogram:
+    """A histogram of durations."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._sum = 0.0
+
+    def add(self, durations: Iterable[float]) -> None:
+        """Count these durations, in seconds."""
+        for seconds in durations:
+            self._counts[bisect.bisect_left(BOUNDS, seconds)] += 1
+            self._sum += seconds
+
+    def include(self, other: Histogram) -> None:
+        """Count all durations of another histogram, too."""
+        self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
+
+    @property
+    def count(self) -> int:
+        """Number of durations."""
+        return sum(self._counts)
+
+    def distribution(self, *labels: str) -> Distribution:
+        """The distribution of the durations seen so far."""
+        return Distribution(BOUNDS, tuple(self._counts), self._sum, labels)

@@ -1,0 +1,220 @@
+"""Latency of the requests of a session: time to first token, time per token, time to an answer.
+
+A server sees submissions, not requests. It counts these:
+
+- An answer is a submission whose reply carries a tensor: the client waits for it.
+- A generation is a prefill that a decode step follows. A decode step has attention with one query, a prefill attention with more.
+- The first answer of a generation has its first token. Each later answer has one token for each decode step since the answer before. A batch
+  of several sequences counts once.
+- A request is a generation, or an answer outside of generations.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from djinn_core.wire.executor_reports import Distribution
+from djinn_core.wire.messages import Latency, ServingFigures, Workload
+from djinn_server.histogram import Histogram
+
+RECENT: Final = 512  # durations of which the percentiles are shown
+MODELS_LIMIT: Final = 32  # of which the figures are kept apart
+OTHER_MODELS: Final = "other"
+NAMES: Final = ("request_duration_seconds", "first_token_seconds", "token_seconds")
+ANSWERS_LIMIT: Final = 16  # after a prefill without a decode step
+
+
+@attrs.define(eq=False)
+class _Durations:
+    """Durations of one kind: all in a histogram, and the latest."""
+
+    histogram: Histogram = attrs.field(factory=Histogram)
+    recent: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        self.histogram.add([seconds] * times)
+        self.recent.append(seconds)
+
+    def include(self, other: _Durations) -> None:
+        self.histogram.include(other.histogram)
+        self.recent.extend(list(other.recent))
+
+    def latency(self) -> Latency:
+        ordered = sorted(list(self.recent))  # noqa: C414 - the session's thread may append meanwhile
+        if not ordered:
+            return Latency()
+        return Latency(ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)])
+
+
+@attrs.define(eq=False)
+class ModelTimes:
+    """Durations of the requests of one model.
+
+    Attributes:
+        requests: number of requests, generations included.
+        answers: from the arrival of a submission to its answer, outside of generations.
+        first_tokens: from the arrival of the first prefill submission to the first answer.
+        tokens: between two answers of a generation, divided by the tokens.
+    """
+
+    requests: int = 0
+    answers: _Durations = attrs.field(factory=_Durations)
+    first_tokens: _Durations = attrs.field(factory=_Durations)
+    tokens: _Durations = attrs.field(factory=_Durations)
+
+    def add_answer(self, seconds: float) -> None:
+        """Count an answer outside of generations."""
+        self.requests += 1
+        self.answers.add(seconds)
+
+    def add_first_token(self, seconds: float) -> None:
+        """Count a generation."""
+        self.requests += 1
+        self.first_tokens.add(seconds)
+
+    def include(self, other: ModelTimes) -> None:
+        """Add the durations of another."""
+        self.requests += other.requests
+        for mine, its in zip(self._all(), other._all(), strict=True):
+            mine.include(its)
+
+    def figures(self, model: str) -> ServingFigures:
+        """The counts and percentiles as of now."""
+        generated = self.tokens.histogram.count + self.first_tokens.histogram.count
+        return ServingFigures(model, self.requests, generated, *[one.latency() for one in self._all()])
+
+    def distributions(self, model: str) -> Mapping[str, Distribution]:
+        """The histograms under their names in `/metrics`."""
+        return {name: one.histogram.distribution(model) for name, one in zip(NAMES, self._all(), strict=True)}
+
+    def _all(self) -> tuple[_Durations, _Durations, _Durations]:
+        return self.answers, self.first_tokens, self.tokens
+
+
+@attrs.define(eq=False)
+class _Prefill:
+    """A prefill that may begin a generation.
+
+    Attributes:
+        arrived: when its first submission came.
+        times: those of its model.
+        answers: arrival and end of the answers since then.
+        decodes: True once a decode step has followed it.
+    """
+
+    arrived: float
+    times: ModelTimes
+    answers: list[tuple[float, float]] = attrs.field(factory=list)
+    decodes: bool = False
+
+
+@attrs.define(eq=False)
+class _Generation:
+    """A generation that has its first token: the moment of its latest answer, and its decode steps since then."""
+
+    times: ModelTimes
+    last: float
+    steps: int = 0
+
+
+class RequestTimes:
+    """The durations of a session's requests by model. Only the session's thread adds to them.
+
+    Attributes:
+        by_model: the durations.
+        model: the model that ran last, as its client names it.
+    """
+
+    def __init__(self) -> None:
+        self.by_model: dict[str, ModelTimes] = {}
+        self.model = ""
+        self._prefill: _Prefill | None = None
+        self._generation: _Generation | None = None
+
+    def ran(self, workload: Workload | None, arrived: float, done: float, *, answers: bool) -> None:
+        """A submission ran. `workload`: what its template belongs to. `answers`: the reply carries a tensor."""
+        if workload is not None:
+            self.model = workload.model or self.model
+            if workload.queries == 1:
+                self._decode(arrived)
+            else:
+                self._begin(arrived if workload.queries else None)
+        if answers:
+            self._answer(arrived, done)
+
+    def close(self) -> None:
+        """The session ends: count what waits for a decode step."""
+        self._begin(None)
+
+    def _begin(self, prefill: float | None) -> None:
+        """End the generation. A prefill that arrived then may begin another one; None: nothing does."""
+        self._generation = None
+        if self._prefill is not None:
+            if prefill is not None and not self._prefill.answers:
+                return  # a prompt in pieces
+            for arrived, done in self._prefill.answers:
+                self._prefill.times.add_answer(done - arrived)
+        self._prefill = _Prefill(prefill, self._times()) if prefill is not None else None
+
+    def _decode(self, arrived: float) -> None:
+        if self._generation is None:
+            if self._prefill is None:  # a prompt of one token
+                self._prefill = _Prefill(arrived, self._times())
+            self._prefill.decodes = True
+            if self._prefill.answers:
+                self._first_token(self._prefill, self._prefill.answers[0][1])
+        if self._generation is not None:
+            self._generation.steps += 1
+
+    def _first_token(self, prefill: _Prefill, done: float) -> None:
+        self._prefill = None
+        self._generation = _Generation(prefill.times, done)
+        prefill.times.add_first_token(done - prefill.arrived)
+
+    def _answer(self, arrived: float, done: float) -> None:
+        prefill, generation = self._prefill, self._generation
+        if generation is not None:
+            if generation.steps:  # otherwise it is a second answer about one token
+                generation.times.tokens.add((done - generation.last) / generation.steps, generation.steps)
+                generation.last, generation.steps = done, 0
+        elif prefill is None:
+            self._times().add_answer(done - arrived)
+        elif prefill.decodes:
+            self._first_token(prefill, done)
+        else:
+            prefill.answers.append((arrived, done))
+            if len(prefill.answers) >= ANSWERS_LIMIT:
+                self._begin(None)
+
+    def _times(self) -> ModelTimes:
+        found = self.by_model.get(self.model)
+        if found is None:
+            name = self.model if len(self.by_model) < MODELS_LIMIT else OTHER_MODELS
+            found = self.by_model.setdefault(name, ModelTimes())
+        return found
+
+    def figures(self) -> ServingFigures:
+        """The figures of all models of the session together, under the name of the latest."""
+        every = ModelTimes()
+        for one in list(self.by_model.values()):
+            every.include(one)
+        return every.figures(self.model)
+
+
+def include_models(totals: dict[str, ModelTimes], more: Mapping[str, ModelTimes]) -> None:
+    """Add the durations of a session to those of its executor, which keeps `MODELS_LIMIT` models apart."""
+    for model, times in list(more.items()):
+        name = model if model in totals or len(totals) < MODELS_LIMIT else OTHER_MODELS
+        totals.setdefault(name, ModelTimes()).include(times)
+
+
+def together(sessions: Iterable[Mapping[str, ModelTimes]]) -> dict[str, ModelTimes]:
+    """The durations of several sessions by model."""
+    found: dict[str, ModelTimes] = {}
+    for one in sessions:
+        include_models(found, one)
+    return found
