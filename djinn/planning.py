@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         POOLING,
         is_backward,
     )
-    from djinn_core.ir.placement import Placement, PlacementDecision
+    from djinn_core.ir.placement import HintUse, Placement, PlacementDecision
     from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
     from djinn_core.ir.profile import (
         DataResidency,
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from djinn_core.planning.matching.gradients import Gradients
     from djinn_core.planning.matching.layers import is_given, layer_at, linear
     from djinn_core.planning.matching.matcher import matcher
-    from djinn_core.planning.matching.structure import structure
     from djinn_core.planning.matching.terms import anything, computed, op, optional, outside, through
     from djinn_core.planning.stages.annotating.kinds import data_kinds
     from djinn_core.planning.stages.assign_blocks import BlockHomes, assign_blocks
@@ -101,6 +100,7 @@ __all__ = [
     "Free",
     "Gradients",
     "Graph",
+    "HintUse",
     "Instruction",
     "Lineage",
     "Link",
@@ -163,7 +163,6 @@ __all__ = [
     "slot_positions",
     "storage_of",
     "storage_sizes",
-    "structure",
     "through",
     "together",
     "users",
@@ -184,7 +183,7 @@ _PLACES = {
     "djinn_core.ir.graph": "Edge Graph Node",
     "djinn_core.ir.handles": "RANDOM_STATE storage_of",
     "djinn_core.ir.op_families": "ACTIVATION CONVOLUTION EMBEDDING LOSS MATRIX_PRODUCT NORMALISATION OPTIMIZER POOLING is_backward",
-    "djinn_core.ir.placement": "Placement PlacementDecision",
+    "djinn_core.ir.placement": "HintUse Placement PlacementDecision",
     "djinn_core.ir.plan": "OptimizationPlan OptimizationResult Rewrite",
     "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality PatternMatch SemanticMetadata Tier WorkloadProfile WorkloadType",
     "djinn_core.ir.program": "Instruction Program",
@@ -198,7 +197,6 @@ _PLACES = {
     "djinn_core.planning.matching.gradients": "Gradients",
     "djinn_core.planning.matching.layers": "is_given layer_at linear",
     "djinn_core.planning.matching.matcher": "matcher",
-    "djinn_core.planning.matching.structure": "structure",
     "djinn_core.planning.matching.terms": "anything computed op optional outside through",
     "djinn_core.planning.stages.annotating.kinds": "data_kinds",
     "djinn_core.planning.stages.assign_blocks": "BlockHomes assign_blocks",

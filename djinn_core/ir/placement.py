@@ -31,6 +31,22 @@ class PlacementDecision:
     reason: str
 
 
+@attrs.frozen
+class HintUse:
+    """What a reader decided because of the hints of one name.
+
+    Attributes:
+        hint: name of the hints.
+        decision: what followed, or why nothing followed, in words that a person can check.
+        seconds_before, seconds_after: predicted time of the program without and with the decision; 0 if not predicted.
+    """
+
+    hint: str
+    decision: str
+    seconds_before: float = 0.0
+    seconds_after: float = 0.0
+
+
 @attrs.frozen(repr=False)
 class Placement(ShownInNotebooks):
     """Result of `place`.
@@ -46,6 +62,7 @@ class Placement(ShownInNotebooks):
         refused: placements that were not taken because they do not fit, and why, in the order in which they were tried.
             Policies leave it empty.
         spills: whether it counts on what executors can keep elsewhere. Policies leave it False.
+        uses: what the policy decided because of hints.
         pinned: nodes that are where the user asked for. They stay there: if that does not fit, planning fails.
     """
 
@@ -56,6 +73,7 @@ class Placement(ShownInNotebooks):
     replicas: tuple[PlacementDecision, ...] = ()
     refused: tuple[str, ...] = ()
     spills: bool = False
+    uses: tuple[HintUse, ...] = ()
     pinned: frozenset[int] = attrs.field(default=frozenset(), validator=IS_SET)
 
     @property

@@ -70,11 +70,6 @@ def has_several_networks(block: nn.Module) -> bool:
     return type(block).__name__ in _SEVERAL_NETWORKS
 
 
-def is_head(module: nn.Module, path: str) -> bool:
-    """True if the layer gives scores of tokens, in models whose `get_output_embeddings` gives something else."""
-    return isinstance(module, nn.Linear) and path.endswith("decoder.output_projection")
-
-
 def is_norm(module: nn.Module) -> bool:
     """True if the module is a norm."""
     name = type(module).__name__
@@ -121,11 +116,6 @@ def is_unusual(block: nn.Module) -> bool:
 def is_table(module: nn.Module) -> bool:
     """True if the module is an embedding."""
     return isinstance(module, nn.Embedding)
-
-
-def looks_back(module: nn.Module) -> bool:
-    """True if a recurrent decoder weighs what was read without a module for it."""
-    return _file_of(module) == "recurrent_cells" and type(module).__name__ == "Translator"
 
 
 def is_bag(module: nn.Module) -> bool:

@@ -23,18 +23,6 @@ WEIGHING = frozenset({
 })  # fmt: skip
 PRODUCTS = frozenset({"_grouped_mm", "addmm", "baddbmm", "bmm", "einsum", "linear", "matmul", "mm"})
 _CHOICES = frozenset({"argmax", "topk"})
-_NORMALISED = frozenset({
-    "_fused_rms_norm", "_native_batch_norm_legit", "batch_norm", "cudnn_batch_norm", "group_norm", "instance_norm",
-    "layer_norm", "native_batch_norm", "native_group_norm", "native_layer_norm", "rms_norm",
-    "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
-})  # fmt: skip
-_SPREADS = frozenset({"linalg_vector_norm", "norm", "rsqrt", "sqrt", "std", "var", "var_mean"})
-# What keeps, forgets and bends in a recurrence; where there is none, what multiplies a state.
-_STEPS = frozenset({
-    "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "cumsum", "exp", "gru", "gru_cell", "logcumsumexp", "lstm",
-    "lstm_cell", "rnn_relu", "rnn_tanh", "sigmoid", "sigmoid_", "softplus", "tanh", "tanh_",
-})  # fmt: skip
-_PLAIN_STEPS = frozenset({"mul", "mul_", "relu", "relu_"})
 
 Test = Callable[[nn.Module], bool]
 
@@ -45,13 +33,11 @@ class Scene:
 
     Attributes:
         graph: the program. runs: the calls.
-        heads: identities of the modules that turn states into logits over a vocabulary.
         tokens: identities of the modules that look up tokens, where the model says so.
     """
 
     graph: Graph
     runs: Sequence[ModuleRun]
-    heads: frozenset[int] = frozenset()
     tokens: frozenset[int] | None = None
 
     def find(self, test: Test) -> list[int]:
@@ -84,15 +70,11 @@ def instances(scene: Scene) -> tuple[Instance, ...]:
     return (
         *attentions,
         *_inside_others(scene),
-        *mixtures,
         *(block for block, _ in blocks),
         *_attentions_without_block(scene, attentions, [block for block, _ in blocks]),
         *_perceptrons(scene, attentions, [run for _, run in blocks]),
-        *_norms(scene),
         *_convolutions(scene),
         *_tables(scene),
-        *_heads(scene),
-        *_recurrences(scene),
         *_of_recommenders(scene),
     )
 
@@ -114,7 +96,7 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
 def _inside_others(scene: Scene) -> Iterator[Instance]:
     """Nodes that weigh or multiply inside recurrences, and those that pool rows: whether that is attention as well is left open."""
     others = scene.inside(scene.outermost(rules.is_recurrent)) | scene.inside(scene.outermost(rules.is_bag))
-    others |= scene.inside(scene.outermost(rules.is_interaction)) | scene.inside(scene.outermost(rules.looks_back))
+    others |= scene.inside(scene.outermost(rules.is_interaction))
     for node in sorted(scene.ops(others, WEIGHING | PRODUCTS)):
         yield Instance("attention", frozenset({node}), frozenset(others), required=False, where="inside something else")
 
@@ -140,10 +122,6 @@ def _mixtures(scene: Scene) -> Iterator[Instance]:
         choice = scene.ops(run.span, _CHOICES) or scene.ops(run.span, frozenset({"max"}))
         if choice:  # layers of the same class may be dense
             yield Instance("moe", choice, frozenset(run.span), where=run.path)
-    for index in scene.outermost(rules.chooses_heads):
-        run = scene.runs[index]
-        span = frozenset(range(len(scene.graph.nodes)))
-        yield Instance("moe", scene.ops(run.span, _CHOICES), span, required=False, where=run.path)
 
 
 def _blocks(
@@ -251,16 +229,6 @@ def _left_open(scene: Scene, taken: set[int]) -> Iterator[Instance]:
         yield Instance("mlp", frozenset({node}), span, required=False, where="elsewhere")
 
 
-def _norms(scene: Scene) -> Iterator[Instance]:
-    norms = set(scene.find(rules.is_norm))
-    outer = {a for i in norms for a in list(ancestors(scene.runs, i))[1:]}
-    for index in sorted(norms - outer):
-        run = scene.runs[index]
-        core = scene.ops(run.span, _NORMALISED) or scene.ops(run.span, _SPREADS)
-        if core:
-            yield Instance("norm", core, frozenset(run.span), where=run.path)
-
-
 def _convolutions(scene: Scene) -> Iterator[Instance]:
     recurrent = scene.inside(scene.outermost(rules.is_recurrent))
     named: set[int] = set()
@@ -298,38 +266,6 @@ def _tables(scene: Scene) -> Iterator[Instance]:
     inside = scene.inside(scene.find(rules.is_table)) | scene.inside(scene.find(rules.is_bag))
     for node in scene.ops(range(len(scene.graph.nodes)), frozenset({"embedding"})) - inside:  # code books, for example
         yield Instance("embedding", frozenset({node}), frozenset({node}), required=False)
-
-
-def _heads(scene: Scene) -> Iterator[Instance]:
-    mixed = scene.inside(scene.outermost(rules.is_mixture)) | scene.inside(scene.outermost(rules.is_attention))
-    for index in scene.find(rules.is_linear):
-        run = scene.runs[index]
-        core = scene.ops(run.span, PRODUCTS)
-        if core and (id(run.module) in scene.heads or rules.is_head(run.module, run.path)):
-            yield Instance("head", core, frozenset(run.span), where=run.path)
-        elif core and not core & mixed and ("head" in run.path or "classifier" in run.path):
-            yield Instance("head", core, frozenset(run.span), required=False, where=run.path)
-    yield from _heads_without_module(scene)
-
-
-def _heads_without_module(scene: Scene) -> Iterator[Instance]:
-    """Products with the table of tokens itself that no module makes: what they are, modules do not say."""
-    graph = scene.graph
-    lookups = scene.ops(scene.inside(scene.find(rules.is_table)), frozenset({"embedding"}))
-    tables = {storage_of(graph.nodes[i].inputs[0]) for i in lookups}
-    made = scene.inside(scene.find(rules.is_linear))
-    for node in sorted(scene.ops(range(len(graph.nodes)), PRODUCTS) - made):
-        if tables.intersection(map(storage_of, graph.nodes[node].inputs)):
-            yield Instance("head", frozenset({node}), frozenset({node}), required=False, where="no module")
-
-
-def _recurrences(scene: Scene) -> Iterator[Instance]:
-    for index in scene.outermost(rules.is_recurrent):
-        run = scene.runs[index]
-        normed = scene.inside(scene.find(rules.is_norm))
-        core = scene.ops(run.span, _STEPS) - normed or scene.ops(run.span, _PLAIN_STEPS) - normed
-        if core:
-            yield Instance("recurrent", core, frozenset(run.span), where=run.path)
 
 
 def _of_recommenders(scene: Scene) -> Iterator[Instance]:

@@ -22,9 +22,7 @@ from evaluation.semantics import (  # noqa: F401 - their models are in PLAIN
     recommender_models,
     recommender_networks,
     recommender_towers,
-    recurrent_cells,
     recurrent_decoders,
-    recurrent_networks,
     recurrent_scans,
     unseen_models,
     unseen_networks,
@@ -149,13 +147,11 @@ _enter("illustrated decoder", WRITES, "qwen2_5_vl")
 _enter("diffusion", ONCE, "aura_flow cog_video")
 _enter("autoencoder", ONCE, "picture_autoencoder convolutional_autoencoder", 0)
 
-_enter("encoder", ONCE, "lstm_cells gru_cells bidirectional_lstm bidirectional_gru written_lstm peephole_lstm normed_lstm "
-       "written_gru minimal_gated written_elman character_rnn independent_rnn s_lstm relu_rnn translation_recurrence "
-       "gru_decoder quasi_recurrent simple_recurrent_unit min_gru s4d s5 linear_recurrent_unit delta_net "
+_enter("encoder", ONCE, "quasi_recurrent simple_recurrent_unit min_gru s4d s5 linear_recurrent_unit delta_net "
        "gated_linear_attention retention causal_linear_attention hgrn written_mamba written_rwkv", 0)  # fmt: skip
 _enter("encoder", ONCE, "universal_transformer", 3)
-_enter("generic", ONCE, "rnn_cells lstm_critic highway affine_coupling", 0)
-_enter("vision", ONCE, "conv_lstm conv_gru res2net", 0)
+_enter("generic", ONCE, "highway affine_coupling", 0)
+_enter("vision", ONCE, "res2net", 0)
 _enter("recurrent decoder", WRITES, "xlstm", 0)
 _enter("decoder", WRITES, "falcon_h1 nemotron_h olmo_hybrid minimax kimi_linear qwen3_5 granitemoehybrid")
 _enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm attentional_fm field_aware_fm product_network "
@@ -165,15 +161,10 @@ _enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm attent
 _enter("recommender", ONCE, "sasrec", 2)
 
 # Written to see what is missed.
-for _family, _names in {
-    "recommender": "einsum_products compressed_products convolved_products gathered_products outer_products masked_features "
-    "column_crosses gated_crosses valued_fm interest_network interest_evolution sampled_negatives layered_extraction "
-    "written_autoint",
-    "encoder": "echo_state continuous_rnn antisymmetric_rnn sigmoid_rnn legendre_memory liquid_rnn moving_average m_lstm rwkv_5 "
-    "chunked_retention chunked_gates state_space_duality min_lstm doubling_scan looking_decoder unlike_lengths two_directions",
-}.items():  # fmt: skip
-    for _name in _names.split():
-        LABELLED[_name] = Entry(_name, _family, ONCE, 0, looked_at=True)
+for _name in ("einsum_products compressed_products convolved_products gathered_products outer_products masked_features "
+              "column_crosses gated_crosses valued_fm interest_network interest_evolution sampled_negatives layered_extraction "
+              "written_autoint").split():  # fmt: skip
+    LABELLED[_name] = Entry(_name, "recommender", ONCE, 0, looked_at=True)
 
 # Labelled before anything was matched in them; scored once at the end, and nothing is tuned on them.
 _enter("decoder", STATIC, "olmo3 exaone4 seed_oss arcee helium apertus ernie4_5 hunyuan_v1_dense dots1 glm4_moe "
@@ -308,7 +299,7 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
     """Ground truth of a recorded call."""
     graph, runs, kept = ProgramGraph(call.recorded.captured.program), call.recorded.runs, call.kept
     kinds = modalities_of(graph, kept)
-    scene = Scene(graph, runs, *_vocabulary(model, entry.family))
+    scene = Scene(graph, runs, _vocabulary(model, entry.family))
     decodes = "decode" in call.situation
     found = [*instances(scene), *caches_in(graph, kept)]
     if not decodes:
@@ -323,11 +314,11 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
     )
 
 
-def _vocabulary(model: nn.Module, family: str) -> tuple[frozenset[int], frozenset[int] | None]:
-    """Identities of the modules that make logits over the vocabulary, and of those that look tokens up."""
+def _vocabulary(model: nn.Module, family: str) -> frozenset[int] | None:
+    """Identities of the modules that look tokens up, where the model says so."""
     if not hasattr(model, "get_output_embeddings"):
-        return frozenset(), frozenset() if family in {"diffusion", "autoencoder"} else None
-    return _named(model, "get_output_embeddings"), _named(model, "get_input_embeddings")
+        return frozenset() if family in {"diffusion", "autoencoder"} else None
+    return _named(model, "get_input_embeddings")
 
 
 def _named(model: nn.Module, method: str) -> frozenset[int]:

@@ -13,14 +13,14 @@ from torch.nn import functional
 
 from evaluation.semantics.plain_models import plain
 from evaluation.semantics.plain_networks import Tagger, Wrapped
-from evaluation.semantics.recurrent_cells import WIDTH, tagged
-from evaluation.zoo.building import Inputs, numbers
+from evaluation.zoo.building import Inputs, numbers, words
 
 TAKEN = 32
+WIDTH = 16
 
 
 def _tags(layers: nn.Module) -> tuple[nn.Module, Inputs]:
-    return Tagger(layers, WIDTH), tagged()
+    return Tagger(layers, WIDTH), {"inputs": words(length=6), "labels": words(1, 6) % 5}
 
 
 class QuasiRecurrence(nn.Module):

@@ -24,15 +24,11 @@ NAMES: dict[str, frozenset[str]] = {
     "kv_cache": frozenset({"kv_cache"}),
     "convolution": frozenset({"convolution", "conv", "convolution_block"}),
     "mlp": frozenset({"mlp", "gated_mlp"}),
-    "norm": frozenset({"norm", "normalisation", "rms_norm", "layer_norm"}),
     "block": frozenset({"transformer_block", "block"}),
     "embedding": frozenset({"embedding", "token_embedding"}),
-    "head": frozenset({"output_head", "lm_head", "head"}),
-    "moe": frozenset({"mixture_of_experts", "moe"}),
     "fusion": frozenset({"fusion", "fusion_point", "multimodal_fusion"}),
     "embedding_bag": frozenset({"embedding_bag"}),
     "interaction": frozenset({"interaction", "feature_interaction"}),
-    "recurrent": frozenset({"recurrent", "lstm", "gru", "rnn", "state_space", "linear_attention"}),
 }
 # What kinds of a pattern there are: values of facts.
 KINDS: dict[str, tuple[tuple[str, object], ...]] = {
@@ -47,9 +43,9 @@ KINDS: dict[str, tuple[tuple[str, object], ...]] = {
 }  # fmt: skip
 # The share of a core that a match must cover, and the share that must be covered in the end. Where both are small, the core
 # holds several ops of which any will do.
-_ENOUGH = {"mlp": (0.6, 0.6), "block": (0.6, 0.6), "recurrent": (0.01, 0.5), "attention": (1.0, 1.0)}
+_ENOUGH = {"mlp": (0.6, 0.6), "block": (0.6, 0.6), "attention": (1.0, 1.0)}
 _ANY = (0.01, 0.01)
-_SEVERAL = frozenset({"convolution", "embedding", "embedding_bag", "interaction", "recurrent", "fusion"})
+_SEVERAL = frozenset({"convolution", "embedding", "embedding_bag", "interaction", "fusion"})
 _INSIDE = 0.5
 
 

@@ -12,6 +12,7 @@ from small_models import Layer, Tower
 
 import djinn
 from djinn_core.ir.costs import Calibration, DeviceCapabilities, NetworkTopology
+from djinn_core.ir.placement import HintUse
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.explain.described import describe
@@ -29,6 +30,7 @@ Tower                    forward   11  1.44 kFLOP  3.38 kB  22.3 µs   100%  1.1
 ├─ first  Linear         forward    1    192 FLOP    304 B  2.03 µs     9%  160 B weights
 ├─ layers.0-2 x3  Layer  forward    9  1.15 kFLOP  2.88 kB  18.3 µs    82%  864 B weights
 │  │  · unit x3 (0.91): a linear layer in node 1 and what follows; width 8
+│  │  · → nothing follows from it
 │  ├─ linear  Linear     forward    3  1.15 kFLOP  1.44 kB  6.14 µs    28%  864 B weights
 │  ├─ function  ReLU     forward    3           -    576 B  6.06 µs    27%
 │  └─ (add)              forward    3           -    864 B  6.09 µs    27%
@@ -74,12 +76,21 @@ def test_it_can_be_unfolded_and_cut(result) -> None:
     assert repr(unfolded) == str(unfolded)
 
 
+class Followed(msgspec.Struct, forbid_unknown_fields=True):
+    about: str
+    by: str
+    decision: str
+    seconds_before: float
+    seconds_after: float
+
+
 class Found(msgspec.Struct, forbid_unknown_fields=True):
     pattern: str
     count: int
     confidence: float
     reason: str
     details: dict[str, object]
+    decisions: list[Followed]
 
 
 class Module(msgspec.Struct, forbid_unknown_fields=True):
@@ -111,6 +122,27 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
     optimize: dict[str, object] | None = None
     place: dict[str, object] | None = None
     schedule: dict[str, object] | None = None
+
+
+def test_a_match_names_the_decision_that_followed_and_its_gain(result) -> None:
+    hints = {"stage": ((1, 2),), "tables": (3,), "colocate": ()}
+    first, *rest = result.profile.patterns
+    first = attrs.evolve(first, hints=hints, residency={result.graph.inputs[0]: DataResidency.STATEFUL_KV_CACHE})
+    uses = (HintUse("stage", "devices meet between stages", 4e-3, 2e-3),)
+    placement = attrs.evolve(result.placement, policy="clever", uses=uses)
+    profile = attrs.evolve(result.profile, patterns=(first, *rest))
+    lines = [
+        " ".join(line.split())
+        for line in explain(attrs.evolve(result, profile=profile, placement=placement)).splitlines()
+    ]
+    at = next(n for n, line in enumerate(lines) if "· unit" in line)
+    assert [line.partition("→ ")[2] for line in lines[at + 1 : at + 4]] == [
+        "stage (clever): devices meet between stages, predicted 4.00 ms to 2.00 ms",
+        "tables (clever): nothing followed: this policy does not read it",
+        "memory (executor): under a memory limit values are evicted as stateful_kv_cache",
+    ]
+    (found,) = describe(attrs.evolve(result, profile=profile))["modules"]["parts"][1]["patterns"][:1]
+    assert [made["about"] for made in found["decisions"]] == ["stage", "tables", "memory"]
 
 
 def test_predicted_times_name_the_speeds_that_they_rest_on(result) -> None:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import attrs
+
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Step
@@ -67,6 +69,7 @@ def _found(found: MatchSummary) -> dict[str, Any]:
         "confidence": found.confidence,
         "reason": found.reason,
         "details": plain(found.details),
+        "decisions": [attrs.asdict(decision) for decision in found.decisions],
     }
 
 

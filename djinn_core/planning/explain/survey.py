@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ import attrs
 
 from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.handles import storage_of
+from djinn_core.ir.placement import HintUse
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.explain.outline import Part
@@ -20,11 +21,29 @@ _NUMBER = re.compile(r"\d+")
 
 
 @attrs.frozen
+class Decision:
+    """What followed from matches.
+
+    Attributes:
+        about: name of the hints, or `memory`. by: the policy that read them, or `executor`.
+        decision: what followed, or why nothing did.
+        seconds_before, seconds_after: predicted time of the program without and with the decision; 0 if not predicted.
+    """
+
+    about: str
+    by: str
+    decision: str
+    seconds_before: float = 0.0
+    seconds_after: float = 0.0
+
+
+@attrs.frozen
 class MatchSummary:
     """Matches of one pattern for equal reasons, in one part.
 
     Attributes:
         reason: of the first. confidence: the least. details: facts that all of them share.
+        decisions: what followed from them; empty before the program is placed.
     """
 
     pattern: str
@@ -32,6 +51,7 @@ class MatchSummary:
     confidence: float
     reason: str
     details: Mapping[str, Any]
+    decisions: tuple[Decision, ...] = ()
 
 
 @attrs.frozen
@@ -87,7 +107,7 @@ class Survey:
             operations=_counted(nodes[n].operation for n in part.nodes),
             dearest=self._dearest(part),
             held=self._held(part),
-            patterns=tuple(_found(self._matches.get(id(part), ()))),
+            patterns=tuple(_found(self._matches.get(id(part), ()), self._decisions)),
         )
 
     @property
@@ -165,6 +185,23 @@ class Survey:
             matches[id(_smallest(self.whole, match.nodes))].append(match)
         return matches
 
+    def _decisions(self, matches: Sequence[PatternMatch]) -> tuple[Decision, ...]:
+        placement = self.result.placement
+        if placement is None:
+            return ()
+        uses = {use.hint: use for use in placement.uses}
+        found = []
+        for name in dict.fromkeys(name for match in matches for name, facts in match.hints.items() if facts):
+            use = uses.get(name) or HintUse(name, "nothing followed: this policy does not read it")
+            found.append(Decision(name, placement.policy, use.decision, use.seconds_before, use.seconds_after))
+        kinds = dict.fromkeys(kind.value for match in matches for kind in match.residency.values())
+        phases = dict.fromkeys(match.phase.value for match in matches if match.phase is not None)
+        if kinds or phases:
+            told = [f"values are evicted as {kind}" for kind in kinds]
+            told += [f"budgets are those of phase {phase}" for phase in phases]
+            found.append(Decision("memory", "executor", f"under a memory limit {', '.join(told)}"))
+        return tuple(found) or (Decision("", "", "nothing follows from it"),)
+
 
 def _smallest(part: Part, nodes: Sequence[int]) -> Part:
     """The smallest part that has all of the nodes; ops between modules are none."""
@@ -175,7 +212,9 @@ def _smallest(part: Part, nodes: Sequence[int]) -> Part:
         part = inner
 
 
-def _found(matches: Sequence[PatternMatch]) -> Iterable[MatchSummary]:
+def _found(
+    matches: Sequence[PatternMatch], decisions: Callable[[Sequence[PatternMatch]], tuple[Decision, ...]]
+) -> Iterable[MatchSummary]:
     alike: dict[tuple[str, str], list[PatternMatch]] = defaultdict(list)
     for match in matches:
         alike[match.pattern, _NUMBER.sub("#", match.reason)].append(match)
@@ -183,7 +222,8 @@ def _found(matches: Sequence[PatternMatch]) -> Iterable[MatchSummary]:
         shared = {
             name: fact for name, fact in same[0].details.items() if all(m.details.get(name) == fact for m in same)
         }
-        yield MatchSummary(pattern, len(same), min(m.confidence for m in same), same[0].reason, shared)
+        confidence = min(m.confidence for m in same)
+        yield MatchSummary(pattern, len(same), confidence, same[0].reason, shared, decisions(same))
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:

@@ -121,6 +121,10 @@ def _note(found: dict[str, Any]) -> Iterator[str]:
     said = {n: f for n, f in found["details"].items() if f is not None and not isinstance(f, dict | list)}
     facts = ", ".join(f"{name} {fact}" for name, fact in said.items())
     yield f"{found['pattern']}{times} ({found['confidence']:.2f}): {found['reason']}{f'; {facts}' if facts else ''}"
+    for made in found["decisions"]:
+        about = f"{made['about']} ({made['by']}): " if made["about"] else ""
+        gain = f", predicted {duration(made['seconds_before'])} to {duration(made['seconds_after'])}"
+        yield f"→ {about}{made['decision']}{gain if made['seconds_before'] else ''}"
 
 
 def listed(counts: dict[str, int]) -> str:

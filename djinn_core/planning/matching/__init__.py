@@ -1,1 +1,1 @@
-"""Matching language for patterns: a small language over ops, and subgraphs in networkx where a tree is not enough."""
+"""Matching language for patterns: a small language over ops."""

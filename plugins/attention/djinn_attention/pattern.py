@@ -39,7 +39,7 @@ def _sites(graph: Graph, candidates: Sequence[Node]) -> list[Site]:
     weighing = [n for n in candidates if n.operation not in PRODUCTS and n.operation != ANCHOR]
     found = [site for node in weighing if (site := find(graph, node) or scattered(graph, node)) is not None]
     if ANCHOR in graph.by_op:
-        found += diamonds(graph, [n for n in candidates if n.operation == ANCHOR])
+        found += diamonds(graph)
     found += linear_attentions(graph, {i for site in found if not site.fused for i in site.nodes})
     return sorted(found, key=lambda site: site.nodes)
 
@@ -51,7 +51,7 @@ def _match(graph: Graph, parts: Parts, masks: Masks) -> PatternMatch:
         nodes=tuple(sorted({i for part, _ in parts for i in part.nodes})),
         confidence=_confidence(graph, site),
         reason=_reason(graph, parts),
-        hints={"colocate": ((site.key, site.value),), "fuse": _alike(feeds)},
+        hints={"colocate": ((site.key, site.value),)},
         details=_facts(graph, site, feeds, masks),
     )
 
@@ -76,13 +76,6 @@ def _facts(graph: Graph, site: Site, feeds: FeedingLayers, masks: Masks) -> dict
         "masked": bool(site.masks) or site.flagged_causal,
         "projections": {role: tuple(nodes) for role, nodes in feeds.nodes().items()},
     }
-
-
-def _alike(feeds: FeedingLayers) -> tuple[tuple[int, ...], ...]:
-    """Layers for queries, keys and values that project the same: one product could do for all of them."""
-    firsts = [layers[0] for layers in (feeds.query, feeds.key, feeds.value) if layers]
-    nodes = sorted({p.node for p in firsts})
-    return (tuple(nodes),) if len(nodes) > 1 and len({p.data for p in firsts}) == 1 else ()
 
 
 def _confidence(graph: Graph, site: Site) -> float:

@@ -168,7 +168,7 @@ def _added(graph: Graph, softmax: Node, _: _Mixture) -> tuple[int, int, tuple[in
                 return node.inputs[0], node.inputs[1], (*passed, source)
             return None
         layer = layer_at(graph, node)
-        narrow = layer is not None and graph.meta(node.outputs[0]).shape[-1] == 1
+        narrow = layer is not None and graph.meta(graph.flow.value(source)).shape[-1:] == (1,)
         if not (narrow or node.operation in _SCALES or node.operation in _BENT):
             return None
         passed.append(source)

@@ -6,9 +6,9 @@ from torch import nn
 
 import djinn
 from djinn.testing import PatternConformance, PluginConformance, ProgramBuilder
-from djinn_patterns import multimodal, recommender, recurrent, transformer
+from djinn_patterns import multimodal, recommender, transformer
 
-PLUGINS = {"multimodal": multimodal, "recommender": recommender, "recurrent": recurrent, "transformer": transformer}
+PLUGINS = {"multimodal": multimodal, "recommender": recommender, "transformer": transformer}
 PATTERNS = {pattern.name: pattern for plugin in PLUGINS.values() for pattern in plugin.djinn_register_patterns()}
 BATCH, ROWS, WIDTH = 2, 20, 4
 
@@ -21,16 +21,6 @@ def of_tables(put_together):
         table, ids = builder.input(ROWS, WIDTH), builder.input(BATCH, dtype=torch.int64)
         rows.append(builder.op("aten::embedding", table, ids, shape=(BATCH, WIDTH)))
     put_together(builder, *rows)
-    return builder.graph()
-
-
-def one_step_of_a_state():
-    """A gate decides what a state keeps."""
-    builder = ProgramBuilder()
-    x, weight, state = builder.input(2, 4), builder.input(4, 4), builder.input(2, 4)
-    gate = builder.op("aten::sigmoid", builder.op("aten::mm", x, weight, shape=(2, 4)), shape=(2, 4))
-    kept = builder.op("aten::mul.Tensor", gate, state, shape=(2, 4))
-    builder.op("aten::add.Tensor", kept, x, shape=(2, 4))
     return builder.graph()
 
 
@@ -49,9 +39,7 @@ def replaced_tokens():
 # Others are recognised in whole models, in the tests of their plugins.
 RECOGNISED = {
     "fusion_point": replaced_tokens,
-    "id_tables": lambda: of_tables(lambda b, *rows: b.op("aten::cat", *rows, shape=(BATCH, 2 * WIDTH), slots=(1,))),
     "interaction": lambda: of_tables(lambda b, *rows: b.op("aten::mul.Tensor", *rows, shape=(BATCH, WIDTH))),
-    "recurrent": one_step_of_a_state,
 }
 
 

@@ -62,25 +62,3 @@ def test_a_network_that_scores_places_is_no_feed_forward_network(train, eager):
 def test_a_network_whose_result_is_softened_is_one():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Softmax(-1))
     assert len(found_in("mlp", recorded(model, data(3, 8)))) == 1
-
-
-class Greedy(nn.Module):
-    """A recurrent decoder: the token with the best score goes into the next step, beside the state that was scored."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.cell, self.head = nn.Embedding(50, 8), nn.GRUCell(8, 8), nn.Linear(8, 50)
-
-    def forward(self, token, state):
-        scores = []
-        for _ in range(3):
-            state = self.cell(self.tokens(token), state)
-            scores.append(self.head(state))
-            token = scores[-1].argmax(-1)
-        return torch.stack(scores, 1)
-
-
-@pytest.mark.parametrize("train", [False, True])
-def test_a_token_that_is_fed_back_is_no_expert(train):
-    graph = recorded(Greedy(), torch.arange(5), data(5, 8), train=train)
-    assert found_in("mixture_of_experts", graph) == []

@@ -113,29 +113,15 @@ def test_who_looks_at_whom():
     assert [m.details["kinds"] for m in found] == [("text", "vision"), ("vision", "text")]
 
 
-@pytest.mark.parametrize(("questions", "adapter"), [(0, "projection"), (6, "resampler"), (1, "pooling")])
-def test_what_fits_a_picture_to_words(questions, adapter):
-    (match,) = fusions(captured(side_by_side, questions))
-    assert match.details["adapters"]["vision"] == adapter
-
-
 def test_branches_need_nothing_of_each_other():
     recorded = captured(replaced)
     graph = recorded.graph
     (match,) = fusions(recorded)
-    (hint,) = match.hints["branches"]
-    text, vision = (set(hint["nodes"][kind]) for kind in ("text", "vision"))
-    assert hint["fusion"] == match.nodes
+    text, vision = map(set, match.hints["branches"])
     assert not text & vision
-    operations = {kind: {graph.nodes[n].operation for n in nodes} for kind, nodes in hint["nodes"].items()}
-    assert "embedding" in operations["text"]
-    assert "convolution" in operations["vision"]
+    assert "embedding" in {graph.nodes[n].operation for n in text}
+    assert "convolution" in {graph.nodes[n].operation for n in vision}
     assert not any({e.source, e.target} & text and {e.source, e.target} & vision for e in graph.edges)
-    for kind, nodes in (("text", text), ("vision", vision)):
-        made = {v for n in nodes for v in graph.nodes[n].outputs}
-        assert set(hint["results"][kind]) == {
-            v for n in graph.nodes if n.id not in nodes for v in n.inputs if v in made
-        }
     after = [n.id for n in graph.nodes if n.id > match.nodes[0]]
     assert not (text | vision) & set(after)
 
@@ -168,7 +154,6 @@ def test_a_step_of_training_meets_once():
     with djinn.capture() as recorded:
         model(*inputs).square().mean().backward()
     (match,) = fusions(recorded)
-    (hint,) = match.hints["branches"]
     backward = [n.id for n in recorded.graph.nodes if "_backward" in n.operation]
     assert backward
-    assert not any(set(nodes) & set(backward) for nodes in hint["nodes"].values())
+    assert not any(set(nodes) & set(backward) for nodes in match.hints["branches"])

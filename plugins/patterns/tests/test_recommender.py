@@ -9,14 +9,14 @@ from torch.nn import functional
 
 import djinn
 from djinn.planning import WorkloadType, storage_of
-from djinn_patterns.recommender import EmbeddingBag, IdTables, Interaction
+from djinn_patterns.recommender import EmbeddingBag, Interaction
 
 DEVICE = "remote_accelerator:0"
 FIELDS, ROWS, WIDTH, BATCH = 3, 20, 4, 2
 
 
 def found_in(graph):
-    patterns = [EmbeddingBag(), Interaction(), IdTables()]
+    patterns = [EmbeddingBag(), Interaction()]
     by = {p: [n for n in graph.nodes if n.operation in p.operations] for p in patterns}
     return [m for p, nodes in by.items() for m in p.match(graph, nodes)]
 
@@ -303,17 +303,6 @@ def test_rows_of_negatives_are_looked_up_by_ids_that_are_made_here(drawn):
 def test_what_meets_is_named():
     (match,) = (m for m in matches(Tables(multiplied, fields=2), ids(2)) if m.pattern == "interaction")
     assert match.details == {"kind": "product", "tables": 2}
-    assert len(match.hints["gather"]) == 2
-
-
-def test_tables_whose_rows_are_put_side_by_side():
-    graph = recorded(Tables(crossed, wide), ids())
-    (match,) = (m for m in found_in(graph) if m.pattern == "id_tables")
-    weights = {n.inputs[0] for n in graph.nodes if n.operation == "embedding"}
-    assert set(match.hints["spread"]) == weights
-    assert match.details["tables"] == FIELDS
-    assert match.details["rows"] == FIELDS * ROWS
-    assert match.details["bytes"] == FIELDS * ROWS * WIDTH * 4
 
 
 class Pooled(nn.Module):
@@ -339,7 +328,7 @@ def test_bags_that_are_written_out(reduce, mode, train):
     graph = recorded(Pooled(reduce), ids(), train=train)
     (match,) = (m for m in found_in(graph) if m.pattern == "embedding_bag")
     assert match.details == {"rows": ROWS, "width": WIDTH, "mode": mode, "fused": False}
-    assert match.hints["split_rows"] == (graph.nodes[match.nodes[0]].inputs[0],)
+    assert match.hints["tables"] == (graph.nodes[match.nodes[0]].inputs[0],)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -347,7 +336,7 @@ def test_bags_of_pytorch(mode):
     (match,) = matches(nn.EmbeddingBag(ROWS, WIDTH, mode=mode), ids())
     assert match.confidence == 1.0
     assert match.details == {"rows": ROWS, "width": WIDTH, "mode": mode, "fused": True}
-    assert storage_of(match.hints["split_rows"][0])
+    assert storage_of(match.hints["tables"][0])
 
 
 @pytest.mark.parametrize(
@@ -416,5 +405,4 @@ class Gated(nn.Module):
 
 def test_gates_over_features_are_no_interaction():
     gated = Gated().to(DEVICE)
-    found = matches(Tables(gated), ids())
-    assert [m.pattern for m in found] == ["id_tables"]
+    assert not matches(Tables(gated), ids())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from djinn.hooks import NodePriority, Scheduler, SchedulingContext, hookimpl
 from djinn.planning import storage_of
@@ -12,10 +12,7 @@ djinn_api_version = "2.0"
 
 
 class Priority(Scheduler):
-    """Order that puts ops for fetched values first, then what hints name, then what most depends on.
-
-    A hint `priority` is a pair of node ids and a number; the larger goes first among what is equally wanted.
-    """
+    """Order that puts ops for fetched values first, then the ops that most others depend on."""
 
     name = "priority"
     tolerates_growth = True
@@ -23,12 +20,10 @@ class Priority(Scheduler):
     def priority(self, context: SchedulingContext) -> NodePriority:
         """Return the rank of each node, and what depends on it; groups have the priority of their first nodes."""
         nodes, found = context.plan.nodes, Dependences.of(context)
-        wanted, hinted = _wanted(context, nodes, found), _hinted(context)
-        most = max(hinted.values(), default=0) + 1
-        ranks = {node: hinted.get(node, 0) + most * (node in wanted) for node in nodes}
+        wanted = _wanted(context, nodes, found)
         left = found.remaining(nodes)
         reason = f"{len(wanted):,} of {len(nodes):,} nodes first, which fetched values are computed from"
-        return NodePriority(lambda node: (-ranks[node], -left[node]), reason, group_priority=ranks.__getitem__)
+        return NodePriority(lambda node: (node not in wanted, -left[node]), reason, group_priority=wanted.__contains__)
 
 
 def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> set[int]:
@@ -43,14 +38,6 @@ def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences
         if node_id in wanted:
             wanted.update(found.before.get(node_id, ()))
     return wanted
-
-
-def _hinted(context: SchedulingContext) -> Mapping[int, int]:
-    """Numbers by node, from the hints."""
-    hinted: dict[int, int] = {}
-    for members, number in context.plan.hints.get("priority", ()):
-        hinted.update(dict.fromkeys(members, max(0, int(number))))
-    return hinted
 
 
 @hookimpl

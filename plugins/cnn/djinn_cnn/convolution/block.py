@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from djinn.planning import ACTIVATION, NORMALISATION, Graph, Node, arguments, is_backward, is_given
+from djinn.planning import ACTIVATION, NORMALISATION, Graph, Node, is_backward, is_given
 
 _SUMS = frozenset({"add", "add_"})
 
@@ -43,17 +43,6 @@ def block_at(graph: Graph, convolution: Node) -> Block:
     if after is not None and after.operation in _SUMS and len(after.inputs) == 2:
         return Block(convolution, bias, norm, None, after)
     return Block(convolution, bias, norm)
-
-
-def is_foldable(block: Block) -> bool:
-    """True if the norm scales and shifts by constants, so that it can be folded into the weight."""
-    norm = block.norm
-    return norm is not None and "batch_norm" in norm.operation and _is_fixed(norm)
-
-
-def _is_fixed(norm: Node) -> bool:
-    given = arguments(norm)
-    return norm.operation.endswith("no_training") or given.get("training", given.get("train")) is False
 
 
 def _only_user(graph: Graph, node: Node) -> Node | None:

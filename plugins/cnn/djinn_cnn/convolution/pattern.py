@@ -7,14 +7,15 @@ from typing import Any
 
 from djinn.hooks import Pattern
 from djinn.planning import CONVOLUTION, Graph, Node, PatternMatch, is_given
-from djinn_cnn.convolution.block import Block, block_at, is_foldable
+from djinn_cnn.convolution.block import Block, block_at
 from djinn_cnn.convolution.facts import Geometries, Geometry
 
 
 class Convolution(Pattern):
     """A convolution with the bias, norm and activation that only its result goes through.
 
-    Convolutions of one output size that follow each other are one `stage`; stages are counted from 0.
+    Consecutive convolutions of one output size are one `stage`; stages are counted from 0. The hint `stage` of the
+    first names the nodes of the stage.
     """
 
     name = "convolution"
@@ -23,26 +24,32 @@ class Convolution(Pattern):
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each convolution. Names of modules and parts of names play no role."""
-        stage, size = -1, None
-        geometries = Geometries(graph)
+        stages: list[list[tuple[Block, Geometry]]] = []
+        geometries, size = Geometries(graph), None
         for node in candidates:
             found = geometries.of(node)
             if found is None:
                 continue
             if found.size != size:
-                stage, size = stage + 1, found.size
-            yield _match(graph, block_at(graph, node), found, stage)
+                stages.append([])
+                size = found.size
+            stages[-1].append((block_at(graph, node), found))
+        for number, stage in enumerate(stages):
+            nodes = tuple(sorted({i for block, _ in stage for i in block.nodes}))
+            for turn, (block, found) in enumerate(stage):
+                yield _match(graph, block, found, number, () if turn else (nodes,))
 
 
-def _match(graph: Graph, block: Block, geometry: Geometry, stage: int) -> PatternMatch:
-    foldable = is_foldable(block)
+def _match(
+    graph: Graph, block: Block, geometry: Geometry, stage: int, together: tuple[tuple[int, ...], ...]
+) -> PatternMatch:
     return PatternMatch(
         pattern=Convolution.name,
         nodes=block.nodes,
         confidence=_confidence(graph, block.convolution),
         reason=_reason(block, geometry),
-        hints={"fold": tuple(block.nodes[:2])} if foldable else {},
-        details=_details(block, geometry) | {"stage": stage, "foldable": foldable},
+        hints={"stage": together},
+        details=_details(block, geometry) | {"stage": stage},
     )
 
 

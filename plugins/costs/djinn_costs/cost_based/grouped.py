@@ -1,30 +1,56 @@
-"""Groups of nodes that an optimization has made to run beside each other: each on a device of its own."""
+"""Groups and branches that run beside each other: each on a device of its own."""
 
 from __future__ import annotations
 
+import math
+
 import attrs
 
+from djinn.planning import HintUse
 from djinn_costs.cost_based.options import Option, Options, followed
+from djinn_costs.cost_based.units import beside
 
 
 def for_groups(options: Options) -> Option | None:
-    """Each group on a device, the last one where most of the inputs live; None if there are none, or it is not faster."""
-    groups = options.context.plan.hints.get("groups", ())
-    if not groups or len(groups) > len(options.devices):
+    """Place each group that an optimization made on a device. The last group runs where most inputs live.
+
+    Return None without groups, or if one device is as fast.
+    """
+    if not options.context.plan.hints.get("groups"):
+        return None
+    alone, apart = options.in_place(), _apart(options, "group", options.main())
+    if apart is None or (alone is not None and apart.listed.seconds > options.pays * alone.listed.seconds):
+        return None
+    before = alone.listed.seconds if alone is not None else 0.0
+    use = HintUse("groups", "each group runs on a device", before, apart.listed.seconds)
+    return attrs.evolve(apart, instead=alone, uses=(use,))
+
+
+def for_branches(options: Options) -> Option | None:
+    """Place each branch that a pattern found on a device, the longest where most inputs live; None without branches."""
+    if options.context.plan.hints.get("groups") or not options.context.plan.hints.get("branches"):
+        return None
+    return _apart(options, "branch", None)
+
+
+def _apart(options: Options, what: str, fresh: str | None) -> Option | None:
+    count, units = len(beside(options.context)), options.work.units
+    if count > len(options.devices):
         return None
     main = options.main()
-    where = [*[d for d in options.holding_most(len(options.devices)) if d != main][: len(groups) - 1], main]
+    seconds = [math.fsum(min(u.seconds) for u in units if u.group == n) for n in range(count)]
+    order = range(count) if fresh is not None else sorted(range(count), key=seconds.__getitem__)
+    others = [d for d in options.holding_most(len(options.devices)) if d != main][: count - 1]
+    where = dict(zip(order, (*others, main), strict=True))
     listed = options.listed(
         lambda _, unit, listing: [where[unit.group] if unit.group >= 0 else followed(unit, listing) or main],
-        fresh=main,  # with copies elsewhere: what comes after this program runs there
+        fresh=fresh,  # with copies elsewhere: later programs run there
     )
-    alone = options.in_place()
-    if listed is None or (alone is not None and listed.seconds > options.pays * alone.listed.seconds):
+    if listed is None:
         return None
-    units, count = options.work.units, len(groups)
 
     def why(index: int) -> str:
         group = units[index].group
-        return f"group {group + 1} of {count} that run beside each other" if group >= 0 else "its operands are there"
+        return f"{what} {group + 1} of {count} that run beside each other" if group >= 0 else "its operands are there"
 
-    return attrs.evolve(Option(listed, why), instead=alone)
+    return Option(listed, why)

@@ -11,7 +11,7 @@ import attrs
 
 from djinn.errors import DoesNotFit, InvalidStage
 from djinn.hooks import PlacementContext
-from djinn.planning import DeviceCapabilities, resident_blocks, storage_of, together
+from djinn.planning import DeviceCapabilities, HintUse, resident_blocks, storage_of, together
 from djinn_costs.cost_based.hardware import Hardware
 from djinn_costs.cost_based.listing import Choose, ListScheduler, PlacedUnits, ranked
 from djinn_costs.cost_based.memory import SPARE, missing, room, transient_bytes
@@ -32,11 +32,13 @@ class Option:
         listed: where units are.
         why: the reason by unit.
         instead: the option that was not taken.
+        uses: what followed from hints.
     """
 
     listed: PlacedUnits
     why: Callable[[int], str]
     instead: Option | None = None
+    uses: tuple[HintUse, ...] = ()
 
     def reason(self, index: int) -> str:
         """Reason for the device of unit `index`, and what the other option would have taken."""
@@ -144,12 +146,15 @@ class Options:
 
     def in_parts(self) -> Option | None:
         """Stretches of the program on as few devices as hold it."""
-        for turn, where in enumerate(cuts(self.work, self.devices, self.room)):
+        for turn, ways in enumerate(cuts(self.work, self.devices, self.room)):
             if turn >= _TRIED:
                 break
-            listed = self.listed(_by_parts(where))
-            if listed is not None:
-                return self._part_option(listed, list(dict.fromkeys(where.values())))
+            found = [(listed, where) for where in ways if (listed := self.listed(_by_parts(where))) is not None]
+            if found:
+                best, where = min(found, key=lambda way: way[0].seconds)
+                option = self._part_option(best, list(dict.fromkeys(where.values())))
+                use = stage_use(where is ways[0], found[-1][0].seconds, best.seconds)
+                return attrs.evolve(option, uses=(use,) if len(ways) > 1 else ())
         return None
 
     def _part_option(self, listed: PlacedUnits, devices: Sequence[str]) -> Option:
@@ -188,6 +193,13 @@ class Options:
     def _why_part(self, number: int, count: int) -> str:
         total = sum(self.work.sizes.values())
         return f"part {number} of {count} in program order: {total:,} bytes of inputs fit into no device"
+
+
+def stage_use(between: bool, anywhere: float, best: float) -> HintUse:
+    """Return what followed from the hint `stage`: predicted times with cuts anywhere and with the better of both ways."""
+    return HintUse(
+        "stage", "devices meet between stages" if between else "cuts within stages are faster", anywhere, best
+    )
 
 
 def followed(unit: Unit, listing: ListScheduler) -> str | None:

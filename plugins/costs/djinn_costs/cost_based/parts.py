@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,12 +10,21 @@ from djinn.planning import DeviceCapabilities
 from djinn_costs.cost_based.units import ProgramUnits
 
 
+def pieces(work: ProgramUnits, devices: int) -> Iterator[list[range]]:
+    """Yield the units between which a program may be cut: stages that a pattern named, if there are enough, then single units."""
+    starts = sorted(work.starts - {0})
+    if len(starts) >= devices:
+        yield [range(*pair) for pair in itertools.pairwise((0, *starts, len(work.units)))]
+    yield [range(index, index + 1) for index in range(len(work.units))]
+
+
 def cuts(
     work: ProgramUnits, devices: Sequence[DeviceCapabilities], room: Mapping[str, float]
-) -> Iterator[dict[int, str]]:
-    """Device by unit, for growing numbers of devices; neighbours in the topology hold neighbouring stretches.
+) -> Iterator[tuple[dict[int, str], ...]]:
+    """Yield the devices by unit for growing numbers of devices: one way for each of `pieces`.
 
-    What lives somewhere stays there. Devices hold shares in proportion to their room.
+    Neighbours in the topology hold neighbouring stretches. Placed inputs do not move. Devices hold shares in proportion to
+    their room.
     """
     fresh = _fresh_bytes(work)
     total = sum(fresh)
@@ -26,22 +36,24 @@ def cuts(
         if held < total:
             continue
         chosen = [devices[n].id for n in sorted(roomy[:count])]
-        yield _shared_out(work, fresh, chosen, [room.get(d, float(total)) for d in chosen])
+        rooms_of = [room.get(d, float(total)) for d in chosen]
+        yield tuple(_shared_out(work, fresh, chosen, rooms_of, whole) for whole in pieces(work, count))
 
 
-def stages(work: ProgramUnits, devices: Sequence[str]) -> dict[int, str]:
-    """Device by unit, in stretches that take about the same time, whatever lives where."""
-    seconds = [min(unit.seconds, default=0.0) for unit in work.units]
-    total, at, where = sum(seconds) or 1.0, 0.0, {}
-    for index, took in enumerate(seconds):
+def stages(work: ProgramUnits, devices: Sequence[str], whole: Sequence[range]) -> dict[int, str]:
+    """Return the device of each unit, in stretches of `whole` pieces that take about the same time, wherever inputs live."""
+    seconds = [sum(min(work.units[index].seconds, default=0.0) for index in piece) for piece in whole]
+    total, at = sum(seconds) or 1.0, 0.0
+    where: dict[int, str] = {}
+    for piece, took in zip(whole, seconds, strict=True):
         turn = int((at + took / 2) / total * len(devices))
-        where[index] = devices[min(turn, len(devices) - 1)]
+        where |= dict.fromkeys(piece, devices[min(turn, len(devices) - 1)])
         at += took
     return where
 
 
 def _shared_out(
-    work: ProgramUnits, fresh: Sequence[int], chosen: Sequence[str], rooms: Sequence[float]
+    work: ProgramUnits, fresh: Sequence[int], chosen: Sequence[str], rooms: Sequence[float], whole: Sequence[range]
 ) -> dict[int, str]:
     total, capacity = sum(fresh), sum(rooms)
     ends, end = [], 0.0
@@ -50,11 +62,12 @@ def _shared_out(
         ends.append(end)
     where: dict[int, str] = {}
     at, turn = 0.0, 0
-    for index, unit in enumerate(work.units):
-        while turn + 1 < len(chosen) and at + fresh[index] / 2 > ends[turn]:
+    for piece in whole:
+        size = sum(fresh[index] for index in piece)
+        while turn + 1 < len(chosen) and at + size / 2 > ends[turn]:
             turn += 1
-        at += fresh[index]
-        where[index] = unit.home or chosen[turn]
+        at += size
+        where |= {index: work.units[index].home or chosen[turn] for index in piece}
     return where
 
 

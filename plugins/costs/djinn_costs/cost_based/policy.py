@@ -8,8 +8,9 @@ import attrs
 
 from djinn.errors import DoesNotFit
 from djinn.hooks import PlacementContext, PlacementPolicy
-from djinn.planning import Placement, PlacementDecision, homes_of_values, storage_of
-from djinn_costs.cost_based.grouped import for_groups
+from djinn.planning import HintUse, Placement, PlacementDecision, homes_of_values, storage_of
+from djinn_costs.cost_based.grouped import for_branches, for_groups
+from djinn_costs.cost_based.hint_uses import hint_uses
 from djinn_costs.cost_based.listing import PlacedUnits
 from djinn_costs.cost_based.options import Option, Options
 from djinn_costs.cost_based.successive import for_successive
@@ -39,6 +40,12 @@ def _best(options: Options) -> Option:
     if (grouped := for_groups(options)) is not None:
         return grouped
     stay, spread = options.in_place(), options.spread()
+    if (apart := for_branches(options)) is not None and (
+        spread is None or apart.listed.seconds <= spread.listed.seconds
+    ):
+        before = stay.listed.seconds if stay is not None else 0.0
+        use = HintUse("branches", "each branch runs on a device", before, apart.listed.seconds)
+        spread = attrs.evolve(apart, uses=(use,))
     if stay is None:
         stay = options.in_parts()
     if stay is None and spread is None:
@@ -64,7 +71,8 @@ def _placement(context: PlacementContext, options: Options, best: Option, policy
     nodes = context.plan.nodes
     decisions = tuple([PlacementDecision(node, *placed[node]) for node in nodes])
     values = homes_of_values(graph, nodes, work.blocks, homes)
-    return Placement(decisions, values, policy, _copies(context, listed, values))
+    uses = hint_uses(context, options, best)
+    return Placement(decisions, values, policy, _copies(context, listed, values), uses=uses)
 
 
 def _copies(context: PlacementContext, listed: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:

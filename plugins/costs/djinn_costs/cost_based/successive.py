@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import attrs
 
+from djinn.planning import HintUse
 from djinn_costs.cost_based.listing import RUNS, PlacedUnits
-from djinn_costs.cost_based.options import PAYS, Option, Options, shown
-from djinn_costs.cost_based.parts import stages
+from djinn_costs.cost_based.options import PAYS, Option, Options, shown, stage_use
+from djinn_costs.cost_based.parts import pieces, stages
 
 LEAST: Final = 2  # devices, for anything to be divided
 
@@ -40,7 +41,8 @@ def for_successive(options: Options) -> Option | None:
     others = "".join(f", {_named(r)} every {shown(r.interval)}" for r in offered if r is not best)
     told = f"; one every {shown(best.interval)}{others}, on one device every {shown(alone)}"
     why = best.option.why
-    return attrs.evolve(best.option, why=lambda index: why(index) + told)
+    use = HintUse("pipeline", f"{_named(best)}: one input every {shown(best.interval)}", alone, best.interval)
+    return attrs.evolve(best.option, why=lambda index: why(index) + told, uses=(use, *best.option.uses))
 
 
 def _named(rate: Rate) -> str:
@@ -85,7 +87,17 @@ def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
 def _in_stages(options: Options, wanted: int) -> Rate | None:
     """Stretches of equal time, one a device, on those that have most of the inputs."""
     devices = options.holding_most(wanted)
-    where = stages(options.work, devices)
+    ways = list(pieces(options.work, len(devices)))
+    rates = [_staged(options, devices, stages(options.work, devices, whole)) for whole in ways]
+    found = [rate for rate in rates if rate is not None]
+    if not found:
+        return None
+    best = min(found, key=lambda rate: rate.interval)
+    use = stage_use(best is rates[0], found[-1].interval, best.interval)
+    return attrs.evolve(best, option=attrs.evolve(best.option, uses=(use,) if len(ways) > 1 else ()))
+
+
+def _staged(options: Options, devices: Sequence[str], where: Mapping[int, str]) -> Rate | None:
     listed = options.listed(lambda index, *_: [where[index]])
     if listed is None:
         return None

@@ -37,7 +37,7 @@ class Unit:
         bound: whether it writes what lives at `home`.
         tokens: whether it belongs to a language model that generates.
         light: whether it and all that it needs are lighter than a message: it is done where the first that needs it is.
-        group: number of the group that it belongs to, of those that the hint `groups` names; -1: of none.
+        group: number of its group or branch, as `beside` lists them; -1: none.
     """
 
     nodes: list[int]
@@ -53,6 +53,11 @@ class Unit:
     group: int = -1
 
 
+def beside(context: PlacementContext) -> tuple[tuple[int, ...], ...]:
+    """Return the nodes that may run beside each other: groups that an optimization made, else branches that a pattern found."""
+    return context.plan.hints.get("groups") or context.plan.hints.get("branches", ())
+
+
 @attrs.define(eq=False)
 class ProgramUnits:
     """A program in units.
@@ -62,6 +67,8 @@ class ProgramUnits:
         sizes: bytes of the inputs by storage.
         homes: device by storage, for inputs that live somewhere.
         weights: storages of inputs that are weights, are not written, and of which a device can keep a copy for reading.
+        starts: index of the first unit of each stage that the hint `stage` names, where a cut moves few bytes.
+        tables: storages of large tables. The unit of a look-up holds nothing else.
     """
 
     units: list[Unit]
@@ -70,6 +77,8 @@ class ProgramUnits:
     sizes: Mapping[int, int]
     homes: Mapping[int, str]
     weights: set[int]
+    starts: set[int] = attrs.field(factory=set)
+    tables: set[int] = attrs.field(factory=set)
 
 
 def work_of(
@@ -119,8 +128,11 @@ class _Gathering:
         replace = self.replace
         self.used = [tuple([replace.get(v, v) for v in n.inputs]) if replace else n.inputs for n in self.nodes]
         self.branch = self._branches()
-        groups = context.plan.hints.get("groups", ())
-        self.groups = {node: number for number, nodes in enumerate(groups) for node in nodes}
+        self.groups = {node: number for number, nodes in enumerate(beside(context)) for node in nodes}
+        several = len(hardware.devices) > 1
+        self.stages = {min(nodes) for nodes in context.plan.hints.get("stage", ()) if nodes} if several else set()
+        tables = {storage_of(v) for v in context.plan.hints.get("tables", ())} if several else set()
+        work.tables |= {s for s in tables if work.sizes.get(s, 0) > self.small}
 
     def _branches(self) -> dict[int, float]:
         """By node: seconds of the chain that begins there, in which each computes with the one before and no other node does.
@@ -166,6 +178,8 @@ class _Gathering:
                 light = home is None and all(units[m].light for m in makers) and self._is_light(node, used, makers)
                 index, group = len(units), self.groups.get(node.id, -1)
                 units.append(Unit([], [0.0] * len(self.rows), light=light and group < 0, group=group))
+            if node.id in self.stages:
+                self.work.starts.add(index)
             self._add(units[index], index, node, used)
             if home is not None and (units[index].home is None or bound):
                 units[index].home = home
@@ -179,10 +193,13 @@ class _Gathering:
         """The unit that a node joins, if any."""
         units = self.work.units
         serious = [m for m in makers if not units[m].light] if len(makers) > 1 else list(makers)
-        if len(serious) != 1:
+        if len(serious) != 1 or node.id in self.stages:
             return None
         index = serious[0]
         unit = units[index]
+        tables = self.work.tables
+        if tables and not (unit.reads.isdisjoint(tables) and tables.isdisjoint(map(storage_of, used))):
+            return None  # rows leave the device of the table, and dense work need not be there
         if self.groups and unit.group != self.groups.get(node.id, -1):
             return None
         if unit.light and (home is not None or not self._is_light(node, used, {index})):

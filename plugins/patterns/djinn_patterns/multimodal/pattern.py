@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from djinn.hooks import Pattern
 from djinn.planning import ExecutionPhase, Graph, Modality, Node, PatternMatch, data_kinds
-from djinn_core.planning.stages.annotating.kinds import DataKinds, entering_kinds
-from djinn_patterns.multimodal.adapters import adapters, projected
+from djinn_core.planning.stages.annotating.kinds import entering_kinds
 from djinn_patterns.multimodal.branches import branches
 from djinn_patterns.multimodal.modality_fusion import OPERATIONS, How, ModalityFusion, fusions, mirrored
 
@@ -39,59 +37,30 @@ class FusionPoint(Pattern):
             return
         kinds = data_kinds(graph)
         found = list(fusions(graph, kinds, candidates))
-        facts = _Facts(graph, kinds, Modality.VISION in entering, mirrored(found))
-        hints = _hints(graph, kinds, found) if found else {}
+        seen, mutual = Modality.VISION in entering, mirrored(found)
+        apart = branches(graph, kinds) if found else ()
         for number, fusion in enumerate(found):
-            yield facts.match(fusion, hints if number == 0 else {})
+            yield _match(fusion, seen, mutual, apart if number == 0 and len(apart) > 1 else ())
 
 
-class _Facts:
-    """Facts about a fusion point."""
-
-    def __init__(self, graph: Graph, kinds: DataKinds, seen: bool, mirrored: bool) -> None:
-        self._graph, self._kinds, self._seen, self._mirrored = graph, kinds, seen, mirrored
-        self._adapters = adapters(graph, kinds)
-
-    def match(self, fusion: ModalityFusion, hints: Mapping[str, Any]) -> PatternMatch:
-        node, how = fusion.node, fusion.how
-        mutual = self._mirrored and how == "cross_attention"
-        return PatternMatch(
-            pattern=FusionPoint.name,
-            nodes=(node.id,),
-            confidence=0.97 if how in _SURE else 0.9,
-            reason=f"in node {node.id} ({node.op}) {' '.join(self._told(fusion))}",
-            hints=hints,
-            phase=ExecutionPhase.MULTIMODAL_FUSION if self._seen else None,
-            modality=Modality.MULTIMODAL_FUSION,
-            details={
-                "how": "co_attention" if mutual else how,
-                "kinds": fusion.names,
-                "adapters": dict(self._adapted(fusion)),
-            },
-        )
-
-    def _told(self, fusion: ModalityFusion) -> Iterator[str]:
-        first, *others = fusion.names
-        if fusion.how == "scatter" and others:
-            first, others = others[-1], [first, *others[:-1]]
-        yield first
-        yield _TOLD[fusion.how]
-        yield " and ".join(others) or first
-
-    def _adapted(self, fusion: ModalityFusion) -> Iterator[tuple[str, str]]:
-        for source, kind in fusion.kinds:
-            if kind in self._adapters:
-                yield kind.value, self._adapters[kind]
-            elif projected(self._graph, self._kinds, source):
-                yield kind.value, "projection"
+def _match(fusion: ModalityFusion, seen: bool, mutual: bool, apart: tuple[tuple[int, ...], ...]) -> PatternMatch:
+    node, how = fusion.node, fusion.how
+    return PatternMatch(
+        pattern=FusionPoint.name,
+        nodes=(node.id,),
+        confidence=0.97 if how in _SURE else 0.9,
+        reason=f"in node {node.id} ({node.op}) {' '.join(_told(fusion))}",
+        hints={"branches": apart},
+        phase=ExecutionPhase.MULTIMODAL_FUSION if seen else None,
+        modality=Modality.MULTIMODAL_FUSION,
+        details={"how": "co_attention" if mutual and how == "cross_attention" else how, "kinds": fusion.names},
+    )
 
 
-def _hints(graph: Graph, kinds: DataKinds, found: Sequence[ModalityFusion]) -> Mapping[str, Any]:
-    """The branches, which may run beside each other, what others need of them, and the ops where they meet."""
-    apart = branches(graph, kinds)
-    hint = {
-        "nodes": {kind.value: tuple(branch.nodes) for kind, branch in apart.items()},
-        "results": {kind.value: branch.results for kind, branch in apart.items()},
-        "fusion": tuple(fusion.node.id for fusion in found),
-    }
-    return {"branches": (hint,)}
+def _told(fusion: ModalityFusion) -> Iterator[str]:
+    first, *others = fusion.names
+    if fusion.how == "scatter" and others:
+        first, others = others[-1], [first, *others[:-1]]
+    yield first
+    yield _TOLD[fusion.how]
+    yield " and ".join(others) or first

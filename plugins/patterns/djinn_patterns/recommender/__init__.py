@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from djinn.hooks import Pattern, hookimpl
 from djinn_patterns.recommender.bags import EmbeddingBag
 from djinn_patterns.recommender.interaction import Interaction
-from djinn_patterns.recommender.tables import IdTables
 
 djinn_api_version = "2.0"
 
 
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
-    """The patterns `embedding_bag`, `interaction` and `id_tables`."""
-    return [EmbeddingBag(), Interaction(), IdTables()]
+    """The patterns `embedding_bag` and `interaction`."""
+    return [EmbeddingBag(), Interaction()]

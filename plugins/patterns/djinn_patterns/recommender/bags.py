@@ -42,7 +42,7 @@ def _match(graph: Graph, nodes: Sequence[Node], mode: str, confidence: float) ->
         confidence=confidence,
         reason=f"node {look_up.id} ({look_up.op}) looks up rows of {width} numbers for the ids of each sample{how}",
         # Partial sums of rows add up, so the table may lie in parts; what is sent is one row for each sample.
-        hints={"split_rows": (weight,)},
+        hints={"tables": (weight,)},
         details={"rows": rows, "width": width, "mode": mode, "fused": last is look_up},
     )
 

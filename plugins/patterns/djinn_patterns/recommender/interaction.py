@@ -48,7 +48,5 @@ def _match(graph: Graph, interaction: FeatureInteraction) -> PatternMatch:
         nodes=interaction.nodes,
         confidence=_LESS_SURE.get(interaction.kind, 0.97),
         reason=f"node {interaction.at} ({graph.nodes[interaction.at].op}) takes {_WHAT[interaction.kind]}",
-        # Until here tables may lie anywhere; what they give has to come together.
-        hints={"gather": tuple(dict.fromkeys(graph.flow.value(s) for s in interaction.features))},
         details={"kind": interaction.kind, "tables": interaction.tables},
     )

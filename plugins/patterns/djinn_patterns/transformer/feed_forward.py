@@ -33,7 +33,6 @@ def _match(graph: Graph, network: Network) -> PatternMatch:
         nodes=network.nodes,
         confidence=0.98,
         reason=_reason(network, bends, widths),
-        hints={"fuse": tuple(layer.product.id for layer in network.first)} if len(network.first) > 1 else {},
         details={"gated": network.gated, "layers": len(network.layers), "hidden": widths[0], "activation": bends[0]},
     )
 

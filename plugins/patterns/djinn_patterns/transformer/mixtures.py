@@ -1,14 +1,13 @@
-"""The pattern `mixture_of_experts`: a router that chooses, for each token, the networks that it goes through."""
+"""Routers of mixtures of experts: they choose, for each token, the networks that it goes through."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 import attrs
 
-from djinn.hooks import Pattern
-from djinn.planning import SOFTMAX, Graph, Node, PatternMatch, arguments
+from djinn.planning import SOFTMAX, Graph, Node, arguments
 from djinn_core.ir.flow import Flow
 from djinn_core.planning.matching.layers import Layer
 from djinn_patterns.transformer.layers import Layers, layers_of
@@ -47,38 +46,6 @@ class Router:
         """Ids of its ops, in order."""
         layer = {self.layer.product.id, self.layer.node.id}
         return tuple(sorted({*layer, *self.between, *(choice.id for choice in self.choices)}))
-
-
-class MixtureOfExperts(Pattern):
-    """A choice of the best few among the scores that a linear layer gives each token."""
-
-    name = "mixture_of_experts"
-    tolerates_growth = True
-    operations = _CHOICES
-
-    def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each router, which covers it and its choices."""
-        given = {node.id for node in candidates}
-        for router in routers_of(graph):
-            if router.choices[-1].id in given:
-                yield _match(router)
-
-
-def _match(router: Router) -> PatternMatch:
-    choice, layer, experts = router.choices[-1], router.layer.node.id, router.experts
-    few = router.chosen < experts
-    reason = (
-        f"the linear layer in node {layer} gives each token {experts} scores, node {choice.id} ({choice.op}) takes the best "
-        f"{router.chosen} of them, and what was scored is computed with further: those experts get it"
-    )
-    return PatternMatch(
-        pattern=MixtureOfExperts.name,
-        nodes=router.nodes,
-        confidence=0.97 if few else 0.9,
-        reason=reason if few else f"{reason}; that all are taken speaks against it",
-        hints={"experts": experts, "share": router.chosen / experts},
-        details={"experts": experts, "chosen": router.chosen},
-    )
 
 
 def routers_of(graph: Graph) -> tuple[Router, ...]:

@@ -93,7 +93,7 @@ class _Search:
         self._layers: Layers = layers_of(graph)
         self._ways: dict[int, _Way] = {}
         written = graph.flow.shared(written_norms).values()
-        self._normed = {norm.nodes[-1]: norm for norm in written if not norm.frozen}
+        self._normed = {norm.nodes[-1]: norm for norm in written}
 
     def networks(self) -> list[Network]:
         """All of them."""

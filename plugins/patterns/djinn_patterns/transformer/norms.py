@@ -1,13 +1,10 @@
-"""Norms: one of PyTorch's ops, or written out: data is divided by how far it spreads."""
+"""Norms that are written out: data is divided by how far it spreads. They do not end a feed-forward network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import attrs
 
-from djinn.hooks import Pattern
-from djinn.planning import CONVOLUTION, NORMALISATION, Graph, Node, PatternMatch, arguments, is_given
+from djinn.planning import CONVOLUTION, Graph, Node, arguments, is_given
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
 _POWERS = frozenset({"pow"})  # of -0.5 and 0.5
@@ -19,7 +16,6 @@ _VARIANCES = frozenset({"var", "var_mean"})
 _SUMS = frozenset({"add", "add_"})
 _BOUNDS = frozenset({*_SUMS, "clamp", "clamp_min", "clamp_min_", "maximum"})
 _SCALES = frozenset({"div", "div_", "mul", "mul_"})
-_CHANNELS = 2  # at least; one number scales all
 
 
 @attrs.frozen
@@ -29,16 +25,11 @@ class WrittenNorm:
     Attributes:
         nodes: the ops, from the square to the last scaling. root: the op that gives how far the data spreads.
         data: source of what is normalised.
-        centred: whether the mean was taken away. weighted: whether weights follow.
-        frozen: whether the spread is not that of the data, but one that was measured before.
     """
 
     nodes: tuple[int, ...]
     root: Node
     data: int
-    centred: bool
-    weighted: bool
-    frozen: bool = False
 
 
 def written_norms(graph: Graph) -> dict[int, WrittenNorm]:
@@ -46,40 +37,6 @@ def written_norms(graph: Graph) -> dict[int, WrittenNorm]:
     candidates = sorted(i for operation in _MEASURES & graph.by_op.keys() for i in graph.by_op[operation])
     found = {i: written for i in candidates if (written := _written_out(graph, graph.nodes[i])) is not None}
     return {i: written for i, written in found.items() if not _makes_kernel(graph, written.nodes[-1])}
-
-
-class Norm(Pattern):
-    """A norm over channels, features or groups."""
-
-    name = "norm"
-    tolerates_growth = True
-    operations = NORMALISATION | _MEASURES
-
-    def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each norm of data; what makes the kernel of a convolution from a weight is none."""
-        written = graph.flow.shared(written_norms)
-        for node in candidates:
-            if node.operation in NORMALISATION:
-                if not _makes_kernel(graph, node.id):
-                    reason = f"node {node.id} is {node.op}, which is a norm"
-                    yield PatternMatch(self.name, (node.id,), 1.0, reason, details={"fused": True})
-            elif node.id in written:
-                yield _match(written[node.id])
-
-
-def _match(written: WrittenNorm) -> PatternMatch:
-    kind = "batch_norm" if written.frozen else "layer_norm" if written.centred else "rms_norm"
-    less = "less its mean, " if written.centred else ""
-    then = ", and weights follow" if written.weighted else ""
-    return PatternMatch(
-        pattern=Norm.name,
-        nodes=written.nodes,
-        confidence=0.98 if written.weighted else 0.95,
-        reason=f"what goes into node {written.nodes[0]}, {less}is divided by how far it spreads, which is what node "
-        f"{written.root.id} ({written.root.op}) gives{then}: a {kind} that is written out",
-        hints={"fuse": tuple(written.nodes)},
-        details={"fused": False, "kind": kind},
-    )
 
 
 def _makes_kernel(graph: Graph, index: int) -> bool:
@@ -95,24 +52,24 @@ def _written_out(graph: Graph, root: Node) -> WrittenNorm | None:
     """The norm whose root `root` is: of a spread, to which at most a small number was added, and something is scaled by it."""
     measured = _measured(graph, root)
     if measured is None:
-        return _frozen(graph, root)
-    source, measuring, centred = measured
+        return None
+    source, measuring = measured
     divisor, after = _bounded(graph, root)
     scaled = _scaled(graph, divisor, source)
     if scaled is None:
         return None
-    first, weights, less = scaled
+    first, weights = scaled
     if root.operation in _LENGTHS and not weights:
         return None  # directions, as those that are compared with each other
     nodes = {*measuring, root.id, *after, first.id, *(n.id for n in weights)}
-    return WrittenNorm(tuple(sorted(nodes)), root, source, centred or less, bool(weights))
+    return WrittenNorm(tuple(sorted(nodes)), root, source)
 
 
-def _measured(graph: Graph, root: Node) -> tuple[int, tuple[int, ...], bool] | None:
-    """Data whose spread the root measures, the ops that lead there, and whether a mean is taken away on the way."""
+def _measured(graph: Graph, root: Node) -> tuple[int, tuple[int, ...]] | None:
+    """Return the data whose spread the root measures, and the ops that lead there."""
     flow = graph.flow
     if root.operation in _LENGTHS | _DEVIATIONS:
-        return flow.operands(root)[0], (), root.operation in _DEVIATIONS
+        return flow.operands(root)[0], ()
     if root.operation in _POWERS and arguments(root).get("exponent") not in {-0.5, 0.5}:
         return None
     before: list[int] = []
@@ -123,44 +80,11 @@ def _measured(graph: Graph, root: Node) -> tuple[int, tuple[int, ...], bool] | N
     if maker is None:
         return None
     if maker.operation in _VARIANCES:
-        return flow.operands(maker)[0], (*before, maker.id), True
+        return flow.operands(maker)[0], (*before, maker.id)
     square = flow.node(flow.operands(maker)[0]) if maker.operation == "mean" else None
     if square is None or square.operation not in _SQUARES or not _is_square(graph, square):
         return None
-    source = flow.operands(square)[0]
-    return source, (*before, maker.id, square.id), _less(graph, source) is not None
-
-
-def _frozen(graph: Graph, root: Node) -> WrittenNorm | None:
-    """A norm whose spread was measured before: channels are scaled by one over the root of a given variance, and shifted."""
-    flow = graph.flow
-    if root.operation != "rsqrt" or graph.meta(root.inputs[0]).numel < _CHANNELS:
-        return None
-    start = flow.operands(root)[0]
-    maker = flow.node(start)
-    if not is_given(flow, start) and not (maker is not None and maker.operation in _SUMS and _all_given(graph, maker)):
-        return None
-    todo: list[tuple[Node, tuple[int, ...]]] = [(root, (root.id,))]
-    for at, nodes in todo:
-        for user in (graph.nodes[u] for u in flow.users(at.id)):
-            others = [s for s in flow.operands(user) if s != at.id]
-            if user.operation not in _SCALES or len(others) != 1:
-                continue
-            if not is_given(flow, others[0]):
-                all_nodes = tuple(sorted({*nodes, user.id, *_shifted(graph, user)}))
-                return WrittenNorm(all_nodes, root, others[0], centred=True, weighted=True, frozen=True)
-            if at is root:  # weights may be multiplied in first
-                todo.append((user, (*nodes, user.id)))
-    return None
-
-
-def _all_given(graph: Graph, node: Node) -> bool:
-    return all(is_given(graph.flow, s) for s in graph.flow.operands(node))
-
-
-def _shifted(graph: Graph, scaled: Node) -> list[int]:
-    """The addition that follows the scaling of channels."""
-    return [u for u in graph.flow.users(scaled.id) if graph.nodes[u].operation in _SUMS][:1]
+    return flow.operands(square)[0], (*before, maker.id, square.id)
 
 
 def _is_square(graph: Graph, node: Node) -> bool:
@@ -182,8 +106,8 @@ def _bounded(graph: Graph, root: Node) -> tuple[Node, tuple[int, ...]]:
     return node, tuple(after)
 
 
-def _scaled(graph: Graph, divisor: Node, source: int) -> tuple[Node, list[Node], bool] | None:
-    """The op that scales what was measured, itself or less its mean; the weights around it; and whether it was less its mean."""
+def _scaled(graph: Graph, divisor: Node, source: int) -> tuple[Node, list[Node]] | None:
+    """Return the op that scales the measured data, with or without its mean subtracted, and the weights around it."""
     flow = graph.flow
     for user in flow.users(divisor.id):
         node = graph.nodes[user]
@@ -195,7 +119,7 @@ def _scaled(graph: Graph, divisor: Node, source: int) -> tuple[Node, list[Node],
         if not _is_same(graph, data, source):
             data, before = _unweighted(graph, data)
         if _is_same(graph, data, source):
-            return node, [*before, *_weighted(graph, node)], _less(graph, data) is not None
+            return node, [*before, *_weighted(graph, node)]
     return None
 
 

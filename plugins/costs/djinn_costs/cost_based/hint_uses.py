@@ -1,0 +1,39 @@
+"""What followed from each kind of hint, for `djinn explain`."""
+
+from __future__ import annotations
+
+from djinn.hooks import PlacementContext
+from djinn.planning import HintUse
+from djinn_costs.cost_based.options import Option, Options
+
+
+def hint_uses(context: PlacementContext, options: Options, best: Option) -> tuple[HintUse, ...]:
+    """Return what followed from each kind of hint in the plan that this policy reads."""
+    decided = {use.hint: use for use in best.uses}
+    told = {"colocate": _colocated(context, best), "tables": _tables(options, best)}
+    few = f"{len(best.listed.devices)} of {len(options.devices)} devices runs the program"
+    for name in ("groups", "branches", "pipeline", "stage"):
+        told[name] = (
+            f"nothing followed: {few}" if len(best.listed.devices) == 1 else "nothing followed: it is not faster"
+        )
+    hints = context.plan.hints
+    return tuple(decided.get(name) or HintUse(name, decision) for name, decision in told.items() if hints.get(name))
+
+
+def _colocated(context: PlacementContext, best: Option) -> str:
+    groups = len(context.plan.hints.get("colocate", ()))
+    if len(best.listed.devices) == 1:
+        return f"{groups} groups of values are on the one device in use"
+    return f"each of {groups} groups of values is on one device"
+
+
+def _tables(options: Options, best: Option) -> str:
+    tables, work = options.work.tables, options.work
+    if not tables:
+        return "nothing followed: one device, or no table takes a hundredth of a device"
+    look_ups = {best.listed.where[i] for i, unit in enumerate(work.units) if not unit.reads.isdisjoint(tables)}
+    dense = {best.listed.where[i] for i, unit in enumerate(work.units) if unit.reads.isdisjoint(tables)} - look_ups
+    size = sum(work.sizes[s] for s in tables)
+    if not dense:
+        return f"{len(tables)} tables of {size:,} bytes are beside the dense work"
+    return f"{len(tables)} tables of {size:,} bytes stay apart from the dense work: ids go to them, and rows come back"

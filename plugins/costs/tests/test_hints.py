@@ -1,0 +1,152 @@
+"""What `cost_based` does because of hints of patterns, and what it says about it."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from djinn.planning import CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology, Stream
+from djinn.testing import ProgramBuilder, placement_context
+from djinn_costs.cost_based import CostBased
+
+MS = 1e-3
+ROWS, WIDTH = 8, 64
+
+
+def devices(*memory):
+    return tuple(DeviceCapabilities(f"s/cpu:{n}", "cpu", memory=m, memory_free=m) for n, m in enumerate(memory))
+
+
+def placed(graph, there, hints, stream=None, bandwidth=1e9, slow=(), homes=None):
+    """The placement and the uses, by hint. A product takes a millisecond, ten on devices in `slow`."""
+    rows = {
+        device.id: tuple(
+            CostEstimate(0, 0, 0, (10 * MS if number in slow else MS) if node.operation == "mm" else 1e-6)
+            for node in graph.nodes
+        )
+        for number, device in enumerate(there)
+    }
+    topology = NetworkTopology(there, (Link("*", "*", bandwidth, 1e-4),))
+    context = attrs.evolve(placement_context(graph), topology=topology, costs=Costs(rows))
+    context = attrs.evolve(context, plan=attrs.evolve(context.plan, hints=hints))
+    context = attrs.evolve(context, stream=stream or context.stream, resident=homes or {})
+    placement = CostBased().place(context)
+    return placement, {use.hint: use for use in placement.uses}
+
+
+def sent(graph, placement):
+    """Bytes that devices need of each other."""
+    where = {d.node: d.device for d in placement.decisions}
+    makers = {v: node.id for node in graph.nodes for v in node.outputs}
+    needed = {
+        (v, where[node.id])
+        for node in graph.nodes
+        for v in node.inputs
+        if v in makers and where[makers[v]] != where[node.id]
+    }
+    return sum(graph.meta(v).nbytes for v, _ in needed)
+
+
+def blocks(count, inner=4):
+    """`count` blocks with a wide middle and narrow ends; their nodes."""
+    builder, stages = ProgramBuilder(), []
+    x = builder.input(ROWS, WIDTH)
+    for _ in range(count):
+        first = len(builder.calls)
+        for width in (*[8 * WIDTH] * inner, WIDTH):
+            given = builder.input(8 * WIDTH if len(builder.calls) > first else WIDTH, width)
+            x = builder.op("aten::mm", x, given, shape=(ROWS, width))
+        stages.append(tuple(range(first, len(builder.calls))))
+    return builder.graph(), tuple(stages)
+
+
+def test_pipeline_stages_meet_between_blocks_where_sending_what_is_between_ops_takes_too_long():
+    graph, stages = blocks(3)
+    there, stream = devices(1 << 30, 1 << 30), Stream(following=4)
+    plain, _ = placed(graph, there, {"pipeline": (2,)}, stream, bandwidth=1e6)
+    given, uses = placed(graph, there, {"pipeline": (2,), "stage": stages}, stream, bandwidth=1e6)
+    assert len(plain.devices) == 1  # a cut in half sends a wide result, longer than one device takes for an input
+    where = {d.node: d.device for d in given.decisions}
+    assert [len({where[n] for n in nodes}) for nodes in stages] == [1, 1, 1]
+    assert len(given.devices) == 2
+    assert "between stages" in uses["stage"].decision
+    assert uses["pipeline"].seconds_after == pytest.approx(10 * MS, rel=0.1)
+
+
+def test_pipeline_stages_meet_elsewhere_where_that_divides_the_work_better():
+    graph, stages = blocks(3)
+    given, uses = placed(graph, devices(1 << 30, 1 << 30), {"pipeline": (2,), "stage": stages}, Stream(following=4))
+    assert len(given.devices) == 2
+    assert uses["stage"].decision == "cuts within stages are faster"
+
+
+def test_a_model_in_parts_is_cut_between_blocks():
+    graph, stages = blocks(4)
+    size = sum(graph.meta(v).nbytes for v in graph.inputs)
+    there = devices(*[int(0.4 * size)] * 4)
+    plain, _ = placed(graph, there, {})
+    given, uses = placed(graph, there, {"stage": stages})
+    assert sent(graph, given) <= sent(graph, plain)
+    where = {d.node: d.device for d in given.decisions}
+    assert len(set(where.values())) > 1
+    assert uses["stage"].seconds_after <= uses["stage"].seconds_before
+
+
+def looked_up(rows):
+    """A large table, and products with what is looked up in it."""
+    builder = ProgramBuilder()
+    table, ids = builder.input(rows, WIDTH), builder.input(ROWS)
+    x = builder.op("aten::embedding", table, ids, shape=(ROWS, WIDTH))
+    for _ in range(8):
+        x = builder.op("aten::mm", x, builder.input(WIDTH, WIDTH), shape=(ROWS, WIDTH))
+    return builder.graph(), table
+
+
+def test_dense_work_leaves_the_device_of_a_large_table():
+    graph, table = looked_up(1 << 14)  # 4 MB, more than a hundredth of a device
+    there, homes = devices(1 << 27, 1 << 27), {table: "s/cpu:1"}
+    plain, _ = placed(graph, there, {}, slow=(1,), homes=homes)
+    given, uses = placed(graph, there, {"tables": (table,)}, slow=(1,), homes=homes)
+    assert [d.device for d in plain.decisions] == ["s/cpu:1"] * 9
+    assert [d.device for d in given.decisions] == ["s/cpu:1"] + ["s/cpu:0"] * 8
+    assert given.values[table] == "s/cpu:1"
+    assert "ids go to them" in uses["tables"].decision
+
+
+def test_a_small_table_stays_with_the_dense_work():
+    graph, table = looked_up(16)
+    given, uses = placed(graph, devices(1 << 22, 1 << 30), {"tables": (table,)})
+    assert len({d.device for d in given.decisions}) == 1
+    assert "no table takes a hundredth" in uses["tables"].decision
+
+
+def apart(count):
+    """Two chains of products, and what puts them together."""
+    builder, nodes, ends = ProgramBuilder(), [], []
+    for _ in range(2):
+        x, first = builder.input(ROWS, WIDTH), len(builder.calls)
+        for _ in range(count):
+            x = builder.op("aten::mm", x, builder.input(WIDTH, WIDTH), shape=(ROWS, WIDTH))
+        nodes.append(tuple(range(first, len(builder.calls))))
+        ends.append(x)
+    builder.op("aten::cat", *ends, shape=(2 * ROWS, WIDTH))
+    return builder.graph(), tuple(nodes)
+
+
+def test_each_branch_has_a_device_and_the_gain_is_predicted():
+    graph, branches = apart(8)
+    placement, uses = placed(graph, devices(1 << 30, 1 << 30), {"branches": branches})
+    where = {d.node: d.device for d in placement.decisions}
+    assert [len({where[n] for n in nodes}) for nodes in branches] == [1, 1]
+    assert where[branches[0][0]] != where[branches[1][0]]
+    use = uses["branches"]
+    assert (use.seconds_before, use.seconds_after) == (pytest.approx(16 * MS, rel=0.1), pytest.approx(8 * MS, rel=0.1))
+
+
+@pytest.mark.parametrize("there", [devices(1 << 30), devices(1 << 30, 1 << 30)], ids=["one device", "two"])
+def test_branches_that_gain_nothing_stay_together_and_the_use_says_why(there):
+    graph, branches = apart(1)
+    placement, uses = placed(graph, there, {"branches": branches}, bandwidth=1e4)
+    assert len(placement.devices) == 1
+    assert uses["branches"].decision.startswith("nothing followed")
+    assert not uses["branches"].seconds_before
