@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         PageRequest,
         WatchedServer,
     )
+    from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
     from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, PlacementTrial, Trial
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
@@ -87,6 +88,7 @@ __all__ = [
     "AssignmentRequest",
     "Authenticator",
     "Buffer",
+    "CastPolicy",
     "ChannelContext",
     "ChannelWrapper",
     "ClientChannel",
@@ -134,6 +136,7 @@ __all__ = [
     "Observer",
     "OpHandler",
     "OperationsPages",
+    "OperatorLibrary",
     "Optimization",
     "OptimizationContext",
     "PageRequest",
@@ -205,6 +208,7 @@ _PLACES = {
     "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
     "djinn_core.hookspecs.observers": "Event Observer",
     "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
+    "djinn_core.hookspecs.operators": "CastPolicy OperatorLibrary",
     "djinn_core.hookspecs.optimizations": "Judge Optimization OptimizationContext PlacementTrial Trial",
     "djinn_core.hookspecs.patterns": "Pattern",
     "djinn_core.hookspecs.placement_policies": "PlacementContext PlacementPolicy",

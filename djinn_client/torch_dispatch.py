@@ -185,6 +185,40 @@ def composite_kernel(func: Any) -> Callable[..., Any] | None:
     return None
 
 
+def has_kernel(func: Any, key: str) -> bool:
+    """True if an op has a kernel for a dispatch key, such as `AutocastCPU`."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+
+_AUTOCAST: Final[Any] = torch._C._parse_dispatch_key("AutocastPrivateUse1")
+_implementations: Final[list[torch.library.Library]] = []  # PyTorch drops the kernels of a library that is gone
+
+
+def implement_autocast(func: Any, kernel: Callable[..., Any]) -> None:
+    """Have an op call `kernel` where autocast is enabled for tensors of the device."""
+    library = torch.library.Library(str(func.namespace), "IMPL")
+    library.impl(func, kernel, "AutocastPrivateUse1")
+    _implementations.append(library)
+
+
+def cast_by_autocast(func: Any, args: Any, kwargs: Any, device_type: str, dtype: torch.dtype, *, restores: bool) -> Any:
+    """Call an op below autocast, with floating-point tensors of the device cast to `dtype`. float64 tensors stay.
+
+    `restores`: results get the dtype of the first tensor.
+    """
+
+    def eligible(given: Any) -> bool:
+        is_tensor = isinstance(given, torch.Tensor) and given.device.type == device_type
+        return is_tensor and given.is_floating_point() and given.dtype is not torch.float64
+
+    tree = torch.utils._pytree
+    first = next((one.dtype for one in tree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)), None)
+    args, kwargs = tree.tree_map(lambda one: one.to(dtype) if eligible(one) else one, (args, kwargs))
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
+        made = func(*args, **kwargs)
+    return tree.tree_map(lambda one: one.to(first) if eligible(one) else one, made) if restores else made
+
+
 @functools.cache
 def backend_kernel(func: Any) -> Callable[..., Any] | None:
     """Kernel of an op outside `aten` that its library registers for every backend of PyTorch's out-of-tree key, where it does."""
@@ -204,8 +238,9 @@ def kernels_raise_versions(func: Any) -> bool:
     Autograd increments versions for ops that return the written tensors. Kernels of ops without results either call such ops, or
     write memory directly and leave versions unchanged.
     """
-    key = torch._C.DispatchKey.CompositeExplicitAutograd
-    return not func._schema.returns and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    if has_kernel(func, "ADInplaceOrView"):
+        return False  # of `torch.library.custom_op`, which increments them
+    return not func._schema.returns and has_kernel(func, "CompositeExplicitAutograd")
 
 
 def in_forward_mode() -> bool:

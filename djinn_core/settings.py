@@ -337,6 +337,7 @@ class Settings:
         router: name of the router of sessions with several executors; empty: the preferred one.
         interception: name of the interception that records this program's ops; counts in the environment and the file at the import.
         compilers: names of the compilers that executors may use.
+        operators: custom ops that executors of this machine run: names of operator libraries, or `module:NAME` for Python ops of a module.
         assignment: name of the policy by which `djinn serve` assigns new sessions to executors.
         assignment_hint: what servers are told of this program's work when they assign it, such as the name of a model.
         authenticators: names of the authenticators that `djinn serve` asks beside its own tokens.
@@ -394,6 +395,7 @@ class Settings:
     router: str = attrs.field(default="", converter=_text)
     interception: str = attrs.field(default="native", converter=_text)
     compilers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    operators: tuple[str, ...] = attrs.field(default=(), converter=_names)
     assignment: str = attrs.field(default="least_loaded", converter=_text)
     assignment_hint: str = attrs.field(default="", converter=_text)
     authenticators: tuple[str, ...] = attrs.field(default=(), converter=_names)

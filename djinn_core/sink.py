@@ -99,6 +99,8 @@ class Facts(msgspec.Struct, eq=False):
         residence: the executor of a storage of a logical device, for people.
         round_trip_seconds: network round trip to the executor, without the executor's own time; None if it is not known yet.
         missing: ops that a server of the session lacks, and which server.
+        offered: custom ops that every executor of the session runs, each with its schema there.
+        operators: the operator libraries of plugins. Loads plugins.
         op_handler: the op handler of a name; None if no plugin offers it. Loads plugins.
         fallback: the op handler for calls that executors cannot run; None: such calls are errors.
         checkpoint_instructions: how many instructions a program may hold before it is sent.
@@ -116,6 +118,8 @@ class Facts(msgspec.Struct, eq=False):
     residence: Callable[[int, int], str] = lambda *_: ""
     round_trip_seconds: Callable[[], float | None] = lambda: None
     missing: Mapping[str, str] = msgspec.field(default_factory=dict)
+    offered: Mapping[str, str] = msgspec.field(default_factory=dict)
+    operators: Callable[[], Sequence[Any]] = tuple
     op_handler: Callable[[str], OpHandler | None] = lambda _: None
     fallback: OpHandler | None = None
     checkpoint_instructions: int = 4096

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,6 +25,7 @@ import torch.utils._device
 import torch.utils._foreach_utils
 import torch.utils._python_dispatch
 import torch.utils.dlpack
+from torch._library import custom_ops
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,7 +70,10 @@ NEEDED: Final = (
     "torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors",
     "torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs",
     "torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr",
+    "torch._C._ExcludeDispatchKeyGuard",
     "torch._C._dispatch_get_all_op_names",
+    "torch._library.custom_ops.CustomOpDef",
+    "torch._library.custom_ops.OPDEFS",
     "torch._C._get_schema",
     "torch._C._set_conj",
     "torch._C._should_allow_numbers_as_tensors",
@@ -174,6 +178,28 @@ def dispatched_operators() -> list[str]:
 def schema_named(packet: str, overload: str) -> Any:
     """The schema of an overload by its names (an empty overload name is the default)."""
     return torch._C._get_schema(packet, overload)
+
+
+def overload_called(name: str) -> Any:
+    """The overload of a name such as `torchvision::nms`, if a library of this process registers it; otherwise None."""
+    if name not in dispatched_operators():
+        return None
+    packet, _, overload = name.partition(".")
+    namespace, _, op = packet.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
+
+
+def python_operator(func: Any) -> Any:
+    """The `CustomOpDef` of an op that `torch.library.custom_op` or `triton_op` defined; None for any other op."""
+    return custom_ops.OPDEFS.get(func.name())
+
+
+def python_operators(module: str) -> Iterator[Any]:
+    """Overloads of the ops that functions of a module define by `torch.library.custom_op` or `triton_op`, modules below it included."""
+    for definition in [*custom_ops.OPDEFS.values()]:
+        defined_in = definition._init_fn.__module__
+        if defined_in == module or defined_in.startswith(f"{module}."):
+            yield definition._opoverload
 
 
 def schema_of(func: Any) -> Any:

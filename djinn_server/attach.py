@@ -10,7 +10,7 @@ from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.ir.operators import allowed_operators, operators_digest
 from djinn_core.logs import get_logger
 from djinn_core.wire.compression import supported_compressions
-from djinn_core.wire.messages import Attach, Attached, DeviceInfo
+from djinn_core.wire.messages import Attach, Attached, CustomOperator, DeviceInfo
 from djinn_core.wire.peer_messages import PeerAttach
 from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume
 from djinn_server.context import ExecutorContext
@@ -76,10 +76,12 @@ def attached(
     *,
     caches_weights: bool,
     weight_sources: tuple[str, ...] = (),
+    custom_operators: tuple[CustomOperator, ...] = (),
 ) -> Attached:
     """The reply to an admitted client, with the allow-list of ops where the client has another one.
 
     `caches_weights`: True if the executor keeps weights. `weight_sources`: schemes of the addresses that it reads weights from.
+    `custom_operators`: those that the tenant may use.
     """
     differs = client_operators != operators_digest()
     return Attached(
@@ -94,4 +96,5 @@ def attached(
         weight_sources=weight_sources,
         timings=True,
         elastic=True,
+        custom_operators=custom_operators,
     )

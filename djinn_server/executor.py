@@ -48,6 +48,7 @@ from djinn_server.attach import AdmittedClient, admit, attached
 from djinn_server.compiling.compilation_queue import CompilationQueue, chosen
 from djinn_server.context import ExecutorContext
 from djinn_server.control import Control
+from djinn_server.custom_operators import CustomOperators
 from djinn_server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.events import ServerEvents
@@ -91,12 +92,14 @@ class Executor:
         new: SessionFactory,
         config: ExecutorConfig = ExecutorConfig(),  # noqa: B008 - a value
         store: WeightStore | None = None,
+        operators: CustomOperators | None = None,
     ) -> None:
         self._device = device
+        self._operators = operators or CustomOperators((), ())
         self._device_id = device.capabilities.id
         self._context = context
         self._config = config
-        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts, _folders(context, config.models))
+        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts, self._for_tenant(config.models))
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
@@ -296,10 +299,21 @@ class Executor:
             admitted.operators,
             caches_weights=caches_weights,
             weight_sources=self._context.weights.schemes,
+            custom_operators=self._operators.offered,
         )
         if not leases.seconds:
             return said
         return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
+
+    def _for_tenant(self, models: ModelConfig) -> Sequence[Callable[[str], None]]:
+        """Give a tenant its custom ops and its folders for weights; called with its name."""
+        found: list[Callable[[str], None]] = [self._operators.assign]
+        weights, disk = self._context.weights, self._context.disk
+        if models.saving is not None:
+            found.append(partial(weights.save_in, models.saving, disk))
+        if models.published is not None and models.publish_hours:
+            found.append(partial(weights.publish_in, models.published, models.publish_hours * 3600, disk))
+        return found
 
     def _client(self, badge: Badge, client: str) -> dict[str, str]:
         """Facts about a client for observers."""
@@ -401,17 +415,6 @@ class Executor:
                 _part(entry.connection, "the server was stopped", stopped=True)
                 entry.connection.close()
         self._context.events.close(_LAST_EVENTS_SECONDS)
-
-
-def _folders(context: ExecutorContext, models: ModelConfig) -> Sequence[Callable[[str], None]]:
-    """Give a tenant its folders for weights; called with its name."""
-    found: list[Callable[[str], None]] = []
-    if models.saving is not None:
-        found.append(partial(context.weights.save_in, models.saving, context.disk))
-    if models.published is not None and models.publish_hours:
-        longest = models.publish_hours * 3600
-        found.append(partial(context.weights.publish_in, models.published, longest, context.disk))
-    return found
 
 
 def _serve_peer(peer: PeerConnection, connection: Connection) -> None:
@@ -528,6 +531,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     registry = load_plugins(config)
+    operators = CustomOperators(config.operators, registry.operators)
     disk, policy = DiskQuota(), decider(registry, config.memory.policy)
     found, evicts = open_device(registry.devices, device), not config.batch_sessions
     opened = limited(found, config.memory.limit, disk, policy, on_demand=evicts)
@@ -552,7 +556,8 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     if config.recovery.journals is not None:
         remove_stale(config.recovery.journals)
     store = _open_store(config.store, disk)
-    return Executor(opened, context, registry, TicketChecker(start.key), new, start.without_secrets().config, store)
+    key, config = TicketChecker(start.key), start.without_secrets().config
+    return Executor(opened, context, registry, key, new, config, store, operators)
 
 
 def load_plugins(config: ExecutorConfig) -> Registry:

@@ -17,6 +17,7 @@ from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings, bytes_of
 from djinn_server.context import ExecutorContext
+from djinn_server.custom_operators import CustomOperators
 from djinn_server.devices import limited, open_device
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.executor import Executor, begin_compiling
@@ -106,7 +107,8 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)
     begin_compiling(context, registry, settings.compilers)
-    executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession)
+    operators = CustomOperators(settings.operators, registry.operators)
+    executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession, operators=operators)
     ours, theirs = connected_pair()
 
     def serve() -> None:

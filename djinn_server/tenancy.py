@@ -40,7 +40,7 @@ class Tenancy:
             disk: what the tenant has on disk.
             store: of all tenants.
             accounts: where a tenant's next executor finds what this one has used of its time; None: nowhere.
-            folders: give the tenant a folder for weights each; they raise OSError.
+            folders: give the tenant a folder for weights each, or its custom ops; they raise OSError.
         """
         self._folders = folders
         self.store = store

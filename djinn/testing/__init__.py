@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from djinn.testing.observers import ObserverConformance
     from djinn.testing.op_handlers import OpHandlerConformance
     from djinn.testing.operations_pages import OperationsPagesConformance
+    from djinn.testing.operators import OperatorLibraryConformance
     from djinn.testing.optimizations import OptimizationConformance
     from djinn.testing.patterns import PatternConformance
     from djinn.testing.placement_policies import PlacementPolicyConformance
@@ -73,6 +74,7 @@ __all__ = [
     "ObserverConformance",
     "OpHandlerConformance",
     "OperationsPagesConformance",
+    "OperatorLibraryConformance",
     "OptimizationConformance",
     "PatternConformance",
     "PlacementPolicyConformance",
@@ -135,6 +137,7 @@ _PLACES = {
     "djinn.testing.observers": "ObserverConformance",
     "djinn.testing.op_handlers": "OpHandlerConformance",
     "djinn.testing.operations_pages": "OperationsPagesConformance",
+    "djinn.testing.operators": "OperatorLibraryConformance",
     "djinn.testing.optimizations": "OptimizationConformance",
     "djinn.testing.patterns": "PatternConformance",
     "djinn.testing.placement_policies": "PlacementPolicyConformance",

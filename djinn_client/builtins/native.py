@@ -44,8 +44,10 @@ class Native(Interception):
     def reconsider(self) -> None:
         """As `Interception.reconsider`."""
         from djinn_client.interception.dispatch import forget_calls
+        from djinn_client.interception.ops.custom_operators import keep_offered_whole
 
         forget_calls()
+        keep_offered_whole()
 
     def forget(self) -> None:
         """As `Interception.forget`."""

@@ -56,7 +56,7 @@ from djinn_client.interception.shape_inference.trials import warns_each_time
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
 from djinn_client.torch_dispatch import CGenerator, class_of_script_object
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
+from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE, is_custom
 from djinn_core.ir.program import Call, Slot, canonical_nan
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.torch_private import schema_of
@@ -137,7 +137,8 @@ def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _take_apart_always(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    _handlers[id(func)] = take_apart
+    if not is_custom(func):  # which the next server may run
+        _handlers[id(func)] = take_apart
     return take_apart(func, args, kwargs)
 
 
@@ -167,6 +168,8 @@ def _record_unknown(
             check_given(func, (), operands, slots)
             _remember_call(func, args, key, call)
             return append(call, operands, slots)
+    if is_custom(func) and not port.is_open():
+        current().prepare()  # the executors say which custom ops they run
     if is_taken_apart(func):
         return _take_apart_always(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):

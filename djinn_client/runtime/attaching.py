@@ -40,7 +40,16 @@ def attach() -> None:
     handle_interrupts()
     warn_without_lock()
     port.sink = _LateSink()  # type: ignore[assignment] # in its place
-    for name in ("is_available", "prepare", "device_count", "counts_when_open", "describe", "residence", "op_handler"):
+    for name in (
+        "is_available",
+        "prepare",
+        "device_count",
+        "counts_when_open",
+        "describe",
+        "residence",
+        "op_handler",
+        "operators",
+    ):
         setattr(port, name, _loading(name))
     _IMPORTING.register()
     in_forked_child(_after_fork)

@@ -19,7 +19,7 @@ from djinn_client.interception.device.numeric_settings import require_exact
 from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime import early_start
-from djinn_client.runtime.connecting.open import OpenSession, missing_operators, open_connections
+from djinn_client.runtime.connecting.open import OpenSession, compare_operators, open_connections
 from djinn_client.runtime.context import InitHook, context
 from djinn_client.runtime.executor_client import ExecutorClient
 from djinn_client.runtime.planning import session_planner
@@ -286,9 +286,9 @@ def _open() -> Session:
             one.close()
         raise
     context.session = session
-    port.missing = missing_operators(opened)
-    if port.missing:
+    if compare_operators(opened):
         port.interception.reconsider()  # ops recorded before there was a server were taken for supported
+    if port.missing:
         _warn_of_missing(port.missing)
     log.info("connected", server=session.server, session=session_name())
     kinds = tuple(one.attached.device.kind for one in opened)
@@ -470,7 +470,7 @@ def _end_session() -> None:
     with port.lock:
         port.interception.forget()
         port.sessions_ended += 1
-    port.missing = {}
+    port.missing, port.offered = {}, {}
     context.first_storage = new_storage()
     context.observers.tell("disconnected", server=session.server)
     context.closed = (
@@ -660,5 +660,5 @@ def become_runtime() -> None:
     port.counts_when_open = lambda: not is_initialized() and _named_servers()
     port.describe, port.residence = _described, _residence
     port.round_trip_seconds = lambda: context.session.round_trip_seconds if context.session is not None else None
-    port.op_handler = _op_handler
+    port.op_handler, port.operators = _op_handler, lambda: registry().operators
     port.is_open = is_initialized  # set last: where it is the client's, all are

@@ -18,8 +18,8 @@ PLANNING = frozenset(("exact", "latency_target", "pins", "placement_policy", "sc
 PLUGINS = frozenset(("disable", "plugin_settings", "plugins", "strict", "trace_plugins"))
 # Of executors that this program starts, and of connections to servers: a session has one or the other.
 _OWN_EXECUTORS = frozenset((
-    "compilers", "engine", "engine_address", "executor", "executors", "memory_gib", "memory_policy", "placement_group", "recover",
-    "resources", "runtime_env", "threads",
+    "compilers", "engine", "engine_address", "executor", "executors", "memory_gib", "memory_policy", "operators", "placement_group",
+    "recover", "resources", "runtime_env", "threads",
 ))  # fmt: skip
 _SERVERS = frozenset((
     "assignment_hint", "server_devices", "spread", "tls_authority", "tls_certificate", "tls_fingerprints", "tls_key", "token",
@@ -51,9 +51,10 @@ def needing_new_session(
 
 
 def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
-    """True if other plugins with compilers or memory policies that `settings` use are active, or with other settings."""
+    """True if other plugins with compilers, operators or memory policies that `settings` use are active, or with other settings."""
     kinds = {"compilers"} if settings.compilers else set()
     kinds |= {"memory_policies"} if settings.memory_gib else set()
+    kinds |= {"operators"} if settings.operators else set()
 
     def of_executors(registry: Registry) -> set[object]:
         found = {row for row in registry.rows if row.status == "active" and kinds.intersection(row.kind.split(","))}

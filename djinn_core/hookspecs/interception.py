@@ -37,7 +37,7 @@ class Interception(ABC):
         """An executor lays out a result of calls like `call` with these strides, and not as it was predicted."""
 
     def reconsider(self) -> None:  # noqa: B027 - not needed by all
-        """Facts have changed, such as the ops that a server lacks: forget what was concluded from them."""
+        """Facts have changed, such as the ops that a server lacks or offers: forget what was concluded from them."""
 
     def forget(self) -> None:  # noqa: B027 - not needed by all
         """The session has ended: drop what was recorded for it, and what was learnt of its devices. The caller holds the sink's lock."""

@@ -3,18 +3,24 @@
 An overload is allowed when it is in PyTorch's `aten` namespace, has a schema made only of argument types that forms can
 express, and is not on the list of exclusions. Names that were received are looked up in this list first; nothing is ever
 reached by name outside it.
+
+Custom ops are allowed one by one (`allow_custom`): on an executor those that its operator chose, on a client those that the executors offered
+and that the program has called. A received name of a custom op is a key of a dictionary and nothing else.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.layout_operators import LAYOUT_OPERATORS
+from djinn_core.system.printable import printable
 
 MANUAL_SEED = "djinn::manual_seed"
 GET_RANDOM_STATE = "djinn::get_random_state"
@@ -139,9 +145,31 @@ def split_name(name: str) -> tuple[str, str]:
     return packet, overload or "default"
 
 
+_SHOWN = 100  # characters of a refused name
+_custom: dict[str, torch._ops.OpOverload] = {}
+NO_NAMESPACES = frozenset({"aten", "djinn", "prim", "prims", ""})  # of custom ops
+
+
+def is_custom(func: torch._ops.OpOverload) -> bool:
+    """True if an op is outside of `aten`."""
+    return func.namespace != "aten"
+
+
+def allow_custom(operators: Mapping[str, torch._ops.OpOverload]) -> None:
+    """Let programs contain these custom ops, by name."""
+    _custom.update(operators)
+
+
+def custom_refusal(func: torch._ops.OpOverload) -> str:
+    """Reason why no program may contain a custom op; empty if it may."""
+    if func.namespace in NO_NAMESPACES:
+        return "it is one of PyTorch's own ops, or Djinn's"
+    return _untransferable(torch_private.schema_of(func))
+
+
 @functools.cache
 def allowed_operators() -> frozenset[str]:
-    """Names of all overloads that a program may contain."""
+    """Names of all overloads of `aten` and of Djinn's own ops that a program may contain."""
     return OWN_OPERATORS | frozenset(name for name in torch_private.dispatched_operators() if not refusal(name))
 
 
@@ -160,7 +188,10 @@ def refusal(name: str) -> str:
         return "it is about tensors that are not strided"
     if packet in _EXCLUDED or name in _EXCLUDED_OVERLOADS:
         return _EXCLUDED.get(packet) or _EXCLUDED_OVERLOADS[name]
-    schema = torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload)
+    return _untransferable(torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload))
+
+
+def _untransferable(schema: Any) -> str:
     types = [str(a.type) for a in (*schema.arguments, *schema.returns)]
     strange = [kind for kind in types if not _can_travel(kind)]
     return f"it takes or returns what cannot travel: {', '.join(strange)}" if strange else ""
@@ -205,16 +236,25 @@ def resolve_for_layouts(name: str) -> torch._ops.OpOverload:
     return found
 
 
-@functools.cache
 def resolve(name: str) -> torch._ops.OpOverload:
     """The overload called `name`, such as `aten::add.Tensor`.
 
     Raises:
         UnsupportedOperation: it is not on the allow-list.
     """
+    return _custom.get(name) or _resolve_aten(name)
+
+
+@functools.cache
+def _resolve_aten(name: str) -> torch._ops.OpOverload:
     if name not in allowed_operators() or name in OWN_OPERATORS:
+        if "::" in name and not name.startswith(("aten::", "djinn::")):
+            raise UnsupportedOperation(
+                f"{printable(name[:_SHOWN])} is not an op that this server allows: "
+                "`djinn serve --operators` names the custom ops that clients may run"
+            )
         raise UnsupportedOperation(
-            f"{name} is not an op that programs may contain in torch {torch.__version__}; "
+            f"{printable(name[:_SHOWN])} is not an op that programs may contain in torch {torch.__version__}; "
             "`djinn doctor` compares the versions of both sides"
         )
     packet, overload = split_name(name)

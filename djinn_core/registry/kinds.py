@@ -47,6 +47,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind(INTEGRATIONS, "Integration"),
     Kind("interception", "Interception"),
     Kind("op_handlers", "OpHandler"),
+    Kind("operators", "OperatorLibrary", ("client", "executor")),
     Kind("routers", "Router"),
     Kind("patterns", "Pattern"),
     Kind("cost_models", "CostModel"),

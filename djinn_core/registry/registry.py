@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.memory_policies import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
     from djinn_core.hookspecs.operations_pages import OperationsPages
+    from djinn_core.hookspecs.operators import OperatorLibrary
     from djinn_core.hookspecs.optimizations import Optimization
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement_policies import PlacementPolicy
@@ -51,6 +52,7 @@ class Registry:
     integrations: tuple[Integration, ...]
     interception: tuple[Interception, ...]
     op_handlers: tuple[OpHandler, ...]
+    operators: tuple[OperatorLibrary, ...]
     routers: tuple[Router, ...]
     patterns: tuple[Pattern, ...]
     cost_models: tuple[CostModel, ...]

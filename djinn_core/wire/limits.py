@@ -29,6 +29,9 @@ ARGUMENTS_SENT: Final = 1 << 18
 HANDLES: Final = 1 << 21  # in one list: enough to free a large session; decoding takes about a second
 HANDLES_SENT: Final = 1 << 20
 
+CUSTOM_OPERATORS: Final = 4096  # that an executor offers
+SCHEMA: Final = 4096  # characters of the schema of one
+
 TEMPLATES: Final = 1024  # that both ends keep, the most recently used
 DECISIONS: Final = 8  # lines about what a plan decided
 TEMPLATE_INSTRUCTIONS: Final = 1 << 18  # of these together

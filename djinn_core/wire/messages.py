@@ -169,6 +169,13 @@ class Attach(Message, frozen=True):
     operators: Name
 
 
+class CustomOperator(msgspec.Struct, frozen=True, array_like=True):
+    """A custom op that the session may run, with its schema on the executor."""
+
+    name: Name
+    schema: Annotated[str, msgspec.Meta(max_length=limits.SCHEMA)]
+
+
 class Attached(Message, frozen=True):
     """The executor's reply. `operators` is its allow-list where the digests differ, otherwise None.
 
@@ -176,7 +183,7 @@ class Attached(Message, frozen=True):
     reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
     and a client that shows `secret` may reconnect within `lease` seconds; if it is `recoverable`, also after the executor has died, to
     its replacement. `weight_sources`: schemes of the addresses that it reads weights from. `timings`: it answers `TimingsRequest`.
-    `elastic`: it takes `DropPeer`.
+    `elastic`: it takes `DropPeer`. `custom_operators`: ops outside of `aten` that this session may run.
     """
 
     session: Name
@@ -193,6 +200,7 @@ class Attached(Message, frozen=True):
     weight_sources: tuple[Name, ...] = ()
     timings: bool = False
     elastic: bool = False
+    custom_operators: Annotated[tuple[CustomOperator, ...], msgspec.Meta(max_length=limits.CUSTOM_OPERATORS)] = ()
 
 
 # --- work -----------------------------------------------------------------------------------------------------

@@ -443,6 +443,16 @@ void register_kernels() {
   register_factories(backend);
 }
 
+// A custom op is recorded, and PyTorch does not run the function that it has for any device. The op may be defined later.
+void keep_whole(const std::string& name, const std::string& overload) {
+  static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>();
+  const SilentWarnings silent;
+  const auto space = name.substr(0, name.find(':'));
+  libraries->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, space, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__));
+  const std::string full = overload.empty() ? name : name + "." + overload;
+  libraries->back()->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&record_any>());
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_any>()); }
 // Ops that make tensors of these layouts: Python makes them of strided ones.
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&ask_python_always>()); }
@@ -462,6 +472,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shallow_copy_type", &takes_over); }
 
 TORCH_LIBRARY_FRAGMENT(djinn, m) {
+  m.def("keep_whole(str name, str overload) -> ()", &keep_whole);
   // Implemented in Python.
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, bool enable_gqa) -> Tensor");

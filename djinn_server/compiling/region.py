@@ -12,7 +12,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.ir.form import Constant, Form
-from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.ir.operators import resolve
 from djinn_server.running.compiled_step import CompiledStep
 from djinn_server.running.drawing import ALWAYS, chance_of
 from djinn_server.running.template_compiler import CompiledTemplate
@@ -78,7 +78,7 @@ def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
 
 
 def _compilable(form: Form, slots: Sequence[int | float]) -> bool:
-    if form.op in OWN_OPERATORS:
+    if not form.op.startswith("aten::"):
         return False
     overload = resolve(form.op)
     schema = torch_private.schema_of(overload)

@@ -229,6 +229,7 @@ class ExecutorConfig(ExecutorOptions):
         plugins: the plugins to load.
         hang_seconds: as `DeviceRuntime.hang_seconds`; None: that of the device.
         compilers: names of those that compile hot templates, in the order in which they are asked.
+        operators: custom ops that clients may name: operator libraries and modules, as `--operators` has them.
         batch_sessions: True if sessions with the same weights may have the same template run together.
         accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
             from zero.
@@ -250,6 +251,12 @@ class ExecutorConfig(ExecutorOptions):
         (),
         "--compile",
         "Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
+    )
+    operators: tuple[str, ...] = flagged(
+        (),
+        "--operators",
+        "Custom ops that clients may run: an operator library of a plugin, such as torchvision, or `module:NAME` for Python ops of a module. "
+        "`@TENANT` at the end: for this tenant alone. May be repeated.",
     )
     batch_sessions: bool = flagged(
         False,
@@ -279,6 +286,7 @@ class ExecutorConfig(ExecutorOptions):
             threads=self.threads or settings.threads,
             memory=memory,
             compilers=self.compilers or settings.compilers,
+            operators=self.operators or settings.operators,
             plugins=Selection(settings.plugins, frozenset(settings.disable), plugin_settings=settings.plugin_settings),
             log=attrs.evolve(self.log, debug=settings.debug),
         )

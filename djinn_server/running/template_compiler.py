@@ -33,6 +33,7 @@ from djinn_core.ir.operators import resolve
 from djinn_core.wire.messages import Template
 from djinn_server.checks.kinds import check_kinds
 from djinn_server.checks.rules import checked
+from djinn_server.custom_operators import checked_custom
 from djinn_server.running.compiled_step import CompiledStep, ComplexSource, ListSource, ScalarTensorSource, Source
 from djinn_server.running.known_forms import kept_by_form
 from djinn_server.running.native_replay import NativeReplay, ReplayState
@@ -273,7 +274,8 @@ def _facts_of(form: Form) -> CallFacts:
     check_kinds(form, overload)
     _check_results(form, overload)
     written = _written(overload, form)
-    function = zero_filling(form.op, checked(form.op, overload, torch_private.kernel_of(overload)))
+    look = checked if overload.namespace == "aten" else checked_custom
+    function = zero_filling(form.op, look(form.op, overload, torch_private.kernel_of(overload)))
     return CallFacts(
         function=function,
         random=torch.Tag.nondeterministic_seeded in overload.tags,

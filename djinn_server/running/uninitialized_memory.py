@@ -178,6 +178,8 @@ def _writes_everything(name: str) -> bool:
         return False
     packet, _ = split_name(name)
     allocates = any(result.alias_info is None for result in schema.returns)
+    if overload.namespace != "aten":
+        return not allocates
     writes_all = torch.Tag.pointwise in overload.tags or packet in _FULLY_WRITTEN or packet.startswith("_foreach_")
     return writes_all or not allocates
 

@@ -16,10 +16,11 @@ import torch
 
 from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.ops.custom_operators import kept_whole, refusal, runs_whole
 from djinn_client.interception.runtime_interface import port
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.ir.operators import is_allowed, needs_other_layout
+from djinn_core.ir.operators import is_allowed, is_custom, needs_other_layout
 
 aten = torch.ops.aten
 
@@ -34,6 +35,8 @@ _RECORDED = frozenset({
 
 def is_taken_apart(func: Any) -> bool:
     """True if `func` is decomposed: recorded as the ops that it is made of."""
+    if is_custom(func):
+        return not runs_whole(func)
     if not is_allowed(func.name()):
         return True
     return func not in _RECORDED and torch_private.is_composite(func)
@@ -50,7 +53,9 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: it has strided, sparse, quantized and nested ones, each with ops "
             "of their own, and no MKL-DNN ones. Move its inputs to the CPU first"
         )
-    kernel = torch_dispatch.composite_kernel(func) or torch_dispatch.backend_kernel(func)
+    kernel = torch_dispatch.composite_kernel(func)
+    if kernel is None and func.name() not in kept_whole:
+        kernel = torch_dispatch.backend_kernel(func)
     if kernel is not None and (func.namespace == "prims" or torch_dispatch.kernels_raise_versions(func)):
         with torch_dispatch.notes_views_and_writes():
             return kernel(*args, **kwargs)
@@ -58,6 +63,8 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return kernel(*args, **kwargs)
     if port.fallback is not None:
         return port.fallback.run(func, args, kwargs)
+    if is_custom(func):
+        raise UnsupportedOperation(refusal(func))
     if func.name() in port.missing:
         raise UnsupportedOperation(
             f"{func.name()} cannot run on {DEVICE_NAME}: {port.missing[func.name()]} does not have it, and this client runs PyTorch "

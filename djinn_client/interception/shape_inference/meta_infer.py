@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -60,8 +60,13 @@ class MetaKernelRefused(Exception):  # noqa: N818 - a signal between two functio
         self.error = error
 
 
-# What meta kernels say of `item()`, which composite ops may call inside.
-_NEEDS_DATA = "cannot be called on meta tensors"
+# What meta kernels say of `item()`, which composite ops may call inside; what those of custom ops say of shapes that depend on data, and
+# those that do not exist.
+_NEEDS_DATA: Final = (
+    "cannot be called on meta tensors",
+    "there is no such meta implementation",
+    "There was no fake impl registered",
+)
 SIGNATURES_LIMIT = 16384  # remembered signatures; one that was forgotten and comes again has another id
 
 
@@ -162,7 +167,9 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     except NotImplementedError as error:
         raise UnknownResult from error
     except RuntimeError as error:
-        raise (UnknownResult if _NEEDS_DATA in str(error) else MetaKernelRefused(error)) from error
+        raise (
+            UnknownResult if any(words in str(error) for words in _NEEDS_DATA) else MetaKernelRefused(error)
+        ) from error
     except Exception as error:
         raise MetaKernelRefused(error) from error
     if doubtful:

@@ -12,7 +12,8 @@ from typing import Any, Final
 import torch
 
 from djinn_client import torch_dispatch
-from djinn_core.ir.operators import split_name
+from djinn_client.interception.ops.custom_operators import is_data_dependent, metadata_of
+from djinn_core.ir.operators import is_custom, split_name
 from djinn_core.ir.values import TensorMeta
 
 aten = torch.ops.aten
@@ -420,10 +421,12 @@ def must_ask(func: Any, kwargs: Mapping[str, Any]) -> bool:
         or (func is aten.segment_reduce.default and not kwargs.get("unsafe"))
     ):
         return True
+    if is_custom(func) and is_data_dependent(func):
+        return True
     return func not in _RULES and any(tag in func.tags for tag in _UNPREDICTABLE)
 
 
 def rule_for(func: Any) -> Rule:
     """The rule for `func`: itself, where its meta kernel is right."""
-    rule: Rule = _RULES.get(func, func)
-    return rule
+    rule: Rule | None = metadata_of(func) if is_custom(func) else _RULES.get(func)
+    return func if rule is None else rule

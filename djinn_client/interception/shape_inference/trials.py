@@ -23,7 +23,7 @@ from djinn_client.interception.shape_inference.write_checks import returning
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.tracebacks import warn_user
 from djinn_core import torch_private
-from djinn_core.ir.operators import split_name
+from djinn_core.ir.operators import is_custom, split_name
 from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 
 aten = torch.ops.aten
@@ -65,6 +65,8 @@ def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Except
 
     The arguments are meta tensors.
     """
+    if is_custom(func):
+        return None
     pointwise = is_pointwise(func) or {torch.Tag.pointwise, torch.Tag.out}.issubset(func.tags)
     if not (pointwise or _packet(func) in _TRIED or any(isinstance(a, complex) for a in (*args, *kwargs.values()))):
         return None
@@ -193,7 +195,12 @@ def is_pointwise(func: Any) -> bool:
     """True if `func` computes each element from those in its place, and returns or writes one tensor."""
     schema = torch_private.schema_of(func)
     returned, taken = schema.returns, schema.arguments
-    if torch.Tag.pointwise not in func.tags or len(returned) != 1 or str(returned[0].type) != "Tensor":
+    if (
+        is_custom(func)
+        or torch.Tag.pointwise not in func.tags
+        or len(returned) != 1
+        or str(returned[0].type) != "Tensor"
+    ):
         return False
     written = [a for a in taken if a.alias_info is not None]
     if returned[0].alias_info is None:

@@ -15,7 +15,7 @@ from djinn_client import torch_dispatch
 from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core import torch_private
-from djinn_core.ir.operators import OWN_OPERATORS, resolve, split_name
+from djinn_core.ir.operators import OWN_OPERATORS, is_custom, resolve, split_name
 from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta, contiguous_strides
 
@@ -129,6 +129,8 @@ def _targets(func: Any) -> tuple[str, ...]:
 @functools.cache
 def returning(func: Any) -> Any:
     """The op that returns what `func` writes to its `out=` arguments; None if there is none."""
+    if is_custom(func):
+        return None
     packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])
     wanted = [(a.name, str(a.type)) for a in torch_private.schema_of(func).arguments if not a.is_out]
     for overload in (getattr(packet, name) for name in packet.overloads()):

@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import torch
 
+from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.connecting.handshake import (
     Server,
     attach,
@@ -415,6 +416,19 @@ def missing_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
             lacks = allowed_operators().difference(theirs)
             missing |= dict.fromkeys(lacks, f"{one.server}, which runs PyTorch {one.attached.torch},")
     return missing
+
+
+def compare_operators(opened: Sequence[OpenSession]) -> bool:
+    """Note which ops of the client the executors lack, and which custom ops they offer. Return True if recorded calls may depend on it."""
+    before = port.offered
+    port.missing, port.offered = missing_operators(opened), _offered_operators(opened)
+    return bool(port.missing) or port.offered != before
+
+
+def _offered_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
+    """Custom ops that every executor runs, each with its schema there. If the schemas differ, the op is left out."""
+    found = [{one.name: one.schema for one in session.attached.custom_operators} for session in opened]
+    return {name: schema for name, schema in found[0].items() if all(other.get(name) == schema for other in found[1:])}
 
 
 def with_patience(attempt: Callable[[], T], seconds: float) -> T:

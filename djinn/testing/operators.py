@@ -1,0 +1,81 @@
+"""The suite for operator libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from djinn.testing.suite import Ending, missing, require_protocol
+from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
+from djinn_core.ir.operators import resolve
+from djinn_core.torch_private import schema_of
+from djinn_server.custom_operators import CustomOperators
+
+Calls = Mapping[str, Sequence[tuple[Any, ...]]]
+
+
+class OperatorLibraryConformance(Ending):
+    """Subclass it and give the fixtures `library` and `calls`.
+
+    `calls` returns arguments on the CPU for each op of the library: by its name a list of tuples. The library's module must be importable.
+    """
+
+    @pytest.fixture
+    def library(self) -> OperatorLibrary:
+        """The operator library."""
+        return missing(self, "library", "your operator library")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def calls(self) -> Calls:
+        """Arguments for each op."""
+        return missing(self, "calls", "arguments for each op, by name")  # type: ignore[return-value]
+
+    @pytest.fixture(autouse=True)
+    def _allowed(self, library: OperatorLibrary) -> None:
+        """Allow the library as a server does: its module registers each op, whose arguments and results can travel."""
+        served = CustomOperators([f"{library.name}@suite"], [library])
+        served.assign("suite")
+        assert {one.name for one in served.offered} == library.operators
+
+    def test_it_is_an_operator_library(self, library: OperatorLibrary) -> None:
+        """It has every member, and names no op that it does not offer."""
+        require_protocol(library, "operators")
+        assert library.operators, "it offers no op"
+        assert library.data_dependent <= library.operators, "`data_dependent` names ops that it does not offer"
+        for op in library.operators:
+            assert isinstance(library.cast_policy(op), CastPolicy | None)
+
+    def test_metadata_are_those_of_the_results(self, library: OperatorLibrary, calls: Calls) -> None:
+        """Shapes, strides and dtypes that the client predicts are those that the kernels return on the CPU."""
+        assert calls.keys() == library.operators, "`calls` must have each op of the library"
+        for op, arguments in calls.items():
+            infer = library.metadata(op) or resolve(op)
+            for given in arguments:
+                made = resolve(op)(*_copied(given, "cpu"))
+                if op in library.data_dependent:
+                    continue
+                assert _described(infer(*_copied(given, "meta"))) == _described(made), (
+                    f"{op}: metadata and results differ"
+                )
+
+    def test_the_check_takes_good_arguments(self, library: OperatorLibrary, calls: Calls) -> None:
+        """`check` raises for none of the calls, and changes no argument."""
+        for op, arguments in calls.items():
+            names = [argument.name for argument in schema_of(resolve(op)).arguments]
+            for given in arguments:
+                before = _copied(given, "cpu")
+                library.check(op, dict(zip(names, given, strict=False)))
+                torch.testing.assert_close(given, before, rtol=0, atol=0, equal_nan=True)
+
+
+def _copied(given: Any, device: str) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda one: one.detach().to(device, copy=True), given)
+
+
+def _described(made: Any) -> list[Any]:
+    leaves = pytree.tree_leaves(made)
+    return [(one.shape, one.stride(), one.dtype) if isinstance(one, torch.Tensor) else one for one in leaves]

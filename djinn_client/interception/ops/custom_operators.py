@@ -1,0 +1,144 @@
+"""Custom ops: recorded as single ops if the executors of the session offer them, otherwise decomposed or refused.
+
+An op is looked up here by the object that the program calls. The names that executors send are compared with its name, and nothing is looked up
+by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from djinn_client.interception.device.device_state import DEVICE_NAME
+from djinn_client.interception.native.library import ops
+from djinn_client.interception.runtime_interface import port
+from djinn_client.torch_dispatch import cast_by_autocast, has_kernel, implement_autocast
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
+from djinn_core.ir.operators import allow_custom
+from djinn_core.torch_private import overload_called, python_operator, schema_of
+
+_FOLDERS: Final = MappingProxyType({"torchvision": "torchvision"})  # of the packages, in `plugins`, by namespace
+kept_whole: Final[set[str]] = set()  # names of ops with a kernel that records them
+_cast: Final[set[str]] = set()  # names of ops with a kernel for autocast
+
+
+def runs_whole(func: Any) -> bool:
+    """True if the executors of the session run a custom op.
+
+    Raises:
+        UnsupportedOperation: they run a version of it with another schema.
+    """
+    name = func.name()
+    theirs = port.offered.get(name)
+    if theirs is None:
+        return False
+    if theirs != (ours := str(schema_of(func))):
+        raise UnsupportedOperation(
+            f"{name} cannot run on {DEVICE_NAME}: its schema here is `{ours}` and on the server `{theirs}`. Install the same version of the library "
+            "on both sides"
+        )
+    _add_autocast(func)
+    allow_custom({name: func})
+    return True
+
+
+def library_of(op: str) -> OperatorLibrary | None:
+    """The operator library of an installed plugin that has an op."""
+    return next((one for one in port.operators() if op in one.operators), None)
+
+
+def metadata_of(func: Any) -> Callable[..., Any] | None:
+    """The function with which the plugin of a custom op computes metadata; None: its own kernel for the meta device."""
+    library = library_of(func.name())
+    return None if library is None else library.metadata(func.name())
+
+
+def is_data_dependent(func: Any) -> bool:
+    """True if a plugin says that the shapes of an op's results depend on data."""
+    library = library_of(func.name())
+    return library is not None and func.name() in library.data_dependent
+
+
+def keep_offered_whole() -> None:
+    """Register kernels for the ops that the executors offer.
+
+    PyTorch would otherwise run the Python function of an op without a device (`torch.library.custom_op`) with remote tensors. An op that a
+    module defines later finds its kernel here.
+    """
+    for name in port.offered:
+        func = overload_called(name)
+        if name not in kept_whole and (func is None or _is_decomposed(func)):
+            packet, _, overload = name.partition(".")
+            ops.keep_whole(packet, overload)
+            kept_whole.add(name)
+        if func is not None:
+            _add_autocast(func)
+
+
+def refusal(func: Any) -> str:
+    """The error message for a custom op that an executor of the session lacks, and that cannot be decomposed."""
+    name, namespace = func.name(), str(func.namespace)
+    begin = f"{name} cannot run on {DEVICE_NAME}: the server does not offer this custom op. "
+    library = library_of(name)
+    if library is not None:
+        package = library.package or f"the plugin {library.name!r} and the module {library.module!r}"
+        return f"{begin}Install {package} there, and allow the op: {_start_with(library.name)}"
+    if namespace in _FOLDERS:
+        folder = _FOLDERS[namespace]
+        return (
+            f"{begin}Install the package in plugins/{folder} there: run `pip install ./plugins/{folder}` in a checkout of Djinn's repository. Then "
+            f"allow the op: {_start_with(folder)}"
+        )
+    definition = python_operator(func)
+    if definition is None:
+        return f"{begin}No installed plugin of the kind `operators` has it: `djinn plugins new NAME --kind operators` begins one"
+    module = definition._init_fn.__module__
+    if module == "__main__":
+        return (
+            f"{begin}Move its Python function to a module that the server can import, and allow the ops of that module: "
+            f"{_start_with('module:NAME')}"
+        )
+    return f"{begin}Install the module {module!r} there, and allow its ops: {_start_with(f'module:{module}')}"
+
+
+def _start_with(value: str) -> str:
+    return (
+        f"`djinn serve --operators {value}`, or djinn.configure(operators=[{value!r}]) for the executors of this program. "
+        "djinn.configure(client_fallback=True) computes it on this machine"
+    )
+
+
+def _is_decomposed(func: Any) -> bool:
+    return has_kernel(func, "CompositeExplicitAutograd") and not has_kernel(func, "PrivateUse1")
+
+
+def _add_autocast(func: Any) -> None:
+    """Have autocast cast the arguments of an op for this device, as its plugin says or as it is registered for other devices."""
+    name = func.name()
+    if name in _cast or has_kernel(func, "AutocastPrivateUse1"):
+        return
+    policy = _cast_policy(func)
+    if policy is None:
+        return
+    _cast.add(name)
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        return cast_by_autocast(func, args, kwargs, DEVICE_NAME, policy.dtype, restores=policy.restores)
+
+    implement_autocast(func, cast)
+
+
+def _cast_policy(func: Any) -> CastPolicy | None:
+    library = library_of(func.name())
+    if library is not None and (policy := library.cast_policy(func.name())) is not None:
+        return policy
+    definition = python_operator(func)
+    if definition is None:
+        return None
+    dtypes = definition._autocast_dtype
+    dtype: torch.dtype | None = dtypes.get("cuda") or next(iter(dtypes.values()), None)
+    return None if dtype is None else CastPolicy(dtype)

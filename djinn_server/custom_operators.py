@@ -1,0 +1,184 @@
+"""Custom ops of an executor: those that `djinn serve --operators` allows, imported and looked up once at the start."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core import torch_private
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.operators import OperatorLibrary
+from djinn_core.ir.operators import allow_custom, custom_refusal
+from djinn_core.logs import get_logger
+from djinn_core.wire import limits
+from djinn_core.wire.messages import CustomOperator
+
+MODULE: Final = "module:"
+_log = get_logger("djinn.server")
+_checks: Final[dict[str, Callable[[str, Mapping[str, Any]], None]]] = {}  # by name of the op
+
+
+@attrs.frozen
+class AllowedOperators:
+    """One value of `--operators`, with the ops that it allows by name.
+
+    Attributes:
+        tenant: the tenant that may use them; empty: each.
+        check: as `OperatorLibrary.check`; None: the kernels check their arguments.
+    """
+
+    operators: Mapping[str, torch._ops.OpOverload]
+    tenant: str = ""
+    check: Callable[[str, Mapping[str, Any]], None] | None = None
+
+
+class CustomOperators:
+    """The custom ops of an executor. Its one tenant is known when the first client attaches."""
+
+    def __init__(self, chosen: Sequence[str], libraries: Sequence[OperatorLibrary]) -> None:
+        """Import what `chosen`, the values of `--operators`, names.
+
+        Raises:
+            StartupError: there is no such library or module, it cannot be imported, or it does not register an op.
+        """
+        self._allowed = tuple([_allowed(text, libraries) for text in chosen])
+        self.offered: tuple[CustomOperator, ...] = ()
+
+    def assign(self, tenant: str) -> None:
+        """Allow the ops of a tenant in this process, which works for no other one."""
+        found: dict[str, torch._ops.OpOverload] = {}
+        for one in self._allowed:
+            if one.tenant in {"", tenant}:
+                found |= one.operators
+                if one.check is not None:
+                    _checks.update(dict.fromkeys(one.operators, one.check))
+        allow_custom(found)
+        offered = [CustomOperator(name, str(torch_private.schema_of(found[name]))) for name in sorted(found)]
+        self.offered = tuple(offered)
+        if found:
+            _log.info("custom ops are allowed", tenant=tenant, ops=len(found))
+
+
+def _allowed(text: str, libraries: Sequence[OperatorLibrary]) -> AllowedOperators:
+    name, _, tenant = text.partition("@")
+    try:
+        if name.startswith(MODULE):
+            return AllowedOperators(dict(_of_module(name.removeprefix(MODULE))), tenant)
+        return _of_library(name, tenant, libraries)
+    except StartupError as error:
+        raise StartupError(f"--operators {text}: {error}") from error.__cause__
+
+
+def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary]) -> AllowedOperators:
+    library = next((one for one in libraries if one.name == name), None)
+    if library is None:
+        there = ", ".join(sorted(one.name for one in libraries)) or "none"
+        raise StartupError(
+            f"no plugin offers an operator library of this name (there are: {there}). Install its package on this machine, or allow the "
+            "Python ops of a module: `--operators module:NAME`"
+        )
+    if not library.every_tenant and not tenant:
+        raise StartupError(
+            f"its kernels do not validate arguments of hostile clients: name a tenant that you trust, `{name}@TENANT`"
+        )
+    _import(library.module)
+    own = type(library).check is not OperatorLibrary.check
+    return AllowedOperators(
+        {op: _registered(op, library.module) for op in sorted(library.operators)},
+        tenant,
+        library.check if own else None,
+    )
+
+
+def _of_module(module: str) -> Iterator[tuple[str, torch._ops.OpOverload]]:
+    """The Python ops whose functions the module or a module below it defines."""
+    _import(module)
+    found = [*torch_private.python_operators(module)]
+    if not found:
+        raise StartupError(
+            f"the module {module} defines no op with `torch.library.custom_op` or `triton_op`. Ops of compiled libraries need a plugin: "
+            "`djinn plugins new NAME --kind operators`"
+        )
+    for func in found:
+        yield func.name(), _usable(func)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise StartupError(
+            f"importing the module {module!r} in {sys.executable} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _registered(name: str, module: str) -> torch._ops.OpOverload:
+    func = torch_private.overload_called(name)
+    if func is None:
+        raise StartupError(
+            f"importing the module {module!r} registers no op {name!r}: install a version of it that does"
+        )
+    return _usable(func)
+
+
+def _usable(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    if torch_private.is_composite(func):
+        raise StartupError(f"{func.name()} is made of other ops, which clients record: leave it out")
+    if reason := custom_refusal(func):
+        raise StartupError(f"programs cannot contain {func.name()}: {reason}")
+    if len(str(torch_private.schema_of(func))) > limits.SCHEMA:
+        raise StartupError(f"the schema of {func.name()} has more than {limits.SCHEMA} characters")
+    return func
+
+
+def checked_custom(op: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `kernel`, which runs a custom op: its library checks the arguments first, and its results have memory of their own."""
+    check = _checks.get(op)
+    schema = torch_private.schema_of(overload)
+    names = tuple(a.name for a in schema.arguments)
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    fresh = [place for place, result in enumerate(schema.returns) if result.alias_info is None]
+
+    def look_and_call(*positional: Any, **keywords: Any) -> Any:
+        given = defaults | dict(zip(names, positional, strict=False)) | keywords
+        if check is not None:
+            try:
+                check(op, given)
+            except (AttributeError, IndexError, TypeError) as error:
+                raise TypeError(f"{op} was called with arguments of other kinds than it takes: {error}") from error
+        made = kernel(*positional, **keywords)
+        return _with_own_memory(made, given.values(), fresh) if fresh else made
+
+    return look_and_call
+
+
+def _with_own_memory(made: Any, given: Iterable[Any], fresh: Sequence[int]) -> Any:
+    """The results, with copies of those that share memory with an argument or another result although their schema does not say so."""
+    seen = {torch_private.storage_key(one) for one in _tensors(given)}
+
+    def own(result: Any) -> Any:
+        if isinstance(result, (list, tuple)):
+            return [own(one) for one in result]
+        if not isinstance(result, torch.Tensor):
+            return result
+        if torch_private.storage_key(result) in seen:
+            result = result.clone()
+        seen.add(torch_private.storage_key(result))
+        return result
+
+    if not isinstance(made, tuple):
+        return own(made)
+    return tuple([own(result) if place in fresh else result for place, result in enumerate(made)])
+
+
+def _tensors(given: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from _tensors(one)

@@ -1,0 +1,38 @@
+"""Operator library of torchvision: `nms`, `roi_align`, `roi_pool`, `ps_roi_align`, `ps_roi_pool` and `deform_conv2d`, with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from djinn.hooks import CastPolicy, OperatorLibrary, hookimpl
+from djinn_torchvision.checks import CHECKS
+
+djinn_api_version = "2.0"
+
+_CAST = ("nms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
+
+
+class Torchvision(OperatorLibrary):
+    """The ops of torchvision that detection models call. torchvision has their fake kernels and their gradients."""
+
+    name = "torchvision"
+    module = "torchvision"
+    package = "torchvision and the package in plugins/torchvision (run `pip install ./plugins/torchvision` in a checkout of Djinn's repository)"
+    operators = frozenset(CHECKS)
+    data_dependent = frozenset({"torchvision::nms"})
+
+    def cast_policy(self, op: str) -> CastPolicy | None:
+        """As torchvision does for CUDA: compute in float32."""
+        packet = op.removeprefix("torchvision::")
+        return CastPolicy(restores=packet != "nms") if packet in _CAST else None
+
+    def check(self, op: str, arguments: Mapping[str, Any]) -> None:
+        """As `OperatorLibrary.check`."""
+        CHECKS[op](arguments)
+
+
+@hookimpl
+def djinn_register_operators() -> Iterable[OperatorLibrary]:
+    """Return the operator library of torchvision."""
+    return [Torchvision()]

@@ -1,0 +1,164 @@
+"""Checks of arguments that torchvision's kernels trust: indices of images, channels and elements, and the sizes of gradients.
+
+A kernel reads and writes beyond its tensors if these do not fit. Contents are checked on CPUs only, where a kernel could read secrets of the
+executor's process; on a GPU the check would wait for the device, and its memory holds values of one tenant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+Given = Mapping[str, Any]
+Check = Callable[[Given], None]
+_LARGEST: Final = 1 << 31  # kernels count with 32 bits
+_FARTHEST: Final = 1 << 20  # elements from the corner of an image; kernels convert coordinates to integers
+_LARGEST_REGION: Final = 1 << 26  # elements; kernels look at each if they choose the sampling ratio
+
+
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise ValueError(reason)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def _same_dtype(given: Given, *names: str) -> None:
+    dtypes = {given[name].dtype for name in names}
+    floating = all(dtype.is_floating_point for dtype in dtypes)
+    _require(len(dtypes) == 1 and floating, f"{', '.join(names)} must have one floating-point dtype")
+
+
+def _within(name: str, tensor: torch.Tensor, least: int, stop: int) -> None:
+    """Require elements in `least` to `stop` - 1. Contents on other devices than CPUs are not looked at."""
+    if tensor.device.type != "cpu" or not tensor.numel():
+        return
+    low, high = (float(bound) for bound in torch.aminmax(tensor))
+    fits = math.isfinite(low) and math.isfinite(high) and least <= low and high < stop
+    _require(fits, f"{name} must lie in {least} to {stop - 1}")
+
+
+def _regions(given: Given, batch: int) -> None:
+    rois = given["rois"]
+    _require(rois.dim() == 2 and rois.shape[1] == 5, f"rois must have shape (K, 5), not {_shape(rois)}")
+    _within("the first column of rois, indices of images,", rois[:, 0], 0, batch)
+    height, width, scale = given["pooled_height"], given["pooled_width"], given["spatial_scale"]
+    _require(height > 0 and width > 0, "the pooled size must be positive")
+    _require(math.isfinite(scale), "spatial_scale must be finite")
+    if rois.device.type != "cpu" or not len(rois):
+        return
+    corners = rois[:, 1:].double() * scale
+    farthest = float(corners.abs().max())
+    _require(farthest < _FARTHEST, f"corners of rois times spatial_scale must be less than {_FARTHEST}")  # nan is not
+    width_of, height_of = (corners[:, 2 + axis] - corners[:, axis] for axis in (0, 1))
+    area = float((width_of.clamp(min=1) * height_of.clamp(min=1)).max())
+    _require(
+        area < _LARGEST_REGION, f"regions of rois times spatial_scale must have less than {_LARGEST_REGION} elements"
+    )
+
+
+def _bounded(given: Given, *sizes: int) -> None:
+    _require(
+        all(0 <= size < _LARGEST for size in sizes) and math.prod(sizes) < _LARGEST, "the result would be too large"
+    )
+    if "sampling_ratio" in given:
+        _require(-1 <= given["sampling_ratio"] <= 1 << 10, "sampling_ratio must be at most 1024")
+
+
+def _nms(given: Given) -> None:
+    boxes, scores = given["dets"], given["scores"]
+    _same_dtype(given, "dets", "scores")
+    _require(boxes.dim() == 2 and boxes.shape[1] == 4, f"boxes must have shape (N, 4), not {_shape(boxes)}")
+    _require(_shape(scores) == (boxes.shape[0],), f"scores must have shape ({boxes.shape[0]},), not {_shape(scores)}")
+
+
+def _forward(by_position: bool) -> Check:
+    """Check a pooling of regions. `by_position`: each part of a region has channels of its own."""
+
+    def check(given: Given) -> None:
+        images = given["input"]
+        _require(images.dim() == 4, "input must have 4 dimensions")
+        _same_dtype(given, "input", "rois")
+        _regions(given, images.shape[0])
+        parts = given["pooled_height"] * given["pooled_width"]
+        if by_position:
+            _require(images.shape[1] % parts == 0, f"the channels of input must be a multiple of {parts}")
+        channels = images.shape[1] // parts if by_position else images.shape[1]
+        _bounded(given, given["rois"].shape[0], channels, parts)
+
+    return check
+
+
+def _backward(indices: str = "") -> Check:
+    """Check the gradient of a pooling of regions. `indices`: the tensor that says which element each result comes from."""
+
+    def check(given: Given) -> None:
+        _same_dtype(given, "grad", "rois")
+        grad, batch, channels = given["grad"], given["batch_size"], given["channels"]
+        _bounded(given, batch, channels, given["height"], given["width"])
+        _regions(given, batch)
+        parts = given["pooled_height"] * given["pooled_width"]
+        made = channels // parts if indices == "channel_mapping" else channels
+        expected = (given["rois"].shape[0], made, given["pooled_height"], given["pooled_width"])
+        _require(_shape(grad) == expected, f"grad must have shape {expected}, not {_shape(grad)}")
+        if indices:
+            found = given[indices]
+            stop = channels if indices == "channel_mapping" else given["height"] * given["width"]
+            _require(_shape(found) == expected, f"{indices} must have shape {expected}, not {_shape(found)}")
+            _require(found.dtype is torch.int32, f"{indices} must be int32")
+            _within(indices, found, -1 if indices == "argmax" else 0, stop)
+
+    return check
+
+
+def _deform(given: Given) -> None:
+    names = ("input", "weight", "offset", "bias", *(["mask"] if given["use_mask"] else []))
+    _same_dtype(given, *names)
+    images, weight, offset = given["input"], given["weight"], given["offset"]
+    _require(images.dim() == weight.dim() == offset.dim() == 4, "input, weight and offset must have 4 dimensions")
+    stride, padding, dilation = [(given[f"{name}_h"], given[f"{name}_w"]) for name in ("stride", "pad", "dilation")]
+    groups, parts = given["groups"], given["offset_groups"]
+    _require(min(stride) > 0 and min(dilation) > 0 and min(padding) >= 0, "stride, dilation or padding is too small")
+    _require(max(*stride, *dilation, *padding) < 1 << 20, "stride, dilation or padding is too large")
+    _require(groups > 0 and parts > 0, "groups must be positive")
+    batch, channels = images.shape[:2]
+    made, each, *kernel = weight.shape
+    _require(min(kernel) > 0, "the kernel must have elements")
+    _require(channels % groups == 0 and each == channels // groups and made % groups == 0, "groups do not fit")
+    _require(channels % parts == 0, "offset_groups do not fit the channels")
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    sides = zip(images.shape[2:], padding, spans, stride, strict=True)
+    out = [(size + 2 * pad - span) // step + 1 for size, pad, span, step in sides]
+    _require(min(out) > 0, "the kernel is larger than the input")
+    cells = parts * kernel[0] * kernel[1]
+    _bounded(given, batch, max(made, channels * kernel[0] * kernel[1]), *out)
+    _require(_shape(offset) == (batch, 2 * cells, *out), f"offset must have shape {(batch, 2 * cells, *out)}")
+    if given["use_mask"]:
+        _require(_shape(given["mask"]) == (batch, cells, *out), f"mask must have shape {(batch, cells, *out)}")
+    _require(_shape(given["bias"]) == (made,), f"bias must have shape ({made},)")
+    if "grad" in given:
+        _same_dtype(given, "grad", "input")
+        _require(_shape(given["grad"]) == (batch, made, *out), f"grad must have shape {(batch, made, *out)}")
+
+
+CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
+    {
+        "torchvision::nms": _nms,
+        "torchvision::roi_align": _forward(by_position=False),
+        "torchvision::_roi_align_backward": _backward(),
+        "torchvision::roi_pool": _forward(by_position=False),
+        "torchvision::_roi_pool_backward": _backward("argmax"),
+        "torchvision::ps_roi_align": _forward(by_position=True),
+        "torchvision::_ps_roi_align_backward": _backward("channel_mapping"),
+        "torchvision::ps_roi_pool": _forward(by_position=True),
+        "torchvision::_ps_roi_pool_backward": _backward("channel_mapping"),
+        "torchvision::deform_conv2d": _deform,
+        "torchvision::_deform_conv2d_backward": _deform,
+    }
+)
