@@ -191,14 +191,6 @@ def has_kernel(func: Any, key: str) -> bool:
 
 
 _AUTOCAST: Final[Any] = torch._C._parse_dispatch_key("AutocastPrivateUse1")
-_implementations: Final[list[torch.library.Library]] = []  # PyTorch drops the kernels of a library that is gone
-
-
-def implement_autocast(func: Any, kernel: Callable[..., Any]) -> None:
-    """Have an op call `kernel` where autocast is enabled for tensors of the device."""
-    library = torch.library.Library(str(func.namespace), "IMPL")
-    library.impl(func, kernel, "AutocastPrivateUse1")
-    _implementations.append(library)
 
 
 def cast_by_autocast(func: Any, args: Any, kwargs: Any, device_type: str, dtype: torch.dtype, *, restores: bool) -> Any:

@@ -11,6 +11,7 @@ In the order in which a client's program passes through:
 - `admission_limits`, `tenancy`, `rate_limit`, `usage_quota`, `disk_quota`: who may do what, and how much of it.
 - `session`: the message loop of one client. `session_reader`: receives its messages. `session_registry`: the live sessions. `idle`: sessions whose values leave the device.
 - `weights`: uploads, and a content-addressed store of weights that need not be sent again.
+- `custom_operators`: ops of other libraries that the server's operator allows.
 - `running`: templates, their values, and their runs. `checks`: validation of kernel arguments. `compiling`: hot templates.
   `batching`: a template that several sessions run together.
 - `memory`: memory limits, eviction, spilling and rematerialization.

@@ -94,7 +94,6 @@ def attached(
         compressions=supported_compressions(),
         instance=instance(),
         weight_sources=weight_sources,
-        timings=True,
         elastic=True,
         custom_operators=custom_operators,
     )

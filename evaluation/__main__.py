@@ -113,6 +113,7 @@ PROGRAMS: Mapping[str, Program] = {
     "ray-kills": _module("chaos.run_ray_kills", summary="kill executors, actors and nodes of a Ray cluster; installs Ray", layer=RAY),
     "fuzz": _module("fuzz.run_fuzz", "--json", summary="malformed input, mutations of real work on a live executor, bad arguments for ops"),
     "hostile-ops": _module("fuzz.hostile_ops", summary="ops with hostile arguments, and programs of them, beside tensors that stay"),
+    "op-names": _module("fuzz.op_names", summary="ops that a server did not allow, named in every spelling over a real connection"),
     "load": _module("load.run_load", summary="many clients, overload, crashes, slow clients, sessions that are dropped"),
     "thousand": _module("load.thousand", summary="what a client does for a thousand executors that are stand-ins"),
     # --- speed

@@ -182,7 +182,7 @@ class Attached(Message, frozen=True):
     `caches_weights`: it stores weights, so that the client may offer them by digest. `compressions`: compressed encodings of uploads that it
     reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
     and a client that shows `secret` may reconnect within `lease` seconds; if it is `recoverable`, also after the executor has died, to
-    its replacement. `weight_sources`: schemes of the addresses that it reads weights from. `timings`: it answers `TimingsRequest`.
+    its replacement. `weight_sources`: schemes of the addresses that it reads weights from.
     `elastic`: it takes `DropPeer`. `custom_operators`: ops outside of `aten` that this session may run.
     """
 
@@ -198,7 +198,6 @@ class Attached(Message, frozen=True):
     secret: Ticket = ""
     recoverable: bool = False
     weight_sources: tuple[Name, ...] = ()
-    timings: bool = False
     elastic: bool = False
     custom_operators: Annotated[tuple[CustomOperator, ...], msgspec.Meta(max_length=limits.CUSTOM_OPERATORS)] = ()
 

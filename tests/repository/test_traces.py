@@ -48,6 +48,7 @@ SHIPPED = {"djinn", "djinn_core", "djinn_client", "djinn_server", "plugins"}
 RECEIVING = ("djinn_core/wire/", "djinn_core/protocol/", "djinn_client/runtime/", "djinn_server/")
 KNOWN = {
     "djinn_server/compiling/compile_worker.py",  # in a process of its own: the compiler's entry, which the server's operator chose
+    "djinn_server/custom_operators.py",  # modules that the server's operator chose
     "djinn_server/fork_server.py",  # two modules by names that are written there, late: they take long
     "djinn_server/malloc_trim.py",  # the C library of this process
     "djinn_server/system/memory.py",  # the same

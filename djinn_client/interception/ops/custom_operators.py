@@ -13,9 +13,9 @@ from typing import Any, Final
 import torch
 
 from djinn_client.interception.device.device_state import DEVICE_NAME
-from djinn_client.interception.native.library import ops
+from djinn_client.interception.native.library import ops, set_kernel
 from djinn_client.interception.runtime_interface import port
-from djinn_client.torch_dispatch import cast_by_autocast, has_kernel, implement_autocast
+from djinn_client.torch_dispatch import cast_by_autocast, has_kernel
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
 from djinn_core.ir.operators import allow_custom
@@ -129,7 +129,7 @@ def _add_autocast(func: Any) -> None:
     def cast(*args: Any, **kwargs: Any) -> Any:
         return cast_by_autocast(func, args, kwargs, DEVICE_NAME, policy.dtype, restores=policy.restores)
 
-    implement_autocast(func, cast)
+    set_kernel(name, cast, "AutocastPrivateUse1")
 
 
 def _cast_policy(func: Any) -> CastPolicy | None:

@@ -66,6 +66,6 @@ def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
 
 
 def _members() -> list[ExecutorClient]:
-    """Executors that tell times."""
+    """Executors of the session, which tell times."""
     session = context.session  # another thread may be ending it
-    return [] if session is None else [one for one in session.executors.here if one.opened.now.timings]
+    return [] if session is None else [*session.executors.here]

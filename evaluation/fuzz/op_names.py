@@ -1,0 +1,199 @@
+"""Names of ops that a server did not allow, in every spelling, over a real connection.
+
+    python -m evaluation op-names [--tries 100000] [--seed 0]
+
+Each name is the op of a template of its own. A bug is a submission that does not fail, a session that ends, and an allowed op that fails
+afterwards. The last line is a JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from djinn_client.runtime.connecting.handshake import Server, reach_executor
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.ir.form import Form, Operand
+from djinn_core.ir.handles import make_handle
+from djinn_core.protocol.connection_file import read_connection_file
+from djinn_core.registry.builtin_plugins import builtin_plugins
+from djinn_core.registry.registry import load_registry
+from djinn_core.registry.selection import Selection
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.messages import Attached, Completed, InitialBindings, Submit, Template, decode, encode
+from djinn_core.wire.templates import digest_of
+from djinn_core.wire.upload_messages import UploadPart
+
+SECONDS = 120.0
+GIVEN = make_handle(1, 1)
+MODULE = """
+import torch
+
+
+@torch.library.custom_op("fuzz_names::allowed", mutates_args=())
+def allowed(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("fuzz_names::allowed_too", mutates_args=())
+def allowed_too(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+torch.library.define("fuzz_names::kept_back", "(Tensor x) -> Tensor")
+torch.library.impl("fuzz_names::kept_back", "CPU", lambda x: x * 4)
+"""
+PARTS = (
+    *"fuzz_names kept_back allowed aten djinn prim prims torch torch.ops builtins os sys __class__ __dict__ __globals__ __init__".split(),
+    *"_ops add.Tensor relu system save load_library default out :: . : / %s {0} .. * ~".split(),
+    *(" ", "", "\n", "\x00", "\u200b", "\u0430ten", "\u202e", "\U0001f600", "allowed\u0301", "\uff1a\uff1a"),
+)  # fmt: skip
+
+
+def hostile_names(allowed: frozenset[str], count: int, seed: int) -> Iterator[str]:
+    """Names that are not among `allowed`: parts put together, and allowed names in other spellings. None is an op of `aten`."""
+    draw, sources = random.Random(seed), sorted(allowed)
+    while count:
+        name = _put_together(draw) if draw.random() < 0.5 else _respelt(draw, draw.choice(sources))
+        if name not in allowed and not name.startswith(("aten::", "djinn::")):
+            yield name
+            count -= 1
+
+
+def _put_together(draw: random.Random) -> str:
+    return "".join(draw.choices(PARTS, k=draw.randrange(7)))
+
+
+def _respelt(draw: random.Random, name: str) -> str:
+    at = draw.randrange(len(name) + 1)
+    kind = draw.randrange(9)
+    if kind == 0:
+        return draw.choice((name.upper(), name.title(), name.swapcase(), name[::-1]))
+    if kind == 1:
+        return name + draw.choice(
+            (".default", ".out", ".Tensor", ".", "..default", "._op", ".__class__", ".default.default")
+        )
+    if kind == 2:
+        return draw.choice(("torch.ops.", "torch.", "ops::", "::", " ")) + name.replace(
+            "::", draw.choice(("::", ".", ":", ":::", "__"))
+        )
+    if kind == 3:
+        return name[:at] + draw.choice(PARTS) + name[at:]
+    if kind == 4:
+        return name[:at]
+    if kind == 5:
+        return name[at:]
+    if kind == 6:
+        return name * draw.randrange(2, 200)
+    if kind == 7:
+        return name[:at] + chr(draw.choice((0x200D, 0xFEFF, 0x0301, 0xE0001, 0x3A, 0x5F, 0x2E))) + name[at:]
+    return name.replace(draw.choice(name), chr(draw.randrange(0x370, 0x600)), 1)
+
+
+class Talk:
+    """A session with one tensor, spoken message by message."""
+
+    def __init__(self, connection: Connection, attached: Attached) -> None:
+        self._connection, self._sequence = connection, 0
+        self.allowed = frozenset(one.name for one in attached.custom_operators)
+        connection.send(Frame(encode(UploadPart(GIVEN, "float32", (2, 2), (2, 1), 16)), [bytes(16)]))
+
+    def run(self, name: str) -> Completed:
+        """Run an op of this name on the tensor, and return the reply."""
+        self._sequence += 1
+        template = Template((Form(name, (Operand(),), (), ("new",), False),), (0,), (0, 1), (0,), (1,))
+        first = InitialBindings((), pack_handles([GIVEN]))
+        made = pack_handles([make_handle(1 + self._sequence, 1)])
+        submit = Submit(
+            self._sequence, (), made, digest_of(template), made, first=first, template=template, synchronize=True
+        )
+        self._connection.send(Frame(encode(submit)))
+        reply = decode(self._connection.receive(SECONDS).head)
+        assert isinstance(reply, Completed), reply
+        return reply
+
+
+@contextlib.contextmanager
+def talking(url: str, token: str) -> Iterator[Talk]:
+    """A session on the server at `url`."""
+    transports = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports
+    reached = reach_executor(Server((url,), token, transports, SECONDS), "")
+    try:
+        yield Talk(reached.connection, reached.attached)
+    finally:
+        reached.connection.close()
+
+
+def try_names(talk: Talk, count: int, seed: int) -> Counter[str]:
+    """Count the kinds of errors of `count` hostile names; `allowed` counts those that did not fail."""
+    found: Counter[str] = Counter()
+    for name in hostile_names(talk.allowed, count, seed):
+        failures = talk.run(name).failures
+        found[failures[0].kind if failures else "allowed"] += 1
+    return found
+
+
+@contextlib.contextmanager
+def _serving() -> Iterator[tuple[str, str]]:
+    """URL and token of a server that allows the Python ops of `MODULE`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "fuzz_names_ops.py").write_text(MODULE)
+        file = folder / "connection.json"
+        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
+        command += [
+            "--threads",
+            "1",
+            "--store-gib",
+            "0",
+            "--drain-seconds",
+            "1",
+            "--lease-seconds",
+            "0",
+            "--operators",
+            "module:fuzz_names_ops",
+        ]
+        paths = os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "DJINN_CONFIG": os.devnull, "PYTHONPATH": paths}
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        try:
+            while not file.exists():
+                if process.poll() is not None:
+                    raise RuntimeError((folder / "log").read_text())
+                time.sleep(0.05)
+            found = read_connection_file(file)
+            yield next(url for url in found.urls if url.startswith("tcp")), found.token
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def main() -> int:
+    """Try the names. Exit with 1 if one was allowed, or an allowed op failed afterwards."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tries", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with _serving() as (url, token), talking(url, token) as talk:
+        found = try_names(talk, options.tries, options.seed)
+        sound = all(not talk.run(name).failures for name in talk.allowed)
+        offered = sorted(talk.allowed)
+    sys.stdout.write(
+        json.dumps({"tries": options.tries, "errors": dict(found), "offered": offered, "sound": sound}) + "\n"
+    )
+    return int(bool(found["allowed"]) or not sound)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""Custom ops: recorded as single ops, run by servers that allow them, and equal to the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import custom_op_library as library
+import pytest
+import torch
+from configured import configured
+from servers import fresh_python, start_server
+
+import djinn
+from djinn_client.interception.runtime_interface import port
+from djinn_core.errors import StartupError, UnsupportedOperation
+from djinn_server.custom_operators import CustomOperators
+from djinn_server.launch.token_table import change_table, create
+from evaluation.fuzz.op_names import talking, try_names
+
+DEVICE = "remote_accelerator:0"
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """The file with the tokens, and those of its tenants."""
+    file = tmp_path_factory.mktemp("tokens") / "tokens.json"
+    return file, {name: created(file, name) for name in ("alice", "bob")}
+
+
+def created(file, tenant):
+    with change_table(file) as change:
+        change.table, _, token = create(change.table, tenant, 0.0)
+    return token
+
+
+@pytest.fixture(scope="module")
+def server(plain_environment, tmp_path_factory, tokens):
+    options = [
+        word for name in ("module:custom_op_library", "tests", "trusting@alice") for word in ("--operators", name)
+    ]
+    options += ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0", "--lease-seconds", "0"]
+    options += ["--token-file", str(tokens[0])]
+    given = {"PYTHONPATH": str(Path(library.__file__).parent), "DJINN_PLUGINS": "tcp,custom_op_library"}
+    running = start_server(fresh_python, tmp_path_factory.mktemp("operators"), *options, env=plain_environment | given)
+    yield running
+    assert running.stop() == 0, running.log.read_text()
+
+
+def connected(server, tokens, tenant):
+    return configured(servers=[server.url("tcp")], token=tokens[1][tenant], plugins=["tcp", library])
+
+
+@pytest.fixture(scope="module")
+def offering(server, tokens):
+    with connected(server, tokens, "bob"):
+        djinn.init()
+        yield DEVICE
+
+
+def values(count=12, device="cpu", shape=(4, 3)):
+    return torch.linspace(-2, 3, count).view(shape).to(device)
+
+
+def same(program):
+    """Run a program on both devices; the results are equal bit by bit."""
+    there, here = program(DEVICE), program("cpu")
+    assert len(there) == len(here)
+    for one, other in zip(there, here, strict=True):
+        assert one.device.type == "remote_accelerator"
+        assert one.dtype == other.dtype
+        assert one.stride() == other.stride()
+        assert torch.equal(one.cpu(), other)
+
+
+def test_an_op_is_recorded_whole(offering):
+    with djinn.capture() as captured:
+        out = library.scale(values(device=offering), 3.0) + 1
+    assert set(captured.graph.by_op) >= {"scale", "add"}
+    assert torch.equal(out.cpu(), values() * 3 + 1)
+
+
+def test_gradients_are_those_of_the_cpu(offering):
+    def program(device):
+        x = values(device=device).requires_grad_()
+        y = library.scale(x.sin(), 0.5)
+        (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return (y.detach(), grad.detach(), *torch.autograd.grad(grad.sum(), x))
+
+    same(program)
+
+
+def test_an_op_that_writes_raises_the_version_once(offering):
+    def program(device):
+        x, y = values(device=device), values(device=device)
+        view, before = x[1:], x._version
+        library.add_to(x, [y, x[0]], 2.0)
+        assert x._version == before + 2, "x and the view of it are written"
+        return x, y, view
+
+    same(program)
+
+
+def test_an_op_writes_and_returns_several_results(offering):
+    def program(device):
+        x, y = values(device=device), values(device=device)
+        return (*library.add_and_sum(x), x, *library.add_and_sum(x, y), x)
+
+    same(program)
+
+
+def test_lists_go_in_and_come_out(offering):
+    same(lambda device: library.pieces([values(device=device), values(device=device).t().contiguous()], 2))
+
+
+def test_shapes_that_depend_on_data_are_read(offering):
+    same(lambda device: (library.positive(values(device=device)), library.without_fake(values(device=device))))
+
+
+def test_a_library_describes_its_results_and_is_asked_for_no_others(offering):
+    index = torch.tensor([2, 0])
+    djinn.reset_stats()
+    x, at = values(device=offering), index.to(offering)
+    made = torch.ops.djinn_library.pick(x, at)
+    assert made.shape == (2, 3)
+    assert djinn.stats()["round_trips"] == 0
+    assert torch.equal(made.cpu(), values()[index])
+
+
+def test_an_overload_writes_to_out(offering):
+    def program(device):
+        x, index, out = values(device=device), torch.tensor([2, 0], device=device), torch.empty(2, 3, device=device)
+        torch.ops.djinn_library.pick.out(x, index, out=out)
+        return out, torch.ops.djinn_library.halve_(x), x
+
+    same(program)
+
+
+def test_a_result_never_shares_memory_with_an_argument(offering):
+    x = values(device=offering)
+    kept = torch.ops.djinn_library.same(x)
+    x.zero_()
+    assert torch.equal(kept.cpu(), values())
+
+
+def test_the_check_of_a_library_fails_the_op_alone(offering):
+    x = values(device=offering)
+    with pytest.raises(ValueError, match="index must lie in 0 to 3"):
+        torch.ops.djinn_library.pick(x, torch.tensor([4], device=offering)).cpu()
+    assert torch.equal(x.cpu(), values())
+
+
+def test_autocast_casts_as_registered_for_the_cpu(offering):
+    def program(device):
+        x = values(device=device)
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+            return (library.scale(x, 2.0).float(),)
+
+    library.scale(values(), 1.0)
+    with torch.autocast("remote_accelerator", dtype=torch.bfloat16):
+        half = values(device=offering).half()
+        assert torch.ops.djinn_library.pick(half, torch.tensor([1], device=offering)).dtype is torch.float16
+
+
+def test_vmap_uses_the_registered_rule_and_a_loop_without_one(offering):
+    def program(device):
+        x = values(device=device)
+        return torch.vmap(lambda row: library.scale(row, 2.0))(x), torch.vmap(library.without_fake)(x)
+
+    same(program)
+
+
+def test_a_random_op_draws_from_the_session(offering):
+    def program(device):
+        torch.manual_seed(3)
+        return library.noise(values(device=device)), torch.rand(2, device=device)
+
+    same(program)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
+def test_a_compiled_function_calls_it(offering):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: library.scale(x.sin(), 2.0) + 1)
+    torch.testing.assert_close(compiled(values(device=offering)).cpu(), values().sin() * 2 + 1)
+
+
+def test_an_op_that_is_defined_later_is_recorded_whole(offering):
+    """A server offers it under a name that this process does not have yet."""
+    before = port.offered
+    port.offered = {**before, "djinn_custom::late": "djinn_custom::late(Tensor x) -> Tensor"}
+    port.interception.reconsider()
+    late = torch.library.custom_op("djinn_custom::late", mutates_args=())(_late)
+    late.register_fake(torch.empty_like)
+    with djinn.capture() as captured:
+        late(values(device=offering))
+    assert "late" in captured.graph.by_op
+    djinn.shut_down()  # with what no real server runs
+    assert torch.equal(late(values(device=offering)).cpu(), values() * 5), "decomposed for a server without it"
+
+
+def _late(x: torch.Tensor) -> torch.Tensor:
+    return x * 5
+
+
+def test_an_op_with_another_schema_is_refused(offering):
+    before = port.offered
+    port.offered = {**before, "djinn_custom::scale": "djinn_custom::scale(Tensor x) -> Tensor"}
+    try:
+        port.interception.reconsider()
+        with pytest.raises(
+            UnsupportedOperation, match=r"djinn_custom::scale .* its schema here is .*factor.* Install the same version"
+        ):
+            library.scale(values(device=offering), 2.0)
+    finally:
+        port.offered = before
+        port.interception.reconsider()
+
+
+def test_an_op_that_was_not_allowed_is_refused_at_its_line_with_advice(offering):
+    with pytest.raises(
+        UnsupportedOperation, match=r"djinn_library::hidden .*`djinn serve --operators trusting`"
+    ) as raised:
+        torch.ops.djinn_library.hidden(values(device=offering))
+    assert raised.traceback[-1].path.name in {"_ops.py", Path(__file__).name}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("trusting", r"--operators trusting: .*trusting@TENANT"),
+        ("nothing", r"no plugin offers an operator library .*there are: tests, trusting"),
+        ("module:no_such_module", r"importing the module 'no_such_module' .*ModuleNotFoundError"),
+        ("module:json", r"the module json defines no op"),
+    ],
+)
+def test_a_server_refuses_what_it_cannot_allow(chosen, said):
+    with pytest.raises(StartupError, match=said):
+        CustomOperators([chosen], [library.Library(), library.Trusting()])
+
+
+# --- hostile clients ----------------------------------------------------------------------------------------------
+
+
+def test_names_that_were_not_allowed_are_refused_in_any_spelling(server, tokens):
+    with talking(server.url("tcp"), tokens[1]["bob"]) as talk:
+        assert {"djinn_custom::scale", "djinn_library::pick.out"} < talk.allowed
+        found = try_names(talk, 3000, seed=5)
+        assert set(found) == {"UnsupportedOperation"}
+        assert not talk.run("djinn_library::same").failures
+
+
+def test_a_tenant_has_its_own_ops(server, tokens):
+    with connected(server, tokens, "alice"):
+        djinn.init()
+        assert library.Library.operators | {"djinn_library::hidden"} <= set(port.offered)
+        assert torch.equal(torch.ops.djinn_library.hidden(values(device=DEVICE)).cpu(), values() + 1)
