@@ -14,6 +14,8 @@ import logging
 import os
 import re
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,6 +30,8 @@ from djinn_core.system.printable import one_line, printable
 ROOT = "djinn"
 FORMAT_VARIABLE = "DJINN_LOG_FORMAT"
 HIDDEN = "[hidden]"
+RECENT_LINES = 30
+RECENT_CHARACTERS = 300  # of one
 
 # What follows `djinn.` in the names of loggers; a test compares.
 PARTS = (
@@ -257,6 +261,31 @@ def _logger_of(part: str) -> logging.Logger:
     close = difflib.get_close_matches(part, PARTS, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"use all, off or some of {', '.join(PARTS)}."
     raise ConfigurationError(f"There is no part {part!r} whose debug messages could be shown: {hint}")
+
+
+class RecentLines(logging.Handler):
+    """The latest log lines of a process, which its gateway shows to the operator."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._kept: deque[str] = deque(maxlen=RECENT_LINES)
+
+    def install(self) -> None:
+        """Keep lines from now on."""
+        logging.getLogger(ROOT).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As `logging.Handler`."""
+        event = {"event": record.getMessage(), **getattr(record, "djinn", {})}
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        self._kept.append(one_line(f"{clock} {record.levelname.lower()} {_line(event)}")[:RECENT_CHARACTERS])
+
+    def lines(self) -> tuple[str, ...]:
+        """The lines, the newest last."""
+        return tuple(self._kept.copy())
+
+
+recent: Final = RecentLines()
 
 
 class _Handler(logging.StreamHandler[TextIO]):

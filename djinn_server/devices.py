@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import attrs
 import torch
@@ -27,10 +28,11 @@ class OpenDevice:
 
     capabilities: DeviceCapabilities
     runtime: DeviceRuntime
+    sensors: Callable[[], Mapping[str, float]] = dict
 
     def info(self) -> DeviceInfo:
         """The device as messages describe it, with its memory as it is now."""
-        memory = self.runtime.memory()
+        memory, sensors = self.runtime.memory(), self.sensors()
         known = self.capabilities
         return DeviceInfo(
             id=known.id,
@@ -46,6 +48,8 @@ class OpenDevice:
             bandwidth=known.bandwidth,
             dtypes=tuple(sorted(known.dtypes)),
             unsupported=tuple(sorted(known.unsupported)),
+            utilization=sensors.get("utilization"),
+            temperature=sensors.get("temperature"),
         )
 
 
@@ -71,7 +75,9 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
         raise StartupError(
             f"there is no device {kind}:{index} on this machine, which has {present}. `--device cpu` uses the processors"
         )
-    return OpenDevice(attrs.evolve(found[visible], id=f"{kind}:{index}"), device.open(visible))
+    return OpenDevice(
+        attrs.evolve(found[visible], id=f"{kind}:{index}"), device.open(visible), partial(device.sensors, visible)
+    )
 
 
 def limited(

@@ -347,7 +347,9 @@ class Executor:
         holdings = self._context.usage.holdings()
         figures = metered(self._context, self._tenancy.store, self._leases, holdings)
         models = tuple([times.figures(name) for name, times in self._context.usage.models().items()])
-        return Sessions(number, self._device.info(), self._roster.statuses(holdings), figures, tokens, models)
+        return Sessions(
+            number, self._device.info(), self._roster.statuses(holdings), figures, tokens, models, logs.recent.lines()
+        )
 
     def evict(self, tokens: Collection[str]) -> None:
         """End the sessions of clients that were admitted with one of these tokens (their ids)."""
@@ -492,6 +494,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
     start = control.read_start()
     try:
         logs.show(start.config.log.level)
+        logs.recent.install()
         logs.set_debug_level(start.config.log.debug)
         opened = _open(device, start, new)
         start = start.without_secrets()

@@ -238,6 +238,14 @@ class Device(ABC):
         title = str(name_of(device)) if name_of is not None else self.name
         return DeviceCapabilities(f"{self.name}:{index}", self.name, title, memory=total, memory_free=free)
 
+    def sensors(self, index: int) -> Mapping[str, float]:
+        """Return `utilization` (0 to 1) and `temperature` (degrees Celsius) of an open device, as far as they are known.
+
+        Called once a second while somebody looks, so it must be fast.
+        """
+        del index
+        return {}
+
     def open(self, index: int) -> DeviceRuntime:
         """Open a device for this process.
 

@@ -61,9 +61,12 @@ class WatchedServer:
     Attributes:
         status: for a tenant, or None for all tenants, the object that `djinn status --json` shows of a server: sessions, executors,
             memory, events. It asks the executors, which takes milliseconds, and at most seconds where one does not answer.
+        end: ends the session of this name, if the identity may, and returns an error message, empty if it was ended. None: pages cannot end
+            sessions.
     """
 
     status: Callable[[str | None], Mapping[str, Any]]
+    end: Callable[[str, authenticators.Identity], str] | None = None
 
 
 class OperationsPages(ABC):
@@ -89,6 +92,11 @@ class OperationsPages(ABC):
     @abstractmethod
     def answer(self, request: PageRequest) -> HttpResponse | EventFeed:
         """The response to a GET request with a good token, or for one of `open_paths`; called in threads, several at a time."""
+
+    def act(self, request: PageRequest) -> HttpResponse:
+        """The response to a POST request with a good token, which may change something; by default 405. Called like `answer`."""
+        del request
+        return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
 
 
 @hookspec

@@ -43,7 +43,7 @@ class ExecutorMetrics(msgspec.Struct, frozen=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
-    """Reply to the order `ReportSessions`: the sessions that run, and requests by model.
+    """Reply to the order `ReportSessions`: the sessions that run, requests by model, and the latest log lines.
 
     `tokens` are the ids of the tokens with which sessions were opened.
     """
@@ -54,3 +54,4 @@ class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
     metered: ExecutorMetrics = ExecutorMetrics()
     tokens: tuple[str, ...] = ()
     models: tuple[ServingFigures, ...] = ()
+    log: tuple[str, ...] = ()

@@ -91,6 +91,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     PyTorch; 0 and empty if they are unknown.
     `spill` is the size of the spill space, `pressure` an index into `PRESSURE`. `flops` and `bandwidth` (bytes) are peak rates
     per second; 0 if they are unknown. `dtypes` are those that it computes with (empty: all), `unsupported` ops that it does not run.
+    `utilization` (0 to 1) and `temperature` (degrees Celsius) are None if they are not known.
     """
 
     id: Name
@@ -106,6 +107,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     pressure: Count = 0
     dtypes: Traits = ()
     unsupported: Traits = ()
+    utilization: float | None = None
+    temperature: float | None = None
 
 
 class Hello(Message, frozen=True):
@@ -485,7 +488,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
 
     `figures` are metrics of it under their names in `/metrics`, without what all have in common; `tenant` is whose sessions it runs, empty
     for an executor in reserve. `models` are the requests by model, `queue` the number of submissions by the longest time in seconds
-    that they waited for the device, as text.
+    that they waited for the device, as text. `log` are its latest log lines, for the operator.
     """
 
     device: DeviceInfo
@@ -498,6 +501,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     figures: dict[Name, float] = {}
     models: tuple[ServingFigures, ...] = ()
     queue: dict[Name, Count] = {}
+    log: tuple[Name, ...] = ()
 
 
 class EventStatus(msgspec.Struct, frozen=True):

@@ -22,7 +22,6 @@ from djinn_core.wire.messages import (
     Attach,
     Hello,
     Kill,
-    Killed,
     StatusRequest,
     Welcome,
 )
@@ -30,6 +29,7 @@ from djinn_core.wire.resume_messages import ControlAttach, Resume
 from djinn_server.admission_limits import ConnectionRate
 from djinn_server.gateway.assignment import Assigner
 from djinn_server.gateway.context import GatewayContext
+from djinn_server.gateway.killing import kill_session
 from djinn_server.gateway.relay import Relays, relay, relay_directions
 from djinn_server.gateway.server_status import status_of
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
@@ -147,20 +147,11 @@ class Admission:
 
     def _kill(self, connection: Connection, kill: Kill, identity: Identity) -> None:
         """End a session that the client may see."""
-        shown = self.context.tenants.statuses(_scope(identity))
-        sessions = [session for executor in shown for session in executor.sessions]
-        found = {s.session: s.client for s in sessions if s.session.startswith(kill.session)}
-        if len(found) != 1 or not kill.session:
-            several = f"{len(found)} sessions begin with" if found else "there is no session that begins with"
-            reason = f"{several} {kill.session!r}: `djinn status --json` shows their whole names"
-            self._refuse(connection, Denial(reason, "no_such_session"), "Kill", identity)
-            return
-        ((session, client),) = found.items()
-        facts = {"session": session, "client": client, "tenant": identity.tenant, "key": identity.key}
-        self.context.events.tell("killed", **facts, peer=_peer(connection))
-        who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
-        self.context.tenants.end(session, f"it was ended by {who}, with `djinn kill`")
-        send_message(connection, Killed(session, client))
+        found = kill_session(self.context, kill.session, identity, _peer(connection), "with `djinn kill`")
+        if isinstance(found, Denial):
+            self._refuse(connection, found, "Kill", identity)
+        else:
+            send_message(connection, found)
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
         pool = self.context.tenants.start_pool(identity.tenant, identity.quota.memory)

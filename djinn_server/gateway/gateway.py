@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
+from djinn_core.hookspecs.authenticators import Denial, Identity
 from djinn_core.hookspecs.operations_pages import WatchedServer
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import is_loopback, reaches_network
@@ -36,6 +37,7 @@ from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.context import GatewayContext, GatewayCounters, RecentEvents
 from djinn_server.gateway.device_discovery import ALL, offered
 from djinn_server.gateway.gateway_config import GatewayConfig
+from djinn_server.gateway.killing import kill_session
 from djinn_server.gateway.metrics import exporter
 from djinn_server.gateway.operations import Operations
 from djinn_server.gateway.reaper import SessionReaper
@@ -208,9 +210,13 @@ class Gateway:
         assert context is not None
         if self._operations is None:
             return
+        server = WatchedServer(
+            lambda tenant: status_facts(status_of(context, assignment, tenant)),
+            partial(_end_session, context),
+        )
         for pages in registry.operations_pages:
             try:
-                pages.begin(WatchedServer(lambda tenant: status_facts(status_of(context, assignment, tenant))))
+                pages.begin(server)
             except Exception as error:
                 plugin = registry.owner("operations_pages", pages.name)
                 _log.exception("pages of a plugin are left out", pages=pages.name, plugin=plugin, error=repr(error))
@@ -314,6 +320,11 @@ def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
     found = configured_transports(registry.transports, network.tls, network.listen_at)
     operations = [network.listen_at.host] if config.access.operations_port is not None else []
     return dict.fromkeys([one.address.host for one in found] + operations)
+
+
+def _end_session(context: GatewayContext, session: str, identity: Identity) -> str:
+    found = kill_session(context, session, identity, "operations", "on a page of the server")
+    return found.reason if isinstance(found, Denial) else ""
 
 
 def _operations_listener() -> type[OperationsListener]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from http import HTTPStatus
 
 import attrs
@@ -39,10 +40,20 @@ class _LocalPages:
         name, rest = split_path(path)
         if name == self.pages.name and rest in self.pages.open_paths:
             return self.pages.answer(PageRequest(rest))
+        return self._respond(self.pages.answer, path, shown)
+
+    def act(self, path: str, shown: Credentials) -> HttpResponse | EventFeed:
+        """As `HttpResponder.act`."""
+        return self._respond(self.pages.act, path, shown)
+
+    def _respond(
+        self, respond: Callable[[PageRequest], HttpResponse | EventFeed], path: str, shown: Credentials
+    ) -> HttpResponse | EventFeed:
         if not self.admits(shown):
             text = f"the page is at /{self.pages.name}; this needs the code that the command printed\n"
             return HttpResponse(HTTPStatus.UNAUTHORIZED, text.encode())
-        return self.pages.answer(PageRequest(rest if name == self.pages.name else path, Identity(OPERATOR)))
+        name, rest = split_path(path)
+        return respond(PageRequest(rest if name == self.pages.name else path, Identity(OPERATOR)))
 
 
 class PageServer:

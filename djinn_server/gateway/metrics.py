@@ -259,6 +259,10 @@ class _Collector:
         yield self._counter("djinn_executor_restarts", "How often it was started again", restarts, _LABELS)
         yield self._reported("device_memory_bytes", "Memory of the device", rows, lambda report: report.device.memory)
         yield self._reported("device_memory_free_bytes", "Of it free", rows, lambda report: report.device.memory_free)
+        text = "Share of the last moments in which the device computed, by its driver"
+        yield self._reported("device_utilization_ratio", text, rows, lambda report: report.device.utilization)
+        text = "Temperature of the device, by its driver"
+        yield self._reported("device_temperature_celsius", text, rows, lambda report: report.device.temperature)
         yield self._reported("device_threads", "Threads that an op may use", rows, lambda report: report.device.threads)
 
     def _sessions(self, rows: list[_ExecutorRow]) -> Iterator[Any]:

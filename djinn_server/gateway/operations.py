@@ -53,20 +53,37 @@ class Operations:
             return self._probe(path)
         pages = self.context.pages.get(name)
         if pages is not None and rest in pages.open_paths:
-            return _ask(pages, PageRequest(rest))
+            return _ask(pages, pages.answer, PageRequest(rest))
         if pages is None and path not in ROUTES and not self.context.listeners:
             return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the server is starting or ends\n")
-        who = self.context.authentication.identify(shown)
-        if isinstance(who, Denial):
-            self.context.events.tell("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
-            return HttpResponse(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
+        who = self._identify(path, shown)
+        if isinstance(who, HttpResponse):
+            return who
         if pages is not None:
-            return _ask(pages, PageRequest(rest, who))
+            return _ask(pages, pages.answer, PageRequest(rest, who))
         route = ROUTES.get(path)
         if route is None:
             there = ", ".join([*ROUTES, *(f"/{name}" for name in self.context.pages)])
             return HttpResponse(HTTPStatus.NOT_FOUND, f"there are {there}\n".encode())
         return route(self, who, accept)
+
+    def act(self, path: str, shown: Credentials) -> HttpResponse | EventFeed:
+        """The response to `POST path` from a client with these credentials."""
+        name, rest = split_path(path)
+        who = self._identify(path, shown)
+        if isinstance(who, HttpResponse):
+            return who
+        pages = self.context.pages.get(name)
+        if pages is None:
+            return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
+        return _ask(pages, pages.act, PageRequest(rest, who))
+
+    def _identify(self, path: str, shown: Credentials) -> Identity | HttpResponse:
+        who = self.context.authentication.identify(shown)
+        if not isinstance(who, Denial):
+            return who
+        self.context.events.tell("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
+        return HttpResponse(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
 
     def livez(self, who: Identity, accept: str) -> HttpResponse:
         """Liveness: a process that does not answer should be restarted."""
@@ -108,9 +125,11 @@ def split_path(path: str) -> tuple[str, str]:
     return name, slash + rest
 
 
-def _ask(pages: OperationsPages, request: PageRequest) -> HttpResponse | EventFeed:
+def _ask(
+    pages: OperationsPages, respond: Callable[[PageRequest], HttpResponse | EventFeed], request: PageRequest
+) -> HttpResponse | EventFeed:
     try:
-        answer: object = pages.answer(request)  # typed as object: plugins are not type-checked
+        answer: object = respond(request)  # typed as object: plugins are not type-checked
         if not isinstance(answer, (HttpResponse, EventFeed)):
             raise TypeError(
                 f"the pages {pages.name!r} returned a {type(answer).__name__}; return an HttpResponse or an EventFeed"

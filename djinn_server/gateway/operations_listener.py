@@ -10,6 +10,7 @@ import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -83,6 +84,9 @@ class HttpResponder(Protocol):
 
     def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
         """The response to `GET path` from a client with these credentials."""
+
+    def act(self, path: str, shown: Credentials) -> HttpResponse | EventFeed:
+        """The response to `POST path`."""
 
 
 class OperationsListener:
@@ -227,12 +231,16 @@ class OperationsListener:
             return HttpResponse(
                 HTTPStatus.MISDIRECTED_REQUEST, b"the Host header is missing, or names another server\n"
             )
-        if request.method != "GET":
-            return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
+        operations, shown = self._operations, _credentials(request)
+        if request.method == "POST":
+            respond = partial(operations.act, path, shown)
+        elif request.method == "GET":
+            respond = partial(operations.answer, path, shown, request.headers.get("Accept", ""))
+        else:
+            return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and POST are answered\n")
         # In a thread: files are read, and metrics of many executors take a while.
-        asked = (path, _credentials(request), request.headers.get("Accept", ""))
-        threads = self._probe_threads if self._operations.is_probe(path) else None
-        response = await asyncio.get_running_loop().run_in_executor(threads, self._operations.answer, *asked)
+        threads = self._probe_threads if operations.is_probe(path) else None
+        response = await asyncio.get_running_loop().run_in_executor(threads, respond)
         if isinstance(response, HttpResponse) and response.status == HTTPStatus.UNAUTHORIZED:
             await asyncio.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         return response

@@ -31,7 +31,7 @@ SHOWN: Final = frozenset(
     "submissions ops queue_seconds decode_seconds execute_seconds encode_seconds fetched_bytes received_bytes op_failures "
     "quota_refusals memory_refusals submissions_stopped waiting_sessions longest_wait_seconds memory_bytes "
     "memory_limit_bytes memory_pressure_level shared_weight_bytes evicted_bytes spill_bytes resident_memory_bytes "
-    "sessions_closed disk_bytes".split()
+    "sessions_closed disk_bytes evictions".split()
 )
 _log = get_logger("djinn.server")
 
@@ -99,6 +99,7 @@ class SupervisedExecutor:
                     figures=shown,
                     models=report.models,
                     queue=_queue(report),
+                    log=report.log,
                 )
             except StartupError as error:
                 _log.warning("an executor does not report", process=process.process_id, error=str(error))

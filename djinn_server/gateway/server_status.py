@@ -14,6 +14,7 @@ from djinn_server.gateway.context import GatewayContext
 from djinn_server.handshake import instance
 
 MOST_WITH_DECISIONS: Final = 100  # sessions
+MOST_WITH_LOGS: Final = 32  # executors
 
 
 def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
@@ -31,6 +32,8 @@ def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> S
     """The status as a tenant sees it, or (None) the operator. `assignment`: name of the assignment policy."""
     age = time.monotonic() - context.since
     executors = _shortened(context.tenants.statuses(tenant))
+    if tenant is not None or len(executors) > MOST_WITH_LOGS:
+        executors = tuple(msgspec.structs.replace(one, log=()) for one in executors)
     least = context.tenants.least_load()
     told = context.recent.of(tenant)
     return Status(djinn_version(), os.getpid(), age, executors, *least, assignment, told, instance())

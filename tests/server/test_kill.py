@@ -15,7 +15,7 @@ from servers import start_server
 import djinn
 from djinn_client.runtime import client
 from djinn_client.runtime.connecting.handshake import Server
-from djinn_commands.servers.killing import ask_to_kill
+from djinn_client.runtime.connecting.killing import ask_to_kill
 from djinn_core.cli import main
 from djinn_core.errors import AccessRefused, SessionLost
 from djinn_core.protocol.connection_file import read_connection_file

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config
 import djinn
 from djinn.testing import break_connection, open_connections, session_name
 from djinn_client.runtime.connecting import open as connecting
+from djinn_client.runtime.connecting.killing import kill_session
 from djinn_client.runtime.connecting.servers import ask_servers
-from djinn_commands.servers.killing import kill_session
 from djinn_core.errors import AccessRefused, DeadlineExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand

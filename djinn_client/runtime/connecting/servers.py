@@ -201,6 +201,13 @@ def _identity(status: Status) -> str | tuple[int, ...]:
     return status.instance or (status.process, *(executor.process for executor in status.executors))
 
 
+def command_settings(servers: Sequence[str], connection_file: Path | None) -> Settings:
+    """Return the settings of a command for these log-ins or URLs. A person is waiting, so timeouts are shorter than a program's."""
+    given = {"servers": tuple(servers) or None, "connection_file": connection_file}
+    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
+    return attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE))
+
+
 def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) -> dict[str, Status | DjinnError]:
     """As `ask_servers`, for a command: of these log-ins or URLs, of a connection file, or else of the configured servers.
 
@@ -208,10 +215,7 @@ def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) 
         ConfigurationError: there is none, or one cannot be used.
         PluginError: a plugin that was asked for cannot be used.
     """
-    given = {"servers": tuple(servers) or None, "connection_file": connection_file}
-    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
-    # A person is waiting: shorter than a program would.
-    replies = ask_servers(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)))
+    replies = ask_servers(command_settings(servers, connection_file))
     if not replies:
         raise ConfigurationError(
             "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 
 import torch
 
@@ -35,6 +36,10 @@ class CudaDevice(Device):
         total, free = _memory(index, str(getattr(properties, "uuid", "")))
         return DeviceCapabilities(f"cuda:{index}", "cuda", properties.name, memory=total, memory_free=free)
 
+    def sensors(self, index: int) -> Mapping[str, float]:
+        """Return utilization and temperature from NVML; nothing if NVML does not know the GPU."""
+        return _sensors(str(getattr(torch.cuda.get_device_properties(index), "uuid", "")))
+
     def open(self, index: int) -> DeviceRuntime:
         """Open a GPU for this process.
 
@@ -62,6 +67,25 @@ def _driver_count() -> int:
     except pynvml.NVMLError as error:
         log.info("cannot count GPUs with NVML, so this process sees all of them: %s", error)
         return 0
+
+
+def _sensors(uuid: str) -> dict[str, float]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            busy = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+            return {
+                "utilization": busy,
+                "temperature": pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
+            }
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        log.debug("NVML has no sensors of this GPU: %s", error)
+        return {}
 
 
 def _memory(index: int, uuid: str) -> tuple[int, int]:

@@ -38,7 +38,8 @@ def test_a_server_that_does_not_answer_is_told():
 
 @pytest.fixture(scope="module")
 def served():
-    with contextlib.closing(PageServer(DashboardPages(), WatchedServer(lambda _: STATUS), CODE)) as found:
+    end = lambda session, _: "" if session == "s1" else "there is no such session"
+    with contextlib.closing(PageServer(DashboardPages(), WatchedServer(lambda _: STATUS, end), CODE)) as found:
         yield found
 
 
@@ -70,3 +71,24 @@ def test_nothing_else_is_answered(served, path, code, headers, status):
     with caught.value as answer:
         assert answer.code == status
         assert status != 401 or b"the page is at /dashboard" in answer.read()
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "headers", "status"),
+    [
+        ("/end/s1", CODE, {}, 200),
+        ("/end/s2", CODE, {}, 403),
+        ("/end/s1", None, {}, 401),
+        ("/end/s1", CODE, {"Origin": "https://evil.example"}, 403),
+        ("/feed", CODE, {}, 404),
+    ],
+)
+def test_a_session_is_ended_by_post_with_the_code_alone(served, path, code, headers, status):
+    shown = {} if code is None else {"Authorization": f"Bearer {code}"}
+    request = urllib.request.Request(served.url + path, headers=shown | headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == status
+    except urllib.error.HTTPError as error:
+        with error:
+            assert error.code == status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 
 import pytest
 from click.testing import CliRunner
@@ -27,6 +28,13 @@ def executor(tenant="alice", process=7, sessions=(), state="ready", **figures):
     device = {"id": "cpu:0", "name": "a CPU", "memory": 1000, "memory_free": 900, "pressure": 0}
     about = {"device": device, "process": process, "state": state, "tenant": tenant, "restarts": 0, "load": 0.0}
     return {**about, "sessions": list(sessions), "figures": figures}
+
+
+def served(count, model="LlamaForCausalLM"):
+    """An executor that has served `count` requests of ten tokens each."""
+    latency = {"p50": 0.004, "p99": 0.02}
+    figures = {"model": model, "requests": count, "tokens": 10 * count, "first_token": latency, "token": latency}
+    return {**executor(sessions=[session(serving=figures)]), "models": [figures], "queue": {"0.001": count, "+Inf": 1}}
 
 
 def status(*executors, events=()):
@@ -82,18 +90,35 @@ def test_no_device_is_busy_for_longer_than_the_time_between_two_statuses():
     assert (seen["stages"]["execute"], seen["sessions"][0]["busy"]) == (1.0, 1.0)
 
 
+def test_requests_and_tokens_are_rates_and_latencies_are_percentiles():
+    before, now = status(served(100)), status(served(140))
+    (seen,) = make_view(Sample(1.0, before), Sample(3.0, now))["executors"]
+    (model,), (one,) = seen["models"], seen["sessions"]
+    for found in (seen, model, one):
+        assert (found["requests"], found["tokens"]) == (20, 200)
+    for found in (model, one):
+        assert (found["model"], found["first_token"], found["answer"]) == ("LlamaForCausalLM", [0.004, 0.02], [0, 0])
+    assert seen["queue"] == {"0.001": 140, "+Inf": 1}
+
+
+def test_a_model_that_is_new_has_no_rates():
+    (seen,) = make_view(Sample(1.0, status(served(9, "BertModel"))), Sample(2.0, status(served(5))))["executors"]
+    assert seen["models"][0]["requests"] == 0
+
+
 def test_one_look_shows_rates(monkeypatch):
     """The first status alone says nothing of rates: `djinn top` takes another one before."""
     asked = []
     monkeypatch.setattr(
         servers, "read_status", lambda *_: asked.append(1) or [{"url": "x", "error": None, **statuses[len(asked) - 1]}]
     )
-    statuses = [status(executor(submissions=count, execute_seconds=0.0)) for count in (100, 700)]
+    statuses = [status(served(count)) for count in (100, 700)]
     done = CliRunner().invoke(commands()["top"], ["--times", "1"])
     assert done.exit_code == 0, done.output
     assert len(asked) == 2
-    assert "runs/s" in done.output
-    assert " 0.0" not in done.output
+    assert "requests/s" in done.output
+    (row,) = [line for line in done.output.splitlines() if line.startswith("cpu:0")]
+    assert " 0.0" not in row
 
 
 def test_a_process_that_is_new_has_no_rates():
@@ -105,7 +130,7 @@ def test_memory_by_kind_leaves_out_kinds_that_are_unknown():
     one = executor(
         sessions=[session(kinds={"weights": 20, "<b>": 5}), session("s2", kinds={"weights": 5, "caches": 1})]
     )
-    assert memory_by_kind(one) == {"weights": 25, "caches": 1}
+    assert memory_by_kind(one) == {"weights": 25, "caches": 1, "other": 34}
 
 
 def test_servers_that_do_not_answer_are_events():
@@ -153,12 +178,22 @@ def test_what_goes_wrong_is_noted_for_its_tenant_alone():
     history = History()
     history.add(Sample(0.0, status(executor("alice"), executor("bob", 8))), 0.0)
     history.add(Sample(1.0, status(executor("alice", quota_refusals=2), executor("bob", 8, state="restarting"))), 1.0)
-    assert [one["text"] for one in history.notes("alice")] == ["2 refused because a quota is used up on cpu:0"]
+    (refused,) = history.notes("alice")
+    assert (refused["name"], refused["text"]) == ("session_refused", "2 refused because a quota is used up on cpu:0")
     assert [one["text"] for one in history.notes("bob")] == ["the executor on cpu:0 is restarting"]
     assert len(history.notes(ALL)) == 2
     for number in range(2 * NOTES):
-        history.add(Sample(1.0, status(executor("alice", quota_refusals=number + 3))), number)
+        history.add(Sample(1.0, status(executor("alice", quota_refusals=number + 3))), 100.0 * number)
     assert len(history.notes("alice")) == NOTES
+
+
+def test_equal_alarms_of_a_minute_are_one_note():
+    history = History()
+    for number in range(12):
+        history.add(Sample(1.0, status(executor(evictions=10 * number))), 10.0 * number)
+    first, second = [one["text"] for one in history.notes(ALL)]
+    assert first.startswith("60 tensors moved")
+    assert second.startswith("50 tensors moved")
 
 
 def test_the_feed_of_a_tenant_has_no_other():
@@ -180,6 +215,30 @@ def test_the_feed_of_a_tenant_has_no_other():
     assert b"bob" not in b"".join(said)
     assert json.loads(said[0])["fields"] == list(FIELDS)
     assert [one["tenant"] for one in everything["live"]["executors"]] == ["alice", "bob"]
+
+
+def test_a_session_is_ended_by_those_who_may():
+    asked = []
+
+    def end(session, identity):
+        asked.append((session, identity.tenant))
+        return "" if identity.tenant == "alice" else "there is no such session"
+
+    pages = DashboardPages()
+    pages.begin(WatchedServer(lambda _: status(), end))
+    try:
+        answers = [pages.act(PageRequest("/end/s1", Identity(name))).status for name in ("alice", "bob")]
+        other = pages.act(PageRequest("/feed", Identity("alice"))).status
+        told = [
+            json.loads(pages.answer(PageRequest("/feed", who)).next())["may_end"]
+            for who in (Identity("alice"), Identity("alice", monitor=True))
+        ]
+    finally:
+        pages.end()
+    assert answers == [HTTPStatus.OK, HTTPStatus.FORBIDDEN]
+    assert other == HTTPStatus.NOT_FOUND
+    assert asked == [("s1", "alice"), ("s1", "bob")]
+    assert told == [True, False]
 
 
 def test_many_viewers_ask_once():
@@ -209,6 +268,17 @@ def test_no_column_is_cut_and_those_without_room_are_named(width):
     left_out = " ".join(lines).partition("no room for")[2].partition("client")[0]
     assert ("waiting" in left_out) != ("waiting" in head)
     assert ("by kind" in left_out) == (width < 120)
+
+
+def test_80_columns_have_room_for_rates_and_latencies():
+    before, now = status(served(100)), status(served(140))
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(make_screen(make_view(Sample(1.0, before), Sample(2.0, now)), [], FIELDS, 80))
+    (head,) = [line for line in captured.get().splitlines() if line.startswith("client")]
+    for column in ("req/s", "tok/s", "first token", "token", "busy", "memory"):
+        assert column in head
+    assert "4.0/20.0 ms" in captured.get()
 
 
 @pytest.mark.parametrize("width", [80, 160])

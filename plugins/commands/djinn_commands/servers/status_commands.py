@@ -48,17 +48,12 @@ def kill(session: str, servers: tuple[str, ...], connection_file: Path | None) -
     What it computes is stopped before the next op, its tensors are freed, and its program gets SessionLost. The operator may end every
     session, a tenant its own.
     """
-    import attrs
-
-    from djinn_client.runtime.connecting.servers import PATIENCE
-    from djinn_commands.servers.killing import kill_session
+    from djinn_client.runtime.connecting.killing import kill_session
+    from djinn_client.runtime.connecting.servers import command_settings
     from djinn_core.errors import ConfigurationError
-    from djinn_core.settings import resolve
     from djinn_core.wire.messages import Killed
 
-    given = {"servers": servers or None, "connection_file": connection_file}
-    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
-    replies = kill_session(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)), session)
+    replies = kill_session(command_settings(servers, connection_file), session)
     if not replies:
         raise ConfigurationError(
             "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file that `djinn serve` wrote "

@@ -23,16 +23,22 @@ def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int)
     server with --operations-port has the same page at /dashboard, for a token.
     """
     from djinn.hooks import PageServer, WatchedServer
-    from djinn_client.runtime.connecting.servers import read_status
+    from djinn_client.runtime.connecting.killing import kill_session
+    from djinn_client.runtime.connecting.servers import command_settings, read_status
+    from djinn_core.wire.messages import Killed
     from djinn_observability.dashboard.pages import DashboardPages
     from djinn_observability.dashboard.view import merge
 
     def status(_: str | None) -> Mapping[str, Any]:
         return merge(read_status(servers, connection_file))
 
+    def end(session: str, _: object) -> str:
+        replies = kill_session(command_settings(servers, connection_file), session).values()
+        return "" if any(isinstance(one, Killed) for one in replies) else "; ".join(dict.fromkeys(map(str, replies)))
+
     status(None)  # what is wrong with the configuration is said now
     code = secrets.token_urlsafe(9)
-    server = PageServer(DashboardPages(), WatchedServer(status), code, port)
+    server = PageServer(DashboardPages(), WatchedServer(status, end), code, port)
     click.echo(f"The dashboard is at {server.url}\nThe code for it is {code}\nCtrl-C ends it")
     try:
         threading.Event().wait()

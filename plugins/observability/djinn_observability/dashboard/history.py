@@ -10,16 +10,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
-from djinn_observability.dashboard.view import KINDS, STAGES, Sample, alarms, make_view
+import attrs
+
+from djinn_observability.dashboard.view import KINDS, STAGES, Alarm, Sample, alarms, make_view
 
 SECONDS: Final = 5.0  # between two points
 POINTS: Final = 720  # an hour, and a day
 TOGETHER: Final = 24  # points of the hour that become one of the day: two minutes
 NOTES: Final = 50
+SAME_SECONDS: Final = 60.0  # in which equal alarms are one note with their number
 TENANTS: Final = 64  # of which those that were seen last are kept
 ALL: Final = None  # the key of all tenants together
 # Names of the numbers of a point, in order; stages in seconds a second, which is devices.
-FIELDS: Final = ("seconds", *KINDS, *STAGES, "sessions", "waiting", "submissions", "steps")
+FIELDS: Final = ("seconds", *KINDS, *STAGES, "sessions", "waiting", "requests", "tokens", "steps")
 
 _T = TypeVar("_T")
 # As doubles, because a tuple of numbers takes four times the memory; first the number of the status that it came with.
@@ -54,7 +57,7 @@ class History:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._points: dict[str | None, Past] = {}
-        self._notes: dict[str | None, deque[dict[str, Any]]] = {}
+        self._notes: dict[str | None, deque[tuple[float, Alarm]]] = {}
         self._last: Sample | None = None
         self._number = 0
 
@@ -69,10 +72,9 @@ class History:
             for tenant in (ALL, *sorted(tenants)):
                 chosen = [one for one in view["executors"] if tenant is ALL or one["tenant"] == tenant]
                 _kept(self._points, tenant, Past).add(_point(self._number, at, chosen))
-            for tenant, text in alarms(before.facts, now.facts):
-                note = {"seconds": at, "tenant": tenant, "text": text}
-                for key in {ALL, tenant} - {""}:
-                    _kept(self._notes, key, partial(deque, maxlen=NOTES)).append(note)
+            for alarm in alarms(before.facts, now.facts):
+                for key in {ALL, alarm.tenant} - {""}:
+                    _add_note(_kept(self._notes, key, partial(deque, maxlen=NOTES)), at, alarm)
             if self._number % TOGETHER == 0:
                 for past in self._points.values():
                     past.close(self._number)
@@ -86,7 +88,16 @@ class History:
     def notes(self, tenant: str | None) -> list[dict[str, Any]]:
         """Warnings that concern a tenant, the newest last."""
         with self._lock:
-            return list(self._notes.get(tenant, ()))
+            return [alarm.note(at) for at, alarm in self._notes.get(tenant, ())]
+
+
+def _add_note(notes: deque[tuple[float, Alarm]], at: float, alarm: Alarm) -> None:
+    """Add an alarm, or its count to an equal one of the last minute."""
+    for place, (since, known) in enumerate(notes):
+        if alarm.count and at - since < SAME_SECONDS and attrs.evolve(known, count=alarm.count) == alarm:
+            notes[place] = since, attrs.evolve(known, count=known.count + alarm.count)
+            return
+    notes.append((at, alarm))
 
 
 def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) -> _T:
@@ -114,7 +125,8 @@ def _point(number: int, at: float, executors: list[dict[str, Any]]) -> Point:
             *(round(sum(one["stages"][stage] for one in executors), 4) for stage in STAGES),
             len(sessions),
             sum(one["waiting"] for one in executors),
-            round(sum(one["submissions"] for one in executors), 2),
+            round(sum(one["requests"] for one in executors), 2),
+            round(sum(one["tokens"] for one in executors), 2),
             round(sum(session["steps"] for session in sessions), 2),
         ),
     )

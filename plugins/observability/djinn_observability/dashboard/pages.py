@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from djinn.hooks import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
+from djinn.hooks import EventFeed, HttpResponse, Identity, OperationsPages, PageRequest, WatchedServer
 from djinn_observability.dashboard.history import FIELDS, Point
 from djinn_observability.dashboard.watcher import Watcher
 
+EndSession = Callable[[str, Identity], str]
 _STATIC: Final = Path(__file__).parent / "static"
 # Paths that need no token, with the file and its type: what a browser loads before a token can be typed.
 _FILES: Final = {
@@ -22,6 +24,7 @@ _FILES: Final = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _FEED: Final = "/feed"
+_END: Final = "/end/"  # and the name of a session, for POST
 
 
 class DashboardPages(OperationsPages):
@@ -32,10 +35,11 @@ class DashboardPages(OperationsPages):
 
     def __init__(self) -> None:
         self._watcher: Watcher | None = None
+        self._end: EndSession | None = None
 
     def begin(self, server: WatchedServer) -> None:
         """As `OperationsPages.begin`."""
-        self._watcher = Watcher(server)
+        self._watcher, self._end = Watcher(server), server.end
 
     def end(self) -> None:
         """As `OperationsPages.end`."""
@@ -50,15 +54,24 @@ class DashboardPages(OperationsPages):
         if request.path != _FEED or request.identity is None or self._watcher is None:
             return HttpResponse(HTTPStatus.NOT_FOUND, b"there are /dashboard and /dashboard/feed\n")
         identity = request.identity
-        return EventFeed(_Feed(self._watcher, None if identity.sees_all else identity.tenant).next)
+        may_end = self._end is not None and not identity.monitor
+        return EventFeed(_Feed(self._watcher, None if identity.sees_all else identity.tenant, may_end).next)
+
+    def act(self, request: PageRequest) -> HttpResponse:
+        """As `OperationsPages.act`: end a session."""
+        if self._end is None or request.identity is None or not request.path.startswith(_END):
+            return HttpResponse(HTTPStatus.NOT_FOUND, b"POST /dashboard/end/SESSION ends a session\n")
+        error = self._end(request.path.removeprefix(_END), request.identity)
+        return HttpResponse(HTTPStatus.FORBIDDEN if error else HTTPStatus.OK, f"{error or 'ended'}\n".encode())
 
 
 class _Feed:
     """The events of one viewer: first the past hour and day, then what is new of them, each with the view as of now."""
 
-    def __init__(self, watcher: Watcher, tenant: str | None) -> None:
+    def __init__(self, watcher: Watcher, tenant: str | None, may_end: bool) -> None:
         self._watcher = watcher
         self._tenant = tenant
+        self._may_end = may_end
         self._seen = 0
 
     def next(self) -> bytes:
@@ -69,7 +82,7 @@ class _Feed:
         said: dict[str, object] = {"tenant": self._tenant, "live": self._watcher.view(self._tenant)}
         said |= {"points": hour, "day": day}
         if first:
-            said["fields"] = FIELDS
+            said |= {"fields": FIELDS, "may_end": self._may_end}
         return json.dumps(said, separators=(",", ":")).encode()
 
 

@@ -10,10 +10,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from djinn_observability.dashboard.view import KINDS
+from djinn_observability.dashboard.view import KINDS, OTHER
 
 _EVENTS: Final = 8
 _NARROWEST: Final = 16  # columns of a name that is shortened
+SESSIONS: Final = (
+    "client", "session", "work", "req/s", "tok/s", "steps/s", "first token", "token", "answer", "busy", "memory", "link", "by kind",
+)  # fmt: skip
 _TICKS: Final = " ▁▂▃▄▅▆▇█"
 
 
@@ -26,6 +29,8 @@ def make_screen(
     parts.append(_sessions(executors, width) if any(one["sessions"] for one in executors) else Text("no sessions"))
     if view.get("left_out"):
         parts.append(Text(f"and {view['left_out']} sessions that do less"))
+    if any(one["sessions"] for one in executors):
+        parts.append(Text("first token, token, answer: median/99th percentile", style="dim"))
     if view["events"]:
         parts += [Text(""), _events(view["events"][-_EVENTS:], width)]
     return Group(*parts)
@@ -49,23 +54,26 @@ def _executors(executors: Iterable[Mapping[str, Any]], width: int) -> Renderable
         waiting = f"{one['waiting']:g}, at most {duration(one['longest_wait'])}" if one["waiting"] else "0"
         memory = f"{size(one['memory'])} of {size(limit)}" if limit else size(one["memory"])
         state = Text(one["state"], style="" if one["state"] == "ready" else "bold red")
-        numbers = (f"{one['stages']['execute']:.0%}", waiting, f"{one['submissions']:.1f}", _by_kind(one["kinds"]))
-        rows.append([Text(name), Text(one["tenant"] or "in reserve"), state, *map(Text, (memory, *numbers))])
-    headings = ("executor", "tenant", "state", "memory", "busy", "waiting", "runs/s", "by kind")
-    return _table(headings, rows, width, ("by kind", "runs/s", "waiting", "tenant", "state"))
+        numbers = (f"{one['stages']['execute']:.0%}", waiting, f"{one['requests']:.1f}", f"{one['tokens']:.1f}")
+        facts = (memory, *numbers, _by_kind(one["kinds"]))
+        rows.append([Text(name), Text(one["tenant"] or "in reserve"), state, *map(Text, facts)])
+    headings = ("executor", "tenant", "state", "memory", "busy", "waiting", "requests/s", "tokens/s", "by kind")
+    return _table(headings, rows, width, ("by kind", "tenant", "waiting", "tokens/s", "requests/s", "state"))
 
 
 def _sessions(executors: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
     rows = []
     for executor in executors:
         for one in executor["sessions"]:
-            rates = (f"{one['steps']:.1f}", f"{one['submissions']:.1f}", f"{one['busy']:.0%}")
-            latency = duration(one["latency"]) if one["latency"] else ""
-            about = one["client"], one["session"][:8], one["phase"].replace("_", " ")
-            facts = (*about, *rates, size(one["memory"]), latency, _by_kind(one["kinds"]))
+            work = ", ".join(filter(None, (one["model"], one["phase"].replace("_", " "))))
+            rates = (_rate(one["requests"]), _rate(one["tokens"]), _rate(one["steps"]))
+            latencies = (_latency(one[name]) for name in ("first_token", "token", "answer"))
+            usage = (f"{one['busy']:.0%}", size(one["memory"]))
+            link = duration(one["latency"]) if one["latency"] else ""
+            client = one["client"].replace(" process ", ":")
+            facts = (client, one["session"][:8], work, *rates, *latencies, *usage, link, _by_kind(one["kinds"]))
             rows.append([*map(Text, facts)])
-    headings = ("client", "session", "phase", "steps/s", "runs/s", "device", "memory", "link", "by kind")
-    return _table(headings, rows, width, ("by kind", "link", "runs/s", "session", "phase", "steps/s"))
+    return _table(SESSIONS, rows, width, ("by kind", "link", "session", "work", "steps/s", "answer", "req/s", "token"))
 
 
 def _events(events: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
@@ -79,7 +87,12 @@ def _events(events: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
 def _table(
     headings: Sequence[str], rows: Sequence[Sequence[Text]], width: int, dispensable: Sequence[str]
 ) -> RenderableType:
-    """A table of whole columns: those of `dispensable`, the first of them first, are left out and named if there is no room."""
+    """A table of whole columns: those of `dispensable`, the first of them first, are left out and named if there is no room.
+
+    Empty columns are left out.
+    """
+    full = [n for n, _ in enumerate(headings) if n == 0 or not rows or any(row[n].cell_len for row in rows)]
+    headings, rows = [headings[n] for n in full], [[row[n] for n in full] for row in rows]
     wide = {h: max([len(h), *[row[n].cell_len for row in rows]]) + 1 for n, h in enumerate(headings)}
     text = headings[0] if dispensable else headings[-1]  # a name or a sentence, which may be shortened
     whole = wide[text]
@@ -88,6 +101,8 @@ def _table(
     for heading in dispensable:
         if sum(wide.values()) <= width:
             break
+        if heading not in wide:
+            continue
         del wide[heading]
         left_out.append(heading)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -100,7 +115,24 @@ def _table(
 
 
 def _by_kind(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{kind} {size(kinds[kind])}" for kind in KINDS if kinds.get(kind))
+    """Bytes by kind; empty if no kind is known."""
+    told = [f"{kind} {size(kinds[kind])}" for kind in KINDS if kinds.get(kind)]
+    return "" if set(kinds) <= {OTHER} else ", ".join(told)
+
+
+def _rate(number: float) -> str:
+    return f"{number:.1f}" if number < 100 else f"{number:.0f}"
+
+
+def _latency(percentiles: Sequence[float]) -> str:
+    """Median and 99th percentile; empty without any."""
+    p50, p99 = percentiles
+    if not p99:
+        return ""
+    if p50 < 1 <= p99:
+        return f"{duration(p50)}/{duration(p99)}"
+    unit, factor = ("ms", 1000.0) if p99 < 1 else ("s", 1.0)
+    return f"{_rate(factor * p50)}/{_rate(factor * p99)} {unit}"
 
 
 def _sparkline(numbers: Sequence[float]) -> str:

@@ -9,15 +9,18 @@ import attrs
 
 Facts = Mapping[str, Any]  # as `djinn status --json` shows a server
 
-KINDS: Final = ("weights", "caches", "optimizer", "gradients", "inputs", "activations")
+OTHER: Final = "other"  # bytes of which the client has not told the kind
+KINDS: Final = ("weights", "caches", "optimizer", "gradients", "inputs", "activations", OTHER)
 STAGES: Final = ("queue", "decode", "execute", "encode")
-# Counters of an executor of which an increase is worth a warning, and its words.
+# Counters of an executor of which an increase is worth a warning: the name of the event, and its words.
 _ALARMS: Final = {
-    "quota_refusals": "refused because a quota is used up",
-    "memory_refusals": "allocations for which no room could be made",
-    "op_failures": "ops failed",
-    "sessions_closed": "sessions ended by the server",
+    "quota_refusals": ("session_refused", "refused because a quota is used up"),
+    "memory_refusals": ("memory_refused", "allocations for which no room could be made"),
+    "op_failures": ("op_failed", "ops failed"),
+    "sessions_closed": ("session_ended", "sessions ended by the server"),
+    "evictions": ("eviction", "tensors moved out of the device's memory to make room"),
 }
+LATENCIES: Final = ("answer", "first_token", "token")
 
 
 @attrs.frozen
@@ -38,10 +41,15 @@ def memory_by_kind(executor: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of an executor's sessions by kind; kinds without any are left out."""
     found = dict.fromkeys(KINDS, 0)
     for session in executor["sessions"]:
-        for kind, nbytes in session.get("kinds", {}).items():
-            if kind in found:
-                found[kind] += nbytes
+        for kind, nbytes in _kinds(session).items():
+            found[kind] += nbytes
     return {kind: nbytes for kind, nbytes in found.items() if nbytes}
+
+
+def _kinds(session: Mapping[str, Any]) -> dict[str, int]:
+    found = {kind: nbytes for kind, nbytes in session.get("kinds", {}).items() if kind in KINDS}
+    rest = session["memory"] - sum(found.values())
+    return found | {OTHER: rest} if rest > 0 else found
 
 
 def make_view(before: Sample, now: Sample) -> dict[str, Any]:
@@ -93,6 +101,12 @@ def _executor(
         "waiting": figures.get("waiting_sessions", 0),
         "longest_wait": figures.get("longest_wait_seconds", 0.0),
         "submissions": rates.get("submissions", 0.0),
+        **_serving(executor.get("models", ()), before.get("models", ()) if before else (), seconds),
+        "models": _models(executor.get("models", ()), before.get("models", ()) if before else (), seconds),
+        "queue": dict(executor.get("queue", {})),
+        "log": list(executor.get("log", ())),
+        "utilization": device.get("utilization"),
+        "temperature": device.get("temperature"),
         "ops": rates.get("ops", 0.0),
         "received": rates.get("received_bytes", 0.0),
         "sent": rates.get("fetched_bytes", 0.0),
@@ -110,15 +124,40 @@ def _session(session: Mapping[str, Any], before: Mapping[str, Any] | None, secon
         "phase": session.get("phase", ""),
         "steps": rates.get("steps", 0.0),
         "submissions": rates.get("submissions", 0.0),
+        **_one_model(session.get("serving", {}), before.get("serving", {}) if before else {}, seconds),
         "busy": _share(rates, "seconds"),
         "memory": session["memory"],
         "values": session["values"],
-        "kinds": dict(session.get("kinds", {})),
+        "kinds": _kinds(session),
         "age": session["age"],
         "latency": session.get("latency", 0.0),
         "bandwidth": session.get("bandwidth", 0.0),
         "decisions": list(session.get("decisions", ())),
     }
+
+
+def _one_model(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Requests and tokens a second of a session or a model, and its latencies as [p50, p99] in seconds."""
+    rates = _rates(now, before, seconds, ("requests", "tokens")) if before else {}
+    percentiles = {name: [now.get(name, {}).get(key, 0.0) for key in ("p50", "p99")] for name in LATENCIES}
+    return {
+        "model": now.get("model", ""),
+        "requests": rates.get("requests", 0.0),
+        "tokens": rates.get("tokens", 0.0),
+        **percentiles,
+    }
+
+
+def _models(
+    now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], seconds: float
+) -> list[dict[str, Any]]:
+    earlier = {one["model"]: one for one in before}
+    return [_one_model(one, earlier.get(one["model"], {}), seconds) for one in now]
+
+
+def _serving(now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, float]:
+    models = _models(now, before, seconds)
+    return {name: sum(one[name] for one in models) for name in ("requests", "tokens")}
 
 
 def _rates(
@@ -136,25 +175,43 @@ def _share(rates: Mapping[str, float], name: str) -> float:
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
     text = f"{event['name'].replace('_', ' ')}: {event.get('text', '')}".removesuffix(": ")
-    return {"seconds": event["seconds"], "tenant": event.get("tenant", ""), "text": text}
+    return {"seconds": event["seconds"], "name": event["name"], "tenant": event.get("tenant", ""), "text": text}
 
 
-def alarms(before: Facts, now: Facts) -> Iterator[tuple[str, str]]:
-    """Faults and refusals between two statuses, each as the tenant that it is about and words."""
+@attrs.frozen
+class Alarm:
+    """A fault or a refusal between two statuses. `count`: how often it happened; 0 for a change of state.
+
+    The words of counts stand after the number.
+    """
+
+    name: str
+    tenant: str
+    words: str
+    count: float = 0
+
+    def note(self, seconds: float) -> dict[str, Any]:
+        """The alarm as an event of the view."""
+        text = f"{self.count:g} {self.words}" if self.count else self.words
+        return {"seconds": seconds, "name": self.name, "tenant": self.tenant, "text": text}
+
+
+def alarms(before: Facts, now: Facts) -> Iterator[Alarm]:
+    """Faults and refusals between two statuses."""
     earlier = dict(executors_of(before))
     for key, executor in executors_of(now):
         tenant, device = executor.get("tenant", ""), executor["device"]["id"]
         past = earlier.get(key)
         if past is None:
             continue
-        for name, words in _ALARMS.items():
-            count = executor.get("figures", {}).get(name, 0) - past.get("figures", {}).get(name, 0)
+        for counter, (name, words) in _ALARMS.items():
+            count = executor.get("figures", {}).get(counter, 0) - past.get("figures", {}).get(counter, 0)
             if count > 0:
-                yield tenant, f"{count:g} {words} on {device}"
+                yield Alarm(name, tenant, f"{words} on {device}", count)
         if executor["device"].get("pressure", 0) > past["device"].get("pressure", 0):
-            yield tenant, f"memory is short on {device}"
+            yield Alarm("memory_short", tenant, f"memory is short on {device}")
         if executor["state"] != past["state"]:
-            yield tenant, f"the executor on {device} is {executor['state']}"
+            yield Alarm("executor_state", tenant, f"the executor on {device} is {executor['state']}")
 
 
 def merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,8 +25,10 @@ class Chart {
     caption.textContent = title;
     this.svg = drawn("svg", { viewBox: "0 0 480 150", preserveAspectRatio: "none", tabindex: "0", role: "img" });
     this.plot = drawn("g", {});
+    this.marks = drawn("g", {});
+    this.follow = (seconds) => this.at(seconds); // replaced where several charts follow each other
     this.line = drawn("line", { y1: 0, y2: 150, class: "cursor", visibility: "hidden" });
-    this.svg.append(this.plot, this.line);
+    this.svg.append(this.plot, this.marks, this.line);
     this.top = document.createElement("span");
     this.top.className = "top";
     const frame = document.createElement("div");
@@ -50,14 +52,16 @@ class Chart {
       this.legend.append(item);
       return value;
     });
-    this.element.append(caption, frame, span, this.legend);
+    this.said = document.createElement("p");
+    this.said.className = "said empty";
+    this.element.append(caption, frame, span, this.legend, this.said);
     this.svg.addEventListener("keydown", (event) => this.key(event));
     this.svg.addEventListener("pointermove", (event) => {
       const box = this.svg.getBoundingClientRect();
-      this.point(Math.round(((event.clientX - box.left) / box.width) * (this.rows.length - 1)));
+      if (this.rows.length > 1) this.follow(this.first + ((event.clientX - box.left) / box.width) * this.length);
     });
-    this.svg.addEventListener("pointerleave", () => this.point(null));
-    this.svg.addEventListener("blur", () => this.point(null));
+    this.svg.addEventListener("pointerleave", () => this.follow(null));
+    this.svg.addEventListener("blur", () => this.follow(null));
   }
 
   key(event) {
@@ -66,26 +70,45 @@ class Chart {
     const to = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last, Escape: null }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    this.point(to);
+    this.follow(to === null ? null : this.rows[Math.max(0, Math.min(last, to))]?.[0] ?? null);
   }
 
-  point(index) {
-    const last = this.rows.length - 1;
-    this.cursor = index === null || last < 1 ? null : Math.max(0, Math.min(last, index));
+  // Point at the row that is nearest to a moment; null: at none.
+  at(seconds) {
+    this.cursor = null;
+    if (seconds !== null && this.rows.length > 1) {
+      const after = this.rows.findIndex((row) => row[0] >= seconds);
+      const place = after < 0 ? this.rows.length - 1 : after;
+      this.cursor = place > 0 && seconds - this.rows[place - 1][0] < this.rows[place][0] - seconds ? place - 1 : place;
+    }
     this.show();
   }
 
-  draw(rows) {
+  x(seconds) {
+    return ((480 * (seconds - this.first)) / this.length).toFixed(1);
+  }
+
+  draw(rows, events) {
     this.rows = rows;
+    this.events = rows.length > 1 ? events.filter((one) => one.seconds >= rows[0][0]) : [];
+    this.first = rows.length ? rows[0][0] : 0;
+    this.length = rows.length > 1 ? rows[rows.length - 1][0] - this.first || 1 : 1;
     if (this.cursor !== null && this.cursor >= rows.length) this.cursor = null;
     const sums = rows.map((row) => this.top_of(row));
     const most = Math.max(...sums, 0) || 1;
     this.top.textContent = this.format(most);
     this.from.textContent = rows.length > 1 ? ago(rows[rows.length - 1][0] - rows[0][0]) : "";
-    const x = (i) => (rows.length > 1 ? (480 * i) / (rows.length - 1) : 480).toFixed(1);
+    const x = (i) => this.x(rows[i][0]);
     const y = (value) => (148 - (146 * value) / most).toFixed(1);
     if (this.stacked) this.areas(rows, peaks(sums), x, y);
     else this.lines(rows, x, y);
+    const last = this.first + this.length;
+    this.marks.replaceChildren(...this.events.map((one) => {
+      const at = this.x(Math.min(one.seconds, last));
+      const line = drawn("line", { x1: at, x2: at, y1: 0, y2: 150, class: `mark mark-${one.css}` });
+      line.append(drawn("title", {}, one.text));
+      return line;
+    }));
     this.show();
   }
 
@@ -124,13 +147,15 @@ class Chart {
     const row = this.rows[index];
     const texts = this.series.map((_, column) => (row ? this.format(row[column + 1]) : ""));
     this.values.forEach((value, column) => { if (value.textContent !== texts[column]) value.textContent = texts[column]; });
+    const near = this.cursor === null ? [] : this.events.filter((one) => Math.abs(one.seconds - row[0]) <= this.length / 60);
+    this.said.textContent = this.rows.length === 1 ? "One sample so far: the chart begins with the next." : near.map((one) => one.text).join("; ");
     const when = this.cursor === null || !row ? "now" : ago(this.rows[this.rows.length - 1][0] - row[0]);
     this.to.textContent = when;
     const named = this.series.map((one, column) => `${one.name} ${texts[column]}`).join(", ");
     this.svg.setAttribute("aria-label", `${this.title}, ${when}: ${named}. Arrow keys look back.`);
     this.line.setAttribute("visibility", this.cursor === null ? "hidden" : "visible");
     if (this.cursor !== null) {
-      const at = (480 * this.cursor) / Math.max(1, this.rows.length - 1);
+      const at = this.x(row[0]);
       this.line.setAttribute("x1", at);
       this.line.setAttribute("x2", at);
     }

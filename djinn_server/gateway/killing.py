@@ -1,0 +1,26 @@
+"""The end of a session that a client or an operator asks for, with `djinn kill` or on the dashboard."""
+
+from __future__ import annotations
+
+from djinn_core.hookspecs.authenticators import Denial, Identity
+from djinn_core.wire.messages import Killed
+from djinn_server.gateway.context import GatewayContext
+
+
+def kill_session(context: GatewayContext, session: str, identity: Identity, peer: str, means: str) -> Killed | Denial:
+    """End the session whose name begins with `session`, if the identity may; `means`: how it was asked for, for the client."""
+    if identity.monitor:
+        return Denial("this token is valid for watching the server only", "monitor")
+    shown = context.tenants.statuses(None if identity.sees_all else identity.tenant)
+    sessions = [one for executor in shown for one in executor.sessions]
+    found = {s.session: s.client for s in sessions if s.session.startswith(session)}
+    if len(found) != 1 or not session:
+        several = f"{len(found)} sessions begin with" if found else "there is no session that begins with"
+        reason = f"{several} {session!r}: `djinn status --json` shows their whole names"
+        return Denial(reason, "no_such_session")
+    ((name, client),) = found.items()
+    facts = {"session": name, "client": client, "tenant": identity.tenant, "key": identity.key}
+    context.events.tell("killed", **facts, peer=peer)
+    who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
+    context.tenants.end(name, f"it was ended by {who}, {means}")
+    return Killed(name, client)
