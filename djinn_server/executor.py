@@ -391,7 +391,7 @@ class Executor:
 
     def tick(self) -> None:
         """Some time has passed."""
-        self._context.usage.account.tick()
+        self._context.usage.account.tick(self._context.device.turns.running_seconds())
 
     @property
     def idle(self) -> bool:

@@ -48,11 +48,12 @@ def _merged(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _queue(context: ExecutorContext) -> ExecutorMetrics:
     turns = context.device.turns
     return ExecutorMetrics(
+        counters={"device_seconds": turns.device_seconds()},
         gauges={
             "waiting_sessions": turns.waiting,
             "longest_wait_seconds": turns.longest_wait,
             "disk_bytes": context.disk.used,
-        }
+        },
     )
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
-from typing import Any
 
 import attrs
 import msgspec
@@ -135,7 +134,7 @@ class ExecutorSession:
         self.device = device = context.device
         self.values = ValueTable()
         self.submissions = 0
-        self._turn = device.turns.share()
+        self._turn = device.turns.share(self._usage.charge)
         self._reply_bytes = 0  # the most of one reply's body
         self._randomness = SessionRandomness(device.runtime.device)
         self._numeric_settings: NumericSettings | None = None  # those of the process
@@ -289,7 +288,7 @@ class ExecutorSession:
         others = device.batches, device.timekeeper
         if not limit or device.runtime.device.type != "cpu" or any(other is not None for other in others):
             return None
-        return RunsAhead(device, self._turn, self.values, self._templates, self._usage, counts, limit, self._memory)
+        return RunsAhead(device, self._turn, self.values, self._templates, counts, limit, self._memory)
 
     def _tell_times(self, request: TimingsRequest) -> None:
         """Tell with each reply from now on when the submission ran, or no more."""
@@ -414,12 +413,8 @@ class ExecutorSession:
         timings, values = self._timings, self.values
         pending = self._pending(known, work) if self.device.batches is not None else None
         turn = DeviceTurn(known, work, pending)
-        try:
-            self._turn.run(self._compute(turn), pending)
-            executed = self._wait(turn)
-        finally:
-            if turn.begun:
-                self._usage.account.end(time.perf_counter())
+        self._turn.run(self._compute(turn), pending)
+        executed = self._wait(turn)
         done, begun, run, responses = time.perf_counter(), turn.begun, turn.outcome, turn.responses
         values.highest = max(values.highest, values.held)
         if work.free and turn.freed != {*work.free}:
@@ -428,10 +423,9 @@ class ExecutorSession:
             self._reads.forget(work.free)
         if self._reads.shares.storages:
             self._reads.shares.forget([*work.free, *(_consumed(known, work) if known is not None else ())])
-        keeper = self.device.timekeeper
-        took = executed - begun - work.rested + work.ahead if keeper is None else keeper.take_seconds()
+        took = self._turn.take_seconds()
         if pending is not None:
-            begun, took = pending.timed(begun, took)
+            begun, pending.batched.seconds = pending.began or begun, took
             self._rounded |= pending.outcome is not None
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
@@ -450,6 +444,8 @@ class ExecutorSession:
         found = tuple(responses.results), tuple(responses.described), failures, tuple(run.layout_mismatches)
         times: ExecutionTimes | None = None
         if timings is not None:
+            if self.device.timer.runs_late:  # its ops were issued before the device ran them
+                begun = max(begun, executed - took)
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
             ops = work.op_times.packed(known.template.count) if known is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, ops)
@@ -464,28 +460,24 @@ class ExecutorSession:
         """The part of a submission that needs the device: run it, and issue the copies of what it fetches."""
         known, work = turn.known, turn.work
         turn.begun = time.perf_counter()
-        self._usage.account.begin(turn.begun)
         if self._timings is not None and self._timings.ops and known is not None:
-            work.op_times = OpTimes(self.device.runtime)
+            work.op_times = OpTimes(self.device.timer)
         if work.free and not self._is_limited:  # makes room for it; a limit is kept by other means
             turn.freed = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
             self.values.free(turn.freed)
         turn.outcome = run = yield from self._run(known, work, turn.pending)
         self._wanted.end(work, run)
         turn.executed = time.perf_counter()
-        if work.synchronize:
-            turn.reached = self._mark(work, run)
+        if work.synchronize and not self.device.timer.runs_late:
+            self._synchronize(work, run)
         turn.responses = Responses.start(work, self.values, self.device.runtime, self._reply_bytes, self._counts)
 
     def _wait(self, turn: DeviceTurn) -> float:
         """Wait for the ops of a submission and for what it fetches, while other sessions have the device; when it was executed."""
         work, run, watch = turn.work, turn.outcome, self.device.watch
         executed = turn.executed
-        if turn.reached is not None:
-            try:
-                turn.reached.synchronize()
-            except RuntimeError as error:
-                run.failures.append(_not_synchronized(work, error))
+        if self.device.timer.runs_late and (work.synchronize or self._timings is not None):
+            self._synchronize(work, run)
             executed = time.perf_counter()
         turn.responses.finish()
         if watch is not None:  # a lost device ends the process before the client is told of errors that follow from it
@@ -711,16 +703,13 @@ class ExecutorSession:
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
 
-    def _mark(self, work: RunRequest, run: RunOutcome) -> Any:
-        """An event after the ops of a submission; None on the CPU, where they have run."""
-        runtime = self.device.runtime
+    def _synchronize(self, work: RunRequest, run: RunOutcome) -> None:
+        """Wait for the ops of the session's last turn."""
+        reached = self._turn.reached
         try:
-            if runtime.device.type != "cpu":
-                return runtime.mark()
-            runtime.synchronize()
+            self.device.runtime.synchronize() if reached is None else reached.synchronize()
         except RuntimeError as error:
             run.failures.append(_not_synchronized(work, error))
-        return None
 
     def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
         """Answer a submission that cannot run: all that it would have made or written is poison.
@@ -839,7 +828,6 @@ class DeviceTurn:
     Attributes:
         begun: when it had the device first; 0.0 before that. executed: when its last op had run or was issued.
         freed: handles that were freed before it ran.
-        reached: event after its last op, if the client waits for that and ops run after their calls return.
     """
 
     known: BoundTemplate | None
@@ -849,7 +837,6 @@ class DeviceTurn:
     executed: float = 0.0
     freed: set[int] = attrs.field(factory=set)
     outcome: RunOutcome = attrs.field(init=False)
-    reached: Any = None
     responses: Responses = attrs.field(init=False)
 
 

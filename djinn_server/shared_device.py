@@ -8,6 +8,7 @@ from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.device_watch import DeviceWatch
 from djinn_server.memory.limited import ledger_of
 from djinn_server.running.bound_templates import CompiledTemplates
+from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.fair_share import FairShare
 from djinn_server.running.issued_turns import IssuedTurns
 from djinn_server.running.own_operators import own_operators
@@ -20,17 +21,21 @@ class SharedDevice:
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self.runtime = runtime
-        self.turns = FairShare(IssuedTurns(runtime) if runtime.device.type != "cpu" else None)
+        self.timer = DeviceTimer(runtime)
+        self.turns = FairShare(
+            IssuedTurns(runtime) if self.timer.runs_late else None,
+            simulated=runtime.take_seconds if runtime.keeps_time else None,
+        )
         self.randomness = DeviceRandomness(runtime.device)
         self.numeric_settings = ProcessNumericSettings()
-        self.own = own_operators(runtime, self.randomness)
+        self.own = own_operators(runtime, self.timer, self.randomness)
         self.templates = CompiledTemplates()
         self.compiling: CompilationQueue | None = None
         self.batches: SessionBatches | None = None
         self.ledger = ledger_of(runtime)
-        self.watch = DeviceWatch(runtime) if runtime.device.type != "cpu" else None
+        self.watch = DeviceWatch(runtime) if self.timer.runs_late else None
         self.timekeeper = runtime if runtime.keeps_time else None
 
     def begin_batching(self) -> None:
         """Run the same template of several sessions together from now on, where their clients allow it."""
-        self.batches = SessionBatches(self.runtime, self.turns, self.randomness, self.numeric_settings)
+        self.batches = SessionBatches(self.runtime, self.timer, self.turns, self.randomness, self.numeric_settings)

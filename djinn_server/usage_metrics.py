@@ -84,7 +84,7 @@ class UsageMetrics:
         self.quota = Quota()
         self._lock = threading.Lock()
         self._totals: dict[str, float] = defaultdict(int)
-        self._seconds = dict.fromkeys(("queue", "decode", "execute", "encode"), 0.0)
+        self._seconds = dict.fromkeys(("queue", "decode", "encode"), 0.0)
         self._messages: Counter[str] = Counter()
         self._labelled: Counter[tuple[str, str]] = Counter()
         self._labelled.update(dict.fromkeys([("op_failures", cause) for cause in (*_CAUSES.values(), _OTHER)], 0))
@@ -105,6 +105,10 @@ class UsageMetrics:
         """As `count`, for a counter that has a label, which must be one of a few."""
         with self._lock:
             self._labelled[what, label] += 1
+
+    def charge(self, seconds: float) -> None:
+        """Charge the tenant for device time."""
+        self.account.charge(seconds)
 
     def message(self, kind: str, nbytes: int) -> None:
         """Count a message with `nbytes` bytes beside it, and `pace`."""

@@ -18,19 +18,17 @@ _LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of al
 
 
 class UsageQuota:
-    """Seconds of this hour in which the tenant had the device: from `begin` to `end`.
+    """Device time of the tenant in this hour: what `FairShare` measured.
 
-    They are written to the file while they pass (`tick`), so that a submission that ends the process midway is charged, too.
+    A turn that runs is in the file, too (`tick`), so that a submission that ends the process midway is charged.
     """
 
     def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:
         """`memory`: where an account before this one was kept, and this one is, too."""
         self._memory = memory if memory is not None else bytearray(_LAYOUT.size)
         self._lock = threading.Lock()
-        self._running = 0
-        self._since = time.perf_counter()
         began, self._used = _LAYOUT.unpack_from(self._memory)
-        self._began: float = began or self._since
+        self._began: float = began or time.perf_counter()
 
     @classmethod
     def of(cls, tenant: str, folder: Path) -> Self:
@@ -56,39 +54,16 @@ class UsageQuota:
                 self._write()
             return self._used, HOUR - (now - self._began)
 
-    def tick(self) -> None:
-        """Write the time that has passed to the file."""
+    def charge(self, seconds: float) -> None:
+        """Add device time."""
         with self._lock:
-            if self._running:
-                self._charge()
+            self._used += seconds
+            self._write()
 
-    def __enter__(self) -> None:
-        self.begin(time.perf_counter())
-
-    def __exit__(self, *_: object) -> None:
-        self.end(time.perf_counter())
-
-    def begin(self, now: float) -> None:
-        """Begin to charge a session, at `now` on the clock `time.perf_counter`."""
+    def tick(self, running: float) -> None:
+        """Write to the file that a turn has run for so many seconds, which `charge` adds when it ends."""
         with self._lock:
-            if not self._running:
-                self._since = now
-            self._running += 1
+            self._write(running)
 
-    def end(self, now: float) -> None:
-        """Stop charging it."""
-        with self._lock:
-            self._running -= 1
-            if not self._running:
-                self._used += now - self._since
-                self._since = now
-                _LAYOUT.pack_into(self._memory, 0, self._began, self._used)
-
-    def _charge(self) -> None:
-        now = time.perf_counter()
-        self._used += now - self._since
-        self._since = now
-        self._write()
-
-    def _write(self) -> None:
-        _LAYOUT.pack_into(self._memory, 0, self._began, self._used)
+    def _write(self, running: float = 0.0) -> None:
+        _LAYOUT.pack_into(self._memory, 0, self._began, self._used + running)

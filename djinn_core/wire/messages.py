@@ -322,8 +322,10 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     """Breakdown of the server's time, in seconds.
 
     Attributes:
-        queue: waiting for a turn on the device. decode: reading the submission. execute: running it; on a GPU, issuing it.
-        encode: getting the results ready to be sent, which waits for the device where they come from one.
+        queue: waiting for a turn on the device. decode: reading the submission.
+        execute: device time of the session that became known since its previous reply. On a CPU that is this submission's. On an
+            accelerator, events measure it: a submission that waits for the device has its own, another one has earlier ones'.
+        encode: getting the results ready to be sent, which waits for the device if it has them.
         pressure: how short the device's memory is, as a place in `PRESSURE`.
     """
 

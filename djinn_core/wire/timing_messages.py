@@ -38,8 +38,8 @@ class ExecutionTimes(msgspec.Struct, frozen=True, array_like=True):
     """Moments of a submission by the clock of an executor process (`instance`).
 
     Attributes:
-        taken: its session began to read it. ready: it waits for its turn on the device. begun: it has it.
-        executed: its last instruction has run or, on a GPU, was issued. done: its results are ready to be sent.
+        taken: its session began to read it. ready: it waits for its turn on the device. begun: the device begins it.
+        executed: its last instruction has run. done: its results are ready to be sent.
         memory: bytes of the session's values then.
         ops: for each instruction of the template, as two little-endian float32, seconds from `begun` to its beginning and
             seconds that it took; negative where it was not measured. Empty where that was not asked for.

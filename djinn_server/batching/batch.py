@@ -82,7 +82,7 @@ class PendingRun:
 
     Attributes:
         weight: memory of the first weight, which is the same for sessions of one model.
-        outcome, error: what came of it in a batch. began, seconds: when the batch began, and this run's part of the time.
+        outcome, error: what came of it in a batch. began: when the batch began; 0.0 without a batch.
     """
 
     batched: BatchedTemplate
@@ -95,7 +95,6 @@ class PendingRun:
     outcome: RunOutcome | None = None
     error: Exception | None = None
     began: float = 0.0
-    seconds: float = 0.0
 
     @property
     def over(self) -> bool:
@@ -112,13 +111,6 @@ class PendingRun:
             raise self.error
         assert self.outcome is not None
         return self.outcome
-
-    def timed(self, began: float, seconds: float) -> tuple[float, float]:
-        """Its beginning and its seconds; for a run that was in no batch these are `began` and `seconds`."""
-        if not self.seconds:
-            self.batched.seconds = seconds
-            return began, seconds
-        return self.began, self.seconds
 
     def joins(self, other: object) -> bool:
         """True if `other` is a run of the same template with the same weights, under the same settings."""
@@ -148,7 +140,6 @@ class Batch:
     Attributes:
         members: the runs. batched: their template.
         products, rows: how many products, and instructions between products, were computed for several of them at once.
-        rested: seconds in which other sessions computed in the middle.
     """
 
     def __init__(
@@ -162,7 +153,6 @@ class Batch:
         self.members = members
         self.trial = trial
         self.products = self.rows = 0
-        self.rested = 0.0
         self.batched = members[0].batched
         self._last: JoinedRuns | None = None
         self._randomness = randomness
@@ -180,10 +170,9 @@ class Batch:
                     for member in self.members:
                         self._guarded(member, partial(self._advance, stop=number))
                     at = self._run_chain(number, chain.stop)
-            if (now := time.perf_counter()) - looked >= LOOK_SECONDS:
+            if time.perf_counter() - looked >= LOOK_SECONDS:
                 yield
                 looked = time.perf_counter()
-                self.rested += looked - now
                 self._resume()
         for member in self.members:
             self._guarded(member, self._finish)

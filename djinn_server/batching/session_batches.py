@@ -19,6 +19,7 @@ from djinn_server.batching.products import draws_of, find_products
 from djinn_server.batching.rows import find_rows
 from djinn_server.batching.trial import BatchTrial
 from djinn_server.batching.weights import PackedWeights
+from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.fair_share import FairShare
 from djinn_server.running.input_aliases import InputAliases
 from djinn_server.running.process_settings import ProcessNumericSettings
@@ -60,11 +61,12 @@ class SessionBatches:
     def __init__(
         self,
         runtime: DeviceRuntime,
+        timer: DeviceTimer,
         turns: FairShare,
         randomness: DeviceRandomness,
         numeric_settings: ProcessNumericSettings,
     ) -> None:
-        self._runtime = runtime
+        self._timer = timer
         self._turns = turns
         self._randomness = randomness
         self._numeric_settings = numeric_settings
@@ -117,16 +119,14 @@ class SessionBatches:
         return pending.result()
 
     def _end(self, batch: Batch, began: float) -> None:
-        """Let all of them go on; each is charged its part of the time."""
-        seconds = time.perf_counter() - began - batch.rested
+        """Let all of them go on."""
         first, group = batch.members[0], tuple([one.owner.share for one in batch.members])
         for one in batch.members:
-            one.began, one.seconds = began, seconds / len(batch.members)
+            one.began = began
             one.owner.share.group = group
             if one.outcome is None and one.error is None:
                 one.error = DjinnError("the batch of this program was broken off by another one's error")
-        first.batched.seconds = first.seconds
-        self._turns.release(group[0], group[1:], seconds)
+        self._turns.release(group[0])
         self.counts.batches += 1
         self.counts.batched_submissions += len(batch.members)
         self.counts.batched_products += batch.products
@@ -143,5 +143,5 @@ class SessionBatches:
             if len(trials) >= SETTINGS:
                 trials.clear()
             products, rows = pending.batched.products, pending.batched.rows.steps
-            trial = trials[settings] = BatchTrial(products, rows, self.packed, self._runtime.synchronize)
+            trial = trials[settings] = BatchTrial(products, rows, self.packed, self._timer)
         return trial

@@ -6,10 +6,9 @@ As long as a trial runs, each session gets the results that it computed by itsel
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 import torch
@@ -20,6 +19,7 @@ from djinn_server.batching.joined_runs import KnownChain
 from djinn_server.batching.products import Product
 from djinn_server.batching.rows import RowStep, chains
 from djinn_server.batching.weights import PackedWeights, WeightPlace, place_of
+from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.result_layout import layout_difference
 
 CHECKS: Final = 3  # batches of a trial
@@ -75,7 +75,7 @@ class BatchTrial:
     products: Sequence[Product]
     rows: Sequence[RowStep]
     packed: PackedWeights
-    synchronize: Callable[[], None]
+    timer: DeviceTimer
     ways: Sequence[Way | None] = ()
     sessions: int = 1
     decided: bool = False
@@ -185,9 +185,9 @@ class BatchTrial:
         return frozenset(tried if together <= GAIN * sum(one.alone for one in tried.values()) else ())
 
     def _alone(self, samples: Samples, sessions: int, alone: Callable[[int], torch.Tensor]) -> Sequence[torch.Tensor]:
-        began = self._now()
+        begun = self.timer.mark()
         results = [alone(session) for session in range(sessions)]
-        samples.alone = min(samples.alone, self._now() - began)
+        samples.alone = min(samples.alone, self._seconds_since(begun))
         samples.runs += 1
         return results
 
@@ -208,9 +208,9 @@ class BatchTrial:
         if way in samples.refused:
             return
         try:
-            began = self._now()
+            begun = self.timer.mark()
             made = together()
-            seconds = self._now() - began
+            seconds = self._seconds_since(begun)
             if made is None:
                 return
             found = split_rows(made, sizes, [result.shape for result in results])
@@ -233,9 +233,10 @@ class BatchTrial:
             return torch.nn.functional.linear(rows, weight, bias)
         return torch.matmul(rows, weight) if bias is None else torch.addmm(bias, rows, weight)
 
-    def _now(self) -> float:
-        self.synchronize()
-        return time.perf_counter()
+    def _seconds_since(self, begun: Any) -> float:
+        ended = self.timer.mark()
+        self.timer.wait(ended)
+        return self.timer.seconds(begun, ended)
 
 
 def split_rows(rows: torch.Tensor, sizes: Sequence[int], shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:

@@ -47,6 +47,7 @@ from djinn_server.compiling.hot_template import (
 from djinn_server.compiling.scalars import call_with_tensors
 from djinn_server.compiling.sizes import LinearSize, SizeRelation
 from djinn_server.compiling.written_views import WrittenView
+from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.template_compiler import CompiledTemplate, enumerated
 
 
@@ -210,7 +211,7 @@ class CompilationQueue:
         self, compilers: Sequence[Compiler], runtime: DeviceRuntime, thresholds: Thresholds | None = None
     ) -> None:
         self._compilers = tuple(compilers)
-        self._runtime = runtime
+        self._runtime, self._timer = runtime, DeviceTimer(runtime)
         self._thresholds = thresholds or Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
@@ -226,8 +227,8 @@ class CompilationQueue:
         with self._lock:
             hot = self._templates.use(digest)
             if hot is None:
-                synchronize, name = self._runtime.synchronize, digest.hex()[:8]
-                hot = HotTemplate(template, self._thresholds, self._ask, synchronize, name, self.counts)
+                name = digest.hex()[:8]
+                hot = HotTemplate(template, self._thresholds, self._ask, self._timer, name, self.counts)
                 for evicted in self._templates.store(digest, hot):
                     evicted.leave("others are used more")
                 if len(self._templates) == 1:

@@ -20,6 +20,7 @@ from djinn_server.compiling.scalars import movable_slots
 from djinn_server.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
 from djinn_server.compiling.written_views import WrittenView, written_views
 from djinn_server.running.compiled_step import Environment
+from djinn_server.running.device_time import DeviceTimer, TimedSpans
 from djinn_server.running.run import RunOutcome, Shortcut, ShortcutError, TemplateRun
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
@@ -87,7 +88,7 @@ class Phase(Protocol):
         """The shortcut that the next run is offered."""
 
     def ran(self, seconds: float, /) -> None:
-        """A run took so long; now may be the time for another phase."""
+        """A run is issued; now may be the time for another phase. `seconds`: as for `HotTemplate.ran`."""
 
 
 @attrs.frozen
@@ -116,33 +117,40 @@ class HotTemplate:
     template: CompiledTemplate
     thresholds: Thresholds
     ask: Callable[[CompilationJob], None]
-    synchronize: Callable[[], None]
+    timer: DeviceTimer
     name: str = ""
     counts: CompilationCounters = attrs.field(factory=CompilationCounters)
     tries: int = 0
     slots: Sequence[Any] = ()  # of the run before
     phase: Phase = attrs.field(init=False)
+    _runs: TimedSpans = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.phase = ColdPhase(self)
+        self._runs = TimedSpans(self.timer)
 
     def run(self, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
         """As `run_template`."""
         phase = self.phase
         shortcut = phase.shortcut()
-        if isinstance(phase, TimingPhase):  # work of earlier programs is not in the figures
-            self.synchronize()
-        began = time.perf_counter()
+        exact = isinstance(phase, TimingPhase)
+        begun = self.timer.mark()
+        if exact:  # work of earlier programs is not in the figures
+            self.timer.wait(begun)
+            self._runs.take()
+            begun = self.timer.mark()
         run = TemplateRun(template, work, slots, values, shortcut)
         run.advance()
         outcome = run.finish()
-        if isinstance(phase, TimingPhase):
-            self.synchronize()
-        self.ran(phase, slots, time.perf_counter() - began)
+        ended = self.timer.mark()
+        self._runs.add(begun, ended)
+        if exact:
+            self.timer.wait(ended)
+        self.ran(phase, slots, self._runs.take())
         return outcome
 
     def ran(self, phase: Phase, slots: Sequence[Any], seconds: float) -> None:
-        """A run that began in this phase, with these slots, took so long."""
+        """A run began in this phase, with these slots. The device took so long for runs that it has completed since the last call."""
         self.slots = slots
         phase.ran(seconds)
 

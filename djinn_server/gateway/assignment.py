@@ -34,7 +34,7 @@ class LoadMeter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reported_at = 0.0
-        self._executed: tuple[float, float] | None = (
+        self._used: tuple[float, float] | None = (
             None  # time of the last report, and seconds of running programs by then
         )
         self._load = ExecutorLoad()
@@ -50,15 +50,15 @@ class LoadMeter:
     def note(self, report: Sessions) -> None:
         """Note a report that has just come."""
         now = time.monotonic()
-        executed = report.metered.counters.get("execute_seconds", 0.0)
+        used = report.metered.counters.get("device_seconds", 0.0)
         with self._lock:
-            before, self._executed = self._executed, (now, executed)
+            before, self._used = self._used, (now, used)
             if not report.sessions and not self._beginning():
                 self._hints.clear()
             self._reported_at = now
             busy = 0.0
-            if before is not None and executed >= before[1]:  # otherwise another process has taken its place
-                busy = min(1.0, (executed - before[1]) / max(now - before[0], 1e-3))
+            if before is not None and used >= before[1]:  # otherwise another process has taken its place
+                busy = min(1.0, (used - before[1]) / max(now - before[0], 1e-3))
             self._load = ExecutorLoad(
                 busy=busy,
                 sessions=len(report.sessions),

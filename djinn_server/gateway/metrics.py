@@ -58,7 +58,7 @@ COUNTERS: Final = (
     ExecutorFamily("received_bytes", "Bytes received beside messages: tensors"),
     ExecutorFamily("queue_seconds", "Seconds that submissions waited for the device"),
     ExecutorFamily("decode_seconds", "Seconds of reading submissions"),
-    ExecutorFamily("execute_seconds", "Seconds of running submissions"),
+    ExecutorFamily("device_seconds", "Seconds that the device worked, by its own clock"),
     ExecutorFamily("encode_seconds", "Seconds of getting results ready"),
     ExecutorFamily("cpu_seconds", "Processor seconds of the process"),
     ExecutorFamily("tickets_refused", "Connections without a valid ticket"),
@@ -144,7 +144,7 @@ GAUGES: Final = (
 )
 DISTRIBUTIONS: Final = (
     ExecutorFamily("queue_duration_seconds", "How long submissions waited for the device"),
-    ExecutorFamily("run_duration_seconds", "How long submissions ran"),
+    ExecutorFamily("run_duration_seconds", "Device time of submissions"),
     ExecutorFamily("request_duration_seconds", "From a submission to its answer, outside of generations", ("model",)),
     ExecutorFamily("first_token_seconds", "From the prefill of a generation to its first token", ("model",)),
     ExecutorFamily("token_seconds", "Time per token of a generation, without the first one", ("model",)),

@@ -28,7 +28,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _STATUS_SECONDS = 2.0
 # Metrics that `djinn status` and dashboards show.
 SHOWN: Final = frozenset(
-    "submissions ops queue_seconds decode_seconds execute_seconds encode_seconds fetched_bytes received_bytes op_failures "
+    "submissions ops queue_seconds decode_seconds device_seconds encode_seconds fetched_bytes received_bytes op_failures "
     "quota_refusals memory_refusals submissions_stopped waiting_sessions longest_wait_seconds memory_bytes "
     "memory_limit_bytes memory_pressure_level shared_weight_bytes evicted_bytes spill_bytes resident_memory_bytes "
     "sessions_closed disk_bytes evictions".split()

@@ -7,6 +7,7 @@ longer than a small submission. Sessions that move values without computing hold
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
 import time
@@ -30,21 +31,31 @@ class Share(Account):
 
     Attributes:
         turns: the device's queue.
-        began: when its turn began, on the clock `time.perf_counter`.
+        charge: hears of device time that the session has used.
+        seconds: device time that `take_seconds` has not returned.
+        began: when its turn began, on the clock `time.perf_counter`. begun: the event before its ops; None on a CPU.
+        reached: the event after the ops of its last turn.
         steps: what the device thread does for it; None: the session's own thread computes. ended: True once they have ended.
         error: what ended them. context: of the session's thread.
         pending: what another session may do in its own turn in place of the steps, until they begin.
+        joined: sessions whose work this one does, too: its turns are charged to all in equal parts. released: True once that is done.
         group: the sessions of which one did the work of all the last time.
         woken: notified when the steps have ended, or the turn of the session's own thread begins.
     """
 
     turns: FairShare = attrs.field(kw_only=True)
+    charge: Callable[[float], None] | None = None
+    seconds: float = 0.0
     began: float = 0.0
+    begun: Any = None
+    reached: Any = None
     steps: Steps | None = None
     ended: bool = False
     error: BaseException | None = None
     context: contextvars.Context | None = None
     pending: object | None = None
+    joined: Sequence[Share] = ()
+    released: bool = False
     group: Sequence[Share] = ()
     woken: threading.Condition = attrs.field(
         init=False, default=attrs.Factory(lambda self: self.turns.condition(), takes_self=True)
@@ -58,9 +69,13 @@ class Share(Account):
         """Begin a turn that must not keep another session waiting; False if the device is not free."""
         return self.turns.begin_if_free(self)
 
-    def leave(self, seconds: float) -> None:
-        """End such a turn, which took `seconds`."""
-        self.turns.leave(self, seconds)
+    def leave(self) -> None:
+        """End such a turn."""
+        self.turns.leave(self)
+
+    def take_seconds(self) -> float:
+        """Return the device time that became known since the last call: on a CPU, of all turns so far."""
+        return self.turns.take_seconds(self)
 
     def __enter__(self) -> None:
         self.turns.begin(self)
@@ -68,15 +83,25 @@ class Share(Account):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.turns.leave(self, time.perf_counter() - self.began, returns=True)
+        self.turns.leave(self, returns=True)
 
 
 class FairShare:
     """The queue of a device, and the thread that issues its ops."""
 
-    def __init__(self, issued: IssuedTurns | None = None, *, moment: float = MOMENT_SECONDS) -> None:
-        """`issued`: the turns of an accelerator; None: ops have run when their calls return. `moment`: as in `TurnQueue`."""
-        self._issued = issued
+    def __init__(
+        self,
+        issued: IssuedTurns[Share] | None = None,
+        *,
+        moment: float = MOMENT_SECONDS,
+        simulated: Callable[[], float] | None = None,
+    ) -> None:
+        """`issued`: the turns of an accelerator; None: ops have run when their calls return. `moment`: as in `TurnQueue`.
+
+        `simulated`: returns the time of a turn on a device that keeps its own.
+        """
+        self._issued, self._simulated = issued, simulated
+        self._used = self._reported = 0.0
         self._queue = TurnQueue(moment)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for the device thread
@@ -84,9 +109,48 @@ class FairShare:
         self._gathering = False
         self._thread: threading.Thread | None = None
 
-    def share(self) -> Share:
-        """The share of a new session."""
-        return Share(turns=self)
+    def share(self, charge: Callable[[float], None] | None = None) -> Share:
+        """The share of a new session. `charge`: as the attribute."""
+        return Share(turns=self, charge=charge)
+
+    def device_seconds(self) -> float:
+        """Device time of all sessions so far. It grows while a turn runs."""
+        self.settle()
+        running = self.running_seconds()
+        with self._lock:
+            self._reported = max(self._reported, self._used + running)
+            return self._reported
+
+    def running_seconds(self) -> float:
+        """Seconds for which the device has run the turn that it runs now."""
+        if self._simulated is not None:
+            return 0.0
+        since = self._issued.running_since() if self._issued is not None else None
+        running: Any = self._queue.running
+        if since is None and running is None:
+            return 0.0
+        return max(time.perf_counter() - (running.began if since is None else since), 0.0)
+
+    def take_seconds(self, share: Share) -> float:
+        """As `Share.take_seconds`."""
+        self.settle()
+        with self._lock:
+            seconds, share.seconds = share.seconds, 0.0
+        return seconds
+
+    def settle(self) -> None:
+        """Charge turns that an accelerator has run."""
+        if self._issued is not None:
+            for shares, seconds in self._issued.settle():
+                with self._lock:
+                    self._charge(shares, seconds)
+                _tell(shares, seconds)
+
+    def _charge(self, shares: Sequence[Share], seconds: float) -> None:
+        self._used += seconds
+        for share in shares:
+            self._queue.charge(share, seconds / len(shares))
+            share.seconds += seconds / len(shares)
 
     def condition(self) -> threading.Condition:
         """A condition of the queue."""
@@ -131,7 +195,7 @@ class FairShare:
                 self._ask(share)
                 while self._queue.running is not share:
                     share.woken.wait()
-            share.began = time.perf_counter()
+            self._begin(share)
 
     def begin_if_free(self, share: Share) -> bool:
         """Begin a turn if no session has one or waits for one; False if one does."""
@@ -140,15 +204,36 @@ class FairShare:
     def _start(self, share: Share) -> bool:
         with self._lock:
             free = self._queue.start_at_once(share)
-        share.began = time.perf_counter()
+        if free:
+            self._begin(share)
         return free
 
-    def leave(self, share: Share, seconds: float, *, returns: bool = False) -> None:
-        """End a turn that took `seconds`. `returns`: sessions that wait may have to wait for the next one of `share`."""
+    def _begin(self, share: Share) -> None:
+        share.began = time.perf_counter()
+        if self._issued is not None:
+            share.begun = self._issued.begin()
+
+    def leave(self, share: Share, *, returns: bool = False) -> None:
+        """End a turn. `returns`: sessions that wait may have to wait for the next one of `share`."""
+        self._end(share, returns=returns)
+
+    def _end(self, share: Share, *, again: bool = False, returns: bool = True) -> None:
+        """End a turn. `again`: the session asks for another one."""
+        shares = (share, *share.joined)
+        if self._issued is not None:
+            share.reached = self._issued.end(shares, share.begun, share.began)
         with self._lock:
-            self._queue.end(share, seconds, time.perf_counter(), returns=returns)
+            now = time.perf_counter()
+            if share.reached is not None:
+                seconds = 0.0  # `settle` charges them
+            else:
+                seconds = now - share.began if self._simulated is None else self._simulated()
+                self._charge(shares, seconds)
+            self._queue.end(share, 0.0, now, again=again, returns=returns)
             if self._queue.waiting:
                 self._changed.notify()
+        if share.reached is None:
+            _tell(shares, seconds)
 
     def _ask(self, share: Share) -> None:
         self._queue.ask(share, time.perf_counter())
@@ -165,18 +250,16 @@ class FairShare:
 
     def _take(self, share: Share, steps: Steps) -> bool:
         """Take steps of a session whose turn it is, as far as the next offer; then end the turn. False if there are more."""
-        begun = self._issued.begin() if self._issued is not None else None
         share.pending = None
         ended = True
         try:
             ended = next(steps, _ENDED) is _ENDED
         finally:
-            measured = self._issued is not None and self._issued.end(share, begun)
-            with self._lock:
-                now = time.perf_counter()
-                self._queue.end(share, 0.0 if measured else now - share.began, now, again=not ended)
-                if self._queue.waiting:
-                    self._changed.notify()
+            self._end(share, again=not ended)
+            if share.released:
+                joined, share.joined, share.released = share.joined, (), False
+                for other in joined:
+                    self._end_steps(other)
         return ended
 
     def _serve(self) -> None:
@@ -200,16 +283,24 @@ class FairShare:
                     if not changed and not self.busy and self._issued is None:
                         self._thread = None
                         return None
-            settled = self._issued.settle() if self._issued is not None else ()
+            self._keep_up()
             with self._lock:
-                for account, seconds in settled:
-                    self._queue.charge(account, seconds)
-                share: Any = self._queue.start(now := time.perf_counter())
+                share: Any = self._queue.start(time.perf_counter())
                 if share is not None and share.steps is None:
                     share.woken.notify()
-                elif share is not None:
-                    share.began = now
-                    return share  # type: ignore[no-any-return]
+                    share = None
+            if share is not None:
+                self._begin(share)
+                return share  # type: ignore[no-any-return]
+
+    def _keep_up(self) -> None:
+        """Wait for turns of an accelerator that were issued too long ago, and charge those that it has run."""
+        if self._issued is not None:
+            with contextlib.suppress(RuntimeError):  # which the session's own calls report
+                while (late := self._issued.late()) is not None:
+                    late.synchronize()
+                    self.settle()
+            self.settle()
 
     def _end_steps(self, share: Share) -> None:
         with self._lock:
@@ -217,7 +308,7 @@ class FairShare:
             share.woken.notify()
 
     def gather(self, share: Share, wanted: Callable[[object], bool], patience: float, others: range) -> Sequence[Share]:
-        """Take waiting sessions whose `pending` is wanted out of the queue. `others`: how many, at least and at most.
+        """Have waiting sessions whose `pending` is wanted join `share`. `others`: how many, at least and at most.
 
         Those of the group of `share` that do not wait for their turns yet are waited for: as long as another one comes within `patience`
         seconds, and four times as long at most.
@@ -233,6 +324,7 @@ class FairShare:
             joined = found[: others.stop - 1]
             for other in joined:
                 self._queue.withdraw(other)
+            share.joined = joined
             return joined
 
     def _waiting(self) -> list[Share]:
@@ -248,19 +340,22 @@ class FairShare:
         finally:
             self._gathering = False
 
-    def release(self, share: Share, joined: Sequence[Share], seconds: float) -> None:
-        """Take the steps of sessions whose work `share` has done in `seconds` of its turn. The time is charged to all in equal parts."""
-        each = seconds / (len(joined) + 1)
-        share.used -= seconds - each
-        for other in joined:
-            other.used += each
+    def release(self, share: Share) -> None:
+        """Take the steps of the sessions that joined `share`, whose work it has done. They go on when its turn ends."""
+        share.released = True
+        for other in share.joined:
             assert other.context is not None
             assert other.steps is not None
             try:
                 other.context.run(_exhaust, other.steps)
             except BaseException as error:
                 other.error = error
-            self._end_steps(other)
+
+
+def _tell(shares: Sequence[Share], seconds: float) -> None:
+    for share in shares:
+        if share.charge is not None:
+            share.charge(seconds / len(shares))
 
 
 def _raise_error(share: Share) -> None:

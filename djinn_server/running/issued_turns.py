@@ -2,48 +2,81 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import attrs
 
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_server.running.turn_queue import Account
+from djinn_server.running.device_time import DeviceTimer
+
+T = TypeVar("T")
 
 
-class IssuedTurns:
-    """The turns of one accelerator in the order in which it completes them. Used by the device thread."""
+@attrs.frozen
+class IssuedTurn(Generic[T]):
+    """A turn whose ops are issued.
+
+    Attributes:
+        shares: the sessions that it was for.
+        begun, reached: events before and after its ops.
+        began, issued: when it began, and when its last op was issued, on the clock `time.perf_counter`.
+    """
+
+    shares: Sequence[T]
+    begun: Any
+    reached: Any
+    began: float
+    issued: float
+
+
+class IssuedTurns(Generic[T]):
+    """The turns of one accelerator in the order in which it completes them. `begin` and `end` are called by who has the turn."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
-        self._runtime = runtime
-        self._issued: deque[tuple[Account, Any, Any, float]] = deque()
+        self._runtime, self._timer = runtime, DeviceTimer(runtime)
+        self._issued: deque[IssuedTurn[T]] = deque()
+        self._lock = threading.Lock()
+        self._settled_at = 0.0
 
     def begin(self) -> Any:
         """Return an event before the ops of a turn; None if the device has failed."""
         try:
-            return self._runtime.mark(timing=True)
+            return self._timer.mark()
         except RuntimeError:  # which the session's own calls report
             return None
 
-    def end(self, account: Account, begun: Any) -> bool:
-        """Note a turn whose ops are issued; False if its device time cannot be measured."""
+    def end(self, shares: Sequence[T], begun: Any, began: float) -> Any:
+        """Note a turn whose ops are issued. Return the event after them; None if its device time cannot be measured."""
         reached = self.begin() if begun is not None else None
         if reached is not None:
-            self._issued.append((account, begun, reached, time.monotonic()))
-        return reached is not None
+            self._issued.append(IssuedTurn(shares, begun, reached, began, time.perf_counter()))
+        return reached
 
-    def settle(self) -> Sequence[tuple[Account, float]]:
-        """Return the device time of turns that are over. Wait for those that were issued more than `ahead_seconds` ago."""
-        found = []
-        try:
-            while self._issued:
-                account, begun, reached, since = self._issued[0]
-                if not reached.query():
-                    if time.monotonic() - since <= self._runtime.ahead_seconds:
-                        break
-                    reached.synchronize()
-                self._issued.popleft()
-                found.append((account, begun.elapsed_time(reached) / 1e3))  # events count in milliseconds
-        except RuntimeError:
-            self._issued.clear()
+    def late(self) -> Any:
+        """Return the event of a turn that was issued more than `ahead_seconds` ago, and that the device may not have run."""
+        with self._lock:
+            oldest = self._issued[0] if self._issued else None
+        is_late = oldest is not None and time.perf_counter() - oldest.issued > self._runtime.ahead_seconds
+        return oldest.reached if is_late and oldest is not None else None
+
+    def settle(self) -> Sequence[tuple[Sequence[T], float]]:
+        """Return the turns that the device has run since the last call, and the device time of each."""
+        found: list[tuple[Sequence[T], float]] = []
+        with self._lock:
+            try:
+                while self._issued and self._timer.passed((turn := self._issued[0]).reached):
+                    self._issued.popleft()
+                    found.append((turn.shares, self._timer.seconds(turn.begun, turn.reached)))
+                    self._settled_at = time.perf_counter()
+            except RuntimeError:  # which the session's own calls report
+                self._issued.clear()
         return found
+
+    def running_since(self) -> float | None:
+        """Return since when the device runs the oldest turn (`time.perf_counter`); None if it has run all of them."""
+        with self._lock:
+            return max(self._issued[0].began, self._settled_at) if self._issued else None

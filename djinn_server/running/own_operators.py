@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from djinn_core.ir.operators import (
     SEEDED_GENERATOR,
     SET_RANDOM_STATE,
 )
+from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.layout_calls import layout_call
 from djinn_server.running.random_state import DeviceRandomness, set_state
 from djinn_server.running.uninitialized_memory import call_with_zero_fill
@@ -32,9 +32,9 @@ R = TypeVar("R")
 OwnOperators = Mapping[str, Callable[..., Any]]
 
 
-def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOperators:
+def own_operators(runtime: DeviceRuntime, timer: DeviceTimer, randomness: DeviceRandomness) -> OwnOperators:
     """The functions by op name, for executors on that device."""
-    marks = _DeviceEvents(runtime)
+    marks = _DeviceEvents(timer)
     return {
         MANUAL_SEED: randomness.manual_seed,
         GET_RANDOM_STATE: randomness.get_state,
@@ -67,22 +67,20 @@ def _given(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
 
 
 class _DeviceEvents:
-    """Timing events: on the CPU a clock reading, elsewhere an event of the device."""
+    """Timing events: moments of the device's clock."""
 
-    def __init__(self, runtime: DeviceRuntime) -> None:
-        self._runtime, self._on_cpu = runtime, runtime.device.type == "cpu"
+    def __init__(self, timer: DeviceTimer) -> None:
+        self._timer = timer
 
     def mark(self) -> Any:
         """The point where the device has done what was issued so far."""
-        return time.perf_counter() if self._on_cpu else self._runtime.mark(timing=True)
+        return self._timer.mark()
 
     def has_passed(self, mark: Any) -> torch.Tensor:
-        """True if the device has reached the event; always so on the CPU, where ops are done when they return."""
-        return torch.tensor(self._on_cpu or bool(mark.query()))
+        """True if the device has reached the event."""
+        return torch.tensor(self._timer.passed(mark))
 
     def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:
         """Milliseconds from one to the other, when both are passed."""
-        if self._on_cpu:
-            return torch.tensor((end - start) * 1e3, dtype=torch.float64)
-        end.synchronize()
-        return torch.tensor(start.elapsed_time(end), dtype=torch.float64)
+        self._timer.wait(end)
+        return torch.tensor(self._timer.seconds(start, end) * 1e3, dtype=torch.float64)

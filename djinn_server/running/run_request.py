@@ -67,7 +67,6 @@ class RunRequest(msgspec.Struct):
         rested: seconds spent in pauses.
         unreadable: what is wrong with its handles; empty if nothing is.
         op_times: times each instruction; None: that was not asked for.
-        ahead: seconds for which it has run before it came.
         stop_at: number of the op at which an earlier run stopped, or None. stop_reason: the device error that stopped it, if any.
         short: ops that ran out of memory in an earlier run, with the error. They fail again.
         progress: the op that is issued; None on CPUs.
@@ -90,7 +89,6 @@ class RunRequest(msgspec.Struct):
     guard: Callable[[Any], Any] | None = None
     rest: Callable[[RunRequest], bool] | None = None
     rested: float = 0.0
-    ahead: float = 0.0
     unreadable: str = ""
     op_times: OpTimes | None = None
 

@@ -39,7 +39,6 @@ from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import ValueTable
 from djinn_server.session_metrics import SessionCounters
 from djinn_server.shared_device import SharedDevice
-from djinn_server.usage_metrics import UsageMetrics
 
 KEPT_SECONDS: Final = 1.0  # after which results that no submission has taken are dropped
 MOST_RUNS: Final = 8  # ahead of the client
@@ -170,14 +169,13 @@ class RunsAhead:
         turn: Share,
         values: ValueTable,
         templates: TemplateCache[BoundTemplate],
-        usage: UsageMetrics,
         counts: SessionCounters,
         limit: int,
         memory: SessionMemory | None = None,
     ) -> None:
         """`limit`: bytes that outputs may have which no submission has taken. `memory`: the session's, where the device has a limit."""
         self._device, self._turn, self._values, self._templates = device, turn, values, templates
-        self._usage, self._counts, self._limit = usage, counts, limit
+        self._counts, self._limit = counts, limit
         self._predictor = SubmissionPredictor()
         self._bytes = 0
         self._gave_way: ExpectedSubmission | None = None  # the first of those that were dropped for want of memory
@@ -218,20 +216,15 @@ class RunsAhead:
         """Run a little of what is expected next, under the session's numeric settings; False if there is nothing to run now."""
         if not self._turn.begin_if_free():
             return False
-        began = self._turn.began
-        account = self._usage.account
-        account.begin(began)
         try:
             with self._lock:
                 run = self._next()
                 if run is None:
                     return False
                 self._device.numeric_settings.compute_under(settings)
-                self._advance(run, began)
+                self._advance(run, self._turn.began)
         finally:
-            now = time.perf_counter()
-            account.end(now)
-            self._turn.leave(now - began)
+            self._turn.leave()
         return self.ready
 
     def _advance(self, run: RunAhead, began: float) -> None:
@@ -344,7 +337,6 @@ class RunsAhead:
         self._hold(-run.nbytes)
         self._counts.runs_ahead += 1
         self._predictor.held(run.expected)
-        work.ahead = run.seconds
         return run
 
     def missed(self, *, came: bool = False) -> None:

@@ -7,47 +7,39 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.wire.timing_messages import TRANSFERS_TOLD, ExecutionTimes, TransferTimes
+from djinn_server.running.device_time import DeviceTimer
 
 _PAIR = struct.Struct("<ff")
 _UNKNOWN = (-1.0, -1.0)
 
 
 class OpTimes:
-    """Times of the instructions of one run.
+    """Times of the instructions of one run, by the device's clock. `packed` waits for the last one."""
 
-    On a device that works beside the processor (a GPU), events on its stream are the times, and `packed` waits for the last one.
-    """
-
-    def __init__(self, runtime: DeviceRuntime) -> None:
-        self._runtime = None if runtime.device.type == "cpu" else runtime
-        self._began = self._mark()
+    def __init__(self, timer: DeviceTimer) -> None:
+        self._timer = timer
+        self._began = timer.mark()
         self._found: dict[int, tuple[Any, Any]] = {}
-
-    def _mark(self) -> Any:
-        return time.perf_counter() if self._runtime is None else self._runtime.mark(timing=True)
 
     def begin(self) -> Any:
         """The moment before an instruction."""
-        return self._mark()
+        return self._timer.mark()
 
     def end(self, instruction: int, begun: Any) -> None:
         """Note the moment after it."""
-        self._found[instruction] = begun, self._mark()
+        self._found[instruction] = begun, self._timer.mark()
 
     def packed(self, instructions: int) -> bytes:
         """As `ExecutionTimes.ops`."""
         found = self._found
-        if self._runtime is not None and found:
-            found[max(found)][1].synchronize()
+        if found:
+            self._timer.wait(found[max(found)][1])
         pairs = [self._seconds(*found[i]) if i in found else _UNKNOWN for i in range(instructions)]
         return b"".join([_PAIR.pack(*pair) for pair in pairs])
 
     def _seconds(self, begun: Any, ended: Any) -> tuple[float, float]:
-        if self._runtime is None:
-            return begun - self._began, ended - begun
-        return self._began.elapsed_time(begun) / 1e3, begun.elapsed_time(ended) / 1e3  # events count in milliseconds
+        return self._timer.seconds(self._began, begun), self._timer.seconds(begun, ended)
 
 
 class Timings:

@@ -169,7 +169,7 @@ def status(at: int, count: int) -> dict[str, Any]:
         }
         for number in range(count)
     ]
-    figures = {"submissions": at, "execute_seconds": at / 10}
+    figures = {"submissions": at, "device_seconds": at / 10}
     executors = [
         {
             "device": device,

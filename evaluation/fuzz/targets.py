@@ -53,6 +53,7 @@ from djinn_server.recovery.snapshot_format import (
     octets_of,
     put_values,
 )
+from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.own_operators import own_operators
 from djinn_server.running.random_state import DeviceRandomness
 from djinn_server.running.template_compiler import compile_template
@@ -66,7 +67,7 @@ from evaluation.fuzz.generating import generated, message_types
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)
 TEMPLATE = messages.Template((RELU,), (0,), (0, 1), (0,), (1,))
 RUNTIME = CpuRuntime()
-OWN = own_operators(RUNTIME, DeviceRandomness(RUNTIME.device))
+OWN = own_operators(RUNTIME, DeviceTimer(RUNTIME), DeviceRandomness(RUNTIME.device))
 KEY = bytes(32)
 _DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 

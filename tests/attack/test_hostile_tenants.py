@@ -59,6 +59,7 @@ from djinn_server.memory import session_memory
 from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.own_operators import own_operators
 from djinn_server.running.random_state import DeviceRandomness, set_state
 from djinn_server.running.template_compiler import compile_template
@@ -126,7 +127,7 @@ def test_nobody_takes_an_executor_that_waits_for_its_first_tenant(start, say):
 @pytest.mark.parametrize("op", ["aten::unbind_copy.int", "aten::sort"])
 def test_what_a_list_holds_is_counted(op):
     listed = Form(op, (Operand(),), (), ("new",), False)
-    own = own_operators(CpuRuntime(), DeviceRandomness(CPU))
+    own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), DeviceRandomness(CPU))
     with pytest.raises(UnsupportedOperation, match="several results"):
         compile_template(Template((listed,), (0,), (0, 1), (0,), (1,)), CPU, own)
     one = Form(op, (Operand(),), (), ("new",), True)
@@ -188,7 +189,7 @@ def test_random_numbers_come_from_the_generator_alone():
         wrong[8:24] = torch.frombuffer(bytearray(made_up), dtype=torch.uint8)
         with pytest.raises(RuntimeError, match="beyond its end"):
             set_state(torch.Generator(), wrong)
-        own = own_operators(CpuRuntime(), DeviceRandomness(CPU))
+        own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), DeviceRandomness(CPU))
         for op in ("djinn::set_random_state", "djinn::restored_generator"):
             with pytest.raises(RuntimeError, match="beyond its end"):
                 own[op](wrong)
@@ -252,7 +253,7 @@ def test_no_text_of_a_program_becomes_code(message, taken):
     """Inductor writes the text of an assertion into C++ as it is, which then ran in the executor."""
     relu = Form("aten::relu", (Operand(),), (), ("new",), False)
     check = Form("aten::_assert_async.msg", (Operand(), Constant(message)), (), (), False)
-    own = own_operators(CpuRuntime(), DeviceRandomness(CPU))
+    own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), DeviceRandomness(CPU))
     code, references = (0, 0, 0, 1, 0, 0, 0, 0), (0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 6, 7)
     template = compile_template(Template((relu, check), code, references, (0,), (7,)), CPU, own)
     region = find_region(template, ())

@@ -21,6 +21,7 @@ from djinn_core.ir.operators import (
 )
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.checks.rules import RULES
+from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.own_operators import own_operators
 from djinn_server.running.random_state import DeviceRandomness
 
@@ -69,7 +70,7 @@ def test_nothing_but_atens_own_namespace_is_reached():
     assert {name.partition("::")[0] for name in allowed_operators()} == {"aten", "djinn"}
     assert {name for name in allowed_operators() if name.startswith("djinn::")} == OWN_OPERATORS
     runtime = CpuRuntime()
-    assert set(own_operators(runtime, DeviceRandomness(runtime.device))) == OWN_OPERATORS
+    assert set(own_operators(runtime, DeviceTimer(runtime), DeviceRandomness(runtime.device))) == OWN_OPERATORS
 
 
 def test_what_is_allowed_takes_tensors_and_numbers():
@@ -116,4 +117,4 @@ def test_an_op_is_found_by_its_name_alone():
 def test_operators_of_our_own_say_what_they_expect(name):
     runtime = CpuRuntime()
     with pytest.raises(TypeError, match="not int"):
-        own_operators(runtime, DeviceRandomness(runtime.device))[name](5)
+        own_operators(runtime, DeviceTimer(runtime), DeviceRandomness(runtime.device))[name](5)

@@ -126,8 +126,7 @@ def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
     metered = usage_metrics.UsageMetrics()
     metered.quota = Quota(seconds_an_hour=10.0)
     for seconds, refused in ((9.0, ""), (2.0, "11 s on the device in this hour, of 10")):
-        with metered.account:
-            now[0] += seconds
+        metered.charge(seconds)
         now[0] += 60.0
         assert refused in metered.may_begin(0)
         assert bool(refused) == bool(metered.may_begin(0))

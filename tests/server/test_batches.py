@@ -463,8 +463,8 @@ def test_submission_that_has_begun_is_not_joined():
 
     def joining():
         until(lambda: turns.waiting == 2)
-        joined = turns.gather(lead, lambda pending: asked.append(pending) or True, 0.0, range(1, 32))
-        turns.release(lead, joined, 1.0)
+        turns.gather(lead, lambda pending: asked.append(pending) or True, 0.0, range(1, 32))
+        turns.release(lead)
         done.append("lead")
         yield from ()
 

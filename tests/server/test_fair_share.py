@@ -53,7 +53,7 @@ def test_equal_pieces_take_turns():
 
 
 def test_the_end_of_a_turn_wakes_one_thread(monkeypatch):
-    turns, sessions, rounds, woken = FairShare(moment=0.0), 8, 10, []
+    turns, sessions, rounds, woken = FairShare(moment=0.0, simulated=lambda: 1.0), 8, 10, []
 
     class Counted(threading.Condition):
         def notify(self, n=1):
@@ -68,7 +68,7 @@ def test_the_end_of_a_turn_wakes_one_thread(monkeypatch):
             turns.begin(share)
             if number < rounds - 1:
                 until(lambda: turns.waiting == sessions - 1)
-            turns.leave(share, 1.0)
+            turns.leave(share)
 
     threads = [threading.Thread(target=session) for _ in range(sessions)]
     for thread in threads:
@@ -151,6 +151,7 @@ class FakeEvents:
     """A device whose ops take what the test says, and events on its clock."""
 
     ahead_seconds = reached = 0.0
+    device = SimpleNamespace(type="cuda")
 
     def __init__(self):
         self.now, self.waits = 0.0, 0
@@ -167,21 +168,39 @@ class FakeEvents:
         self.reached = max(self.reached, at)
 
 
-def test_turns_issued_ahead_are_charged_by_events_and_bounded():
-    device, one, other = FakeEvents(), Account(), Account()
+def test_turns_issued_ahead_are_measured_by_events_and_bounded():
+    device, one, other = FakeEvents(), object(), object()
     issued = IssuedTurns(device)
-    for account, seconds in ((one, 3.0), (other, 0.25)):
+    for shares, seconds in (([one], 3.0), ([other], 0.25)):
         begun = issued.begin()
         device.now += seconds
-        assert issued.end(account, begun)
+        assert issued.end(shares, begun, 0.0) is not None
     device.ahead_seconds = 60.0
+    assert issued.late() is None
     assert not issued.settle(), "the device may be behind"
     device.reached = 3.0
-    assert issued.settle() == [(one, 3.0)]
-    assert not device.waits
+    assert issued.settle() == [([one], 3.0)]
     device.ahead_seconds = 0.0
-    assert issued.settle() == [(other, 0.25)]
-    assert device.waits == 1
+    issued.late().synchronize()
+    assert issued.settle() == [([other], 0.25)]
+    assert issued.late() is None
+    assert issued.running_since() is None
+
+
+def test_turn_of_several_sessions_is_charged_in_equal_parts():
+    told = []
+    turns = FairShare(simulated=lambda: 6.0)
+    lead, *others = (turns.share(told.append) for _ in range(3))
+
+    def work():
+        lead.joined = others
+        yield from ()
+
+    lead.run(work())
+    assert told == [2.0] * 3
+    assert [one.take_seconds() for one in (lead, *others)] == [2.0] * 3
+    assert lead.take_seconds() == 0.0
+    assert turns.device_seconds() == 6.0
 
 
 class Noting(CpuRuntime):

@@ -16,6 +16,7 @@ from djinn_core import torch_private
 from djinn_core.ir.operators import resolve
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.compiling.compiled_region import CompiledRegion
+from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.own_operators import own_operators
 from djinn_server.running.random_state import DeviceRandomness
 from djinn_server.running.uninitialized_memory import copy_with_strides, needs_zero_fill, zero_filling
@@ -163,7 +164,9 @@ def test_copy_with_strides_zero_fills_gaps(filled):
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_sparse_layout_calls_are_zero_filled(filled):
-    call = own_operators(CpuRuntime(), DeviceRandomness(torch.device("cpu")))["djinn::layout_call"]
+    call = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), DeviceRandomness(torch.device("cpu")))[
+        "djinn::layout_call"
+    ]
     columns = torch.cat([torch.arange(2), torch.arange(298)])
     csr = ["sparse_csr", [2, 300], torch.tensor([0, 2, 300]), columns, torch.ones(300)]
     zeros, others = (filled(byte, lambda: call("aten::empty_like", csr)) for byte in (0, 165))

@@ -22,27 +22,22 @@ def clock(monkeypatch):
     return now
 
 
-def test_what_ran_is_charged_once_however_much_of_it_runs_at_a_time(clock):
+def test_account_adds_up_device_time_of_an_hour(clock):
     account = UsageQuota()
-    with account:
-        clock[0] += 2.0
-        with account:
-            clock[0] += 3.0
-        account.tick()
-        clock[0] += 1.0
-    clock[0] += 50.0
-    account.tick()
+    account.charge(2.0)
+    account.tick(3.0)
+    account.charge(4.0)
+    clock[0] += 56.0
     assert account.used() == (6.0, 3600.0 - 56.0)
     clock[0] += 3600.0
     assert account.used() == (0.0, 3600.0)
 
 
-def test_an_executor_goes_on_with_the_account_of_the_one_that_died(clock, tmp_path):
+def test_next_executor_goes_on_with_the_account_of_the_one_that_died(clock, tmp_path):
     died = UsageQuota.of("alice", tmp_path)
-    died.__enter__()
-    clock[0] += 7.0
-    died.tick()
-    clock[0] += 60.0
+    died.charge(2.0)
+    died.tick(5.0)  # its last turn does not end
+    clock[0] += 67.0
     assert UsageQuota.of("alice", tmp_path).used() == (7.0, 3600.0 - 67.0)
     assert UsageQuota.of("bob", tmp_path).used()[0] == 0.0
     assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {"0o600"}

@@ -13,7 +13,7 @@ FaultKind = Literal["sticky", "hang", "slow", "out_of_memory"]
 def counters() -> dict[str, int]:
     """Return what the process did so far, by name.
 
-    `launches`, `ops_outside_graphs`, `graph_launches`, `copies_*` and `bytes_*` by direction (`host_to_device`, `pageable_to_device`,
+    `launches`, `busy_ns` (simulated time in which the device ran kernels, without copies), `ops_outside_graphs`, `graph_launches`, `copies_*` and `bytes_*` by direction (`host_to_device`, `pageable_to_device`,
     `device_to_host`, `device_to_pageable`, `within_device`, `between_devices`), `synchronizations` and the same by cause,
     `host_allocations`, `pinned_bytes_peak`, `device_allocations`, `out_of_memory`, `missing_waits`, `misuses`. A name that is missing
     counts 0.

@@ -32,12 +32,19 @@ class Client:
 
     def __init__(self, context, count):
         self._line, there = connected_pair()
-        session = ExecutorSession(context)
-        threading.Thread(target=session.serve, args=(PlainExecutorChannel(there),), daemon=True).start()
+        self.ended = None  # the error that ended the session
+        self._session = ExecutorSession(context)
+        threading.Thread(target=self._serve, args=(PlainExecutorChannel(there),), daemon=True).start()
         nbytes, self.sequence = 4 * count, 0
         self._line.send(
             Frame(encode(UploadPart(GIVEN, "float32", (count,), (1,), nbytes)), [memoryview(bytearray(nbytes))])
         )
+
+    def _serve(self, channel):
+        try:
+            self._session.serve(channel)
+        except Exception as error:
+            self.ended = error
 
     def submit(self, *, fetch=False, synchronize=False):
         """Have the session compute the positive part of its tensor."""

@@ -92,3 +92,135 @@ def test_long_and_short_kernels_share_device_time_equally(gpu):
         assert 0.47 <= part <= 0.53, (part, len(had))
 
     gpu.check(program, folder=HERE)
+
+
+def test_session_keeps_its_rate_beside_one_that_waits_for_a_fetch(gpu):
+    """On the simulated clock. The fetch of the other session never ends."""
+
+    def program(folder):
+        import sys
+
+        sys.path.insert(0, folder)
+        from in_process import Client, executor, until
+
+        context = executor()
+        waiting, busy = Client(context, 1 << 20), Client(context, 1 << 16)
+        for client in (waiting, busy):
+            client.submit(synchronize=True)
+            client.reply()
+
+        def seconds_of_100():
+            began = control.now()
+            for _ in range(100):
+                busy.submit(synchronize=True)
+                busy.reply()
+            return control.now() - began
+
+        alone = seconds_of_100()
+        control.inject("hang", "a download")
+        before = control.counters()["copies_device_to_host"]
+        waiting.submit(fetch=True)
+        until(lambda: control.counters()["copies_device_to_host"] > before)
+        assert alone / seconds_of_100() >= 0.95
+        with pytest.raises(TimeoutError):
+            waiting.reply(0.0)
+
+    gpu.check(program, folder=HERE)
+
+
+def test_load_and_replies_agree_with_the_counters_of_the_device(gpu):
+    """A session queues long kernels in a short time of the host, another one waits for each of its short ones."""
+
+    def program(folder):
+        import sys
+        from types import SimpleNamespace
+
+        sys.path.insert(0, folder)
+        from in_process import Client, executor
+
+        from djinn_core.wire.executor_reports import ExecutorMetrics, Sessions
+        from djinn_core.wire.messages import DeviceInfo
+        from djinn_server.gateway import assignment
+
+        control.configure(bandwidth=1e9)
+        context = executor()
+        long, short = Client(context, 10_000_000), Client(context, 500_000)
+        for client in (long, short):
+            client.submit(synchronize=True)
+            client.reply()
+        assignment.time = SimpleNamespace(monotonic=control.now)
+        meter, turns, replied, found = assignment.LoadMeter(), context.device.turns, 0.0, []
+
+        def look():
+            counters = {"device_seconds": turns.device_seconds()}
+            meter.note(Sessions(1, DeviceInfo("fakegpu:0", "fakegpu"), (), ExecutorMetrics(counters=counters)))
+            return control.counters()["busy_ns"] / 1e9, control.now(), counters["device_seconds"]
+
+        def idle(seconds):
+            control.configure(issue=seconds)
+            context.device.runtime.mark()
+            control.configure(issue=4e-6)
+
+        busy, now, used = look()
+        for count, each, pause in ((4, 5, 0.0), (0, 20, 0.0), (0, 20, 0.1), (1, 0, 0.2)):
+            idle(pause)
+            for _ in range(count):
+                long.submit()
+            for _ in range(each):
+                short.submit(synchronize=True)
+                replied += short.reply().timing.execute
+            if count:
+                long.submit(synchronize=True)
+                replied += sum(long.reply().timing.execute for _ in range(count + 1))
+            before, (busy, now, used) = (busy, now, used), look()
+            expected = (busy - before[0]) / (now - before[1])
+            assert 0.95 * expected <= meter.load().busy <= min(1.0, 1.05 * expected), (meter.load().busy, expected)
+            assert used - before[2] <= now - before[1]
+            found.append(used - before[2])
+        assert replied == pytest.approx(sum(found), rel=1e-6)
+
+    gpu.check(program, folder=HERE)
+
+
+def test_quota_ends_the_session_with_long_kernels(gpu):
+    """The session with short kernels issues more of them, which takes more time of the host."""
+
+    def program(folder):
+        import sys
+
+        sys.path.insert(0, folder)
+        from in_process import Client, executor, until
+
+        from djinn_core.errors import QuotaExceeded
+        from djinn_core.hookspecs.quotas import Quota
+
+        control.configure(bandwidth=1e9)
+        tenants = [executor(), executor()]
+        long, short = Client(tenants[0], 10_000_000), Client(tenants[1], 1_000)
+        for tenant in tenants:
+            tenant.device.runtime.ahead_seconds = 0.0  # what a turn takes is known before the next one
+            tenant.usage.quota = Quota(seconds_an_hour=0.5)
+        for _ in range(200):
+            short.submit()
+        for _ in range(200):
+            short.reply()
+        issued = 0
+
+        def is_over():
+            if long.ended is not None:
+                return True
+            try:
+                return long.reply(0.0) is not None
+            except TimeoutError:
+                return False
+
+        while long.ended is None:
+            long.submit()
+            issued += 1
+            until(is_over)
+        assert isinstance(long.ended, QuotaExceeded)
+        assert 8 <= issued <= 10, issued  # of 80 ms each
+        assert short.ended is None
+        assert tenants[1].usage.account.used()[0] < 0.1
+
+    gpu.check(program, folder=HERE)

@@ -74,8 +74,8 @@ class TestTop(TestDashboard):
 
 
 def test_rates_are_between_two_statuses():
-    before = status(executor(sessions=[session(steps=10, seconds=1.0)], submissions=100, execute_seconds=2.0))
-    now = status(executor(sessions=[session(steps=30, seconds=2.0)], submissions=140, execute_seconds=3.0))
+    before = status(executor(sessions=[session(steps=10, seconds=1.0)], submissions=100, device_seconds=2.0))
+    now = status(executor(sessions=[session(steps=30, seconds=2.0)], submissions=140, device_seconds=3.0))
     (seen,) = make_view(Sample(1.0, before), Sample(3.0, now))["executors"]
     assert seen["submissions"] == 20
     assert seen["stages"]["execute"] == 0.5
@@ -84,8 +84,8 @@ def test_rates_are_between_two_statuses():
 
 
 def test_no_device_is_busy_for_longer_than_the_time_between_two_statuses():
-    before = status(executor(sessions=[session(seconds=1.0)], execute_seconds=2.0))
-    now = status(executor(sessions=[session(seconds=6.0)], execute_seconds=7.0))  # a submission of 5 s has ended
+    before = status(executor(sessions=[session(seconds=1.0)], device_seconds=2.0))
+    now = status(executor(sessions=[session(seconds=6.0)], device_seconds=7.0))  # a submission of 5 s has ended
     (seen,) = make_view(Sample(1.0, before), Sample(3.0, now))["executors"]
     assert (seen["stages"]["execute"], seen["sessions"][0]["busy"]) == (1.0, 1.0)
 

@@ -249,8 +249,10 @@ double Launch::finish(double seconds) {
   lane.seen[static_cast<size_t>(lane.index)] = number;
   lane.last = op;
   auto& free = device(lane.device()).engines[static_cast<size_t>(engine)];
-  auto done = std::max({lane.time, now(), free}) + std::max(seconds, hardware().launch);
+  const auto start = std::max({lane.time, now(), free});
+  auto done = start + std::max(seconds, hardware().launch);
   done += inject_into(op, done);
+  if (engine == Engine::kCompute && std::isfinite(done)) count("busy_ns", std::llround((done - start) * 1e9));
   lane.time = free = done;
   under_way(lane).push_back(done);
   for (const auto& a : accesses) {

@@ -111,7 +111,7 @@ def _executor(
         "received": rates.get("received_bytes", 0.0),
         "sent": rates.get("fetched_bytes", 0.0),
         "stages": {name: rates.get(f"{name}_seconds", 0.0) for name in STAGES}
-        | {"execute": _share(rates, "execute_seconds")},
+        | {"execute": _share(rates, "device_seconds")},
         "sessions": sessions,
     }
 
