@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
+from typing import Any
 
 import attrs
 import msgspec
@@ -469,7 +470,7 @@ class ExecutorSession:
         self._wanted.end(work, run)
         turn.executed = time.perf_counter()
         if work.synchronize and not self.device.timer.runs_late:
-            self._synchronize(work, run)
+            _synchronize(self.device.runtime, work, run)
         turn.responses = Responses.start(work, self.values, self.device.runtime, self._reply_bytes, self._counts)
 
     def _wait(self, turn: DeviceTurn) -> float:
@@ -477,7 +478,7 @@ class ExecutorSession:
         work, run, watch = turn.work, turn.outcome, self.device.watch
         executed = turn.executed
         if self.device.timer.runs_late and (work.synchronize or self._timings is not None):
-            self._synchronize(work, run)
+            _synchronize(self._turn.reached or self.device.runtime, work, run)
             executed = time.perf_counter()
         turn.responses.finish()
         if watch is not None:  # a lost device ends the process before the client is told of errors that follow from it
@@ -703,14 +704,6 @@ class ExecutorSession:
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
 
-    def _synchronize(self, work: RunRequest, run: RunOutcome) -> None:
-        """Wait for the ops of the session's last turn."""
-        reached = self._turn.reached
-        try:
-            self.device.runtime.synchronize() if reached is None else reached.synchronize()
-        except RuntimeError as error:
-            run.failures.append(_not_synchronized(work, error))
-
     def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
         """Answer a submission that cannot run: all that it would have made or written is poison.
 
@@ -863,6 +856,14 @@ def _readable(packed: Handles) -> Sequence[int]:
     except ProtocolError as error:
         _log.warning("what a refused program writes cannot be read", reason=str(error))
         return ()
+
+
+def _synchronize(what: Any, work: RunRequest, run: RunOutcome) -> None:
+    """Wait for a device, or an event of it."""
+    try:
+        what.synchronize()
+    except RuntimeError as error:
+        run.failures.append(_not_synchronized(work, error))
 
 
 def _not_synchronized(work: RunRequest, error: Exception) -> Failure:

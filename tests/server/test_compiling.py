@@ -12,6 +12,7 @@ import torch
 import djinn
 from djinn.hooks import Compiler, hookimpl, pack, unpack
 from djinn_server import inline
+from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.compiling import compilation_queue, hot_template
 from djinn_server.compiling.hot_template import (
     AdoptedPhase,
@@ -145,7 +146,7 @@ def test_compilers_are_prepared_before_a_program_comes():
             called.set()
 
     called = threading.Event()
-    context = SimpleNamespace(device=SimpleNamespace(runtime=None))
+    context = SimpleNamespace(device=SimpleNamespace(runtime=CpuRuntime()))
     begin_compiling(context, SimpleNamespace(compilers=[Waiting()]), ["counting"])
     assert called.wait(30)
 

@@ -353,6 +353,7 @@ def session_of(watched, run):
         numeric_settings=SimpleNamespace(now=None),
         timekeeper=None,
         batches=None,
+        timer=SimpleNamespace(runs_late=True),
     )
     reads = SimpleNamespace(shares=SimpleNamespace(storages=()))
     known = SimpleNamespace(template=OPS, slots=[], hot=SimpleNamespace(run=run))
@@ -360,6 +361,8 @@ def session_of(watched, run):
     session = SimpleNamespace(
         device=device,
         _wanted=Session(),
+        _turn=SimpleNamespace(reached=None),
+        _timings=None,
         _numeric_settings=None,
         _reads=reads,
         _ahead=None,
@@ -379,6 +382,7 @@ def run_of(session, known, work):
 
 def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
     watched, work = Watched(), request(6)
+    work.synchronize = True
     session, known = session_of(watched, lambda *_: SimpleNamespace(failures=[]))
 
     def synchronize():
@@ -389,7 +393,7 @@ def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
 
     turn = DeviceTurn(known, work, None)
     turn.outcome, turn.responses = run_of(session, known, work), Responses()
-    turn.reached = SimpleNamespace(synchronize=synchronize)
+    session._turn.reached = SimpleNamespace(synchronize=synchronize)
     ExecutorSession._wait(session, turn)
     assert "submission 6) hangs" in watched.reasons[0]
     assert len(turn.outcome.failures) == 1
