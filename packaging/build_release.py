@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from commands import StepError, run
+from set_version import version_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = [
@@ -43,6 +44,18 @@ def epoch() -> str:
         ["git", "-C", ROOT, "log", "-1", "--format=%ct"], check=False, capture_output=True, text=True
     )
     return os.environ.get("SOURCE_DATE_EPOCH") or shown.stdout.strip() or "1767225600"
+
+
+def check_tag(root: Path) -> None:
+    """StepError if the commit has the tag of another version than the packages."""
+    command = ["git", "-C", root, "tag", "--points-at", "HEAD", "--list", "v[0-9]*"]
+    tags = subprocess.run(command, check=False, capture_output=True, text=True).stdout.split()
+    version = version_of(root)
+    if tags and f"v{version}" not in tags:
+        raise StepError(
+            f"this commit has the tag {', '.join(tags)}, and its packages have the version {version}: set the version "
+            "with `python packaging/set_version.py VERSION`, commit, and tag that commit"
+        )
 
 
 def copied(to: Path) -> Path:
@@ -105,6 +118,7 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder, which is emptied first")
     parser.add_argument("--native-python", type=Path, required=True, help="Python with PyTorch, setuptools and ninja")
     options = parser.parse_args()
+    check_tag(ROOT)
     to, native = options.to.resolve(), options.native_python.absolute()
     os.environ["SOURCE_DATE_EPOCH"] = epoch()  # once: a commit in the meantime changes nothing
     shutil.rmtree(to, ignore_errors=True)

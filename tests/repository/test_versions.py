@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -72,19 +72,28 @@ def test_template_accepts_later_releases(root):
         assert set(required.values()) == {">=26"}, path
 
 
-@pytest.fixture
-def command(root):
-    """The command of RELEASING.md that sets the version of all packages."""
-    (found,) = re.findall(r"```sh\n([^`]*sed -i[^`]*)```", (root / "RELEASING.md").read_text())
-    return found
+def commit(root, to):
+    """A checkout at `to` with what `root` tracks."""
+    subprocess.run(["git", "clone", "-q", root, to], check=True)
+    return to
 
 
-def test_command_for_a_release_changes_all_of_them(root, files, command, tmp_path):
-    for path in files:
-        if path.name in {"pyproject.toml", "__init__.py", "Chart.yaml", "kuberay.yaml"} or path.suffix == ".md":
-            copy = tmp_path / path.relative_to(root)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
-    assert f"old={djinn.__version__} " in command
-    subprocess.run(["sh", "-ec", re.sub(r"new=\S+", "new=99.1.0", command)], cwd=tmp_path, check=True)
-    assert {place: version for place, version in stated(tmp_path).items() if version != "99.1.0"} == {}
+def call(root, *command):
+    return subprocess.run([sys.executable, *command], cwd=root, capture_output=True, text=True, check=False)
+
+
+def test_set_version_changes_all_packages(root, tmp_path):
+    copy = commit(root, tmp_path / "copy")
+    done = call(root, "packaging/set_version.py", "26.12.0rc1", "--root", copy)
+    assert done.returncode == 0, done.stderr
+    assert {place: version for place, version in stated(copy).items() if version != "26.12.0rc1"} == {}
+    again = call(root, "packaging/set_version.py", "26.12.0", "--root", copy)
+    assert again.returncode == 0, again.stderr
+    assert set(stated(copy).values()) == {"26.12.0"}
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "26.13.0", "26.12", "26.12.0+here", "next"])
+def test_set_version_refuses_other_versions(root, tmp_path, version):
+    done = call(root, "packaging/set_version.py", version, "--root", tmp_path)
+    assert done.returncode
+    assert "YEAR.MONTH.PATCH" in done.stderr
