@@ -72,18 +72,13 @@ def test_template_accepts_later_releases(root):
         assert set(required.values()) == {">=26"}, path
 
 
-def commit(root, to):
-    """A checkout at `to` with what `root` tracks."""
-    subprocess.run(["git", "clone", "-q", root, to], check=True)
-    return to
-
-
 def call(root, *command):
     return subprocess.run([sys.executable, *command], cwd=root, capture_output=True, text=True, check=False)
 
 
 def test_set_version_changes_all_packages(root, tmp_path):
-    copy = commit(root, tmp_path / "copy")
+    copy = tmp_path / "copy"
+    subprocess.run(["git", "clone", "-q", root, copy], check=True)
     done = call(root, "packaging/set_version.py", "26.12.0rc1", "--root", copy)
     assert done.returncode == 0, done.stderr
     assert {place: version for place, version in stated(copy).items() if version != "26.12.0rc1"} == {}
