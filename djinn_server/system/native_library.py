@@ -1,4 +1,4 @@
-"""Libraries in C++ against the PyTorch of this environment: compiled once, kept by a digest of their sources, and shared by processes."""
+"""Libraries in C++ against the PyTorch of this environment: compiled once for each PyTorch, kept by a digest of their sources, and shared."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NativeLibrary:
         digest = hashlib.sha256(str((torch.__version__, self._flags)).encode())
         for source in sorted([*self.sources.glob("*.h"), *self.sources.glob("*.cpp")]):
             digest.update(source.read_bytes())
-        name = f"{digest.hexdigest()[:20]}.so"
+        name = f"torch_{torch.__version__.replace('+', '_')}-{digest.hexdigest()[:20]}.so"
         beside = self.sources.parent / "lib"
         if (beside / name).exists() or os.access(self.sources.parent, os.W_OK):
             return beside / name
@@ -104,7 +104,7 @@ class NativeLibrary:
             linking = ["-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}", "-Wl,-s"]
             self._run([compiler, "-shared", "-o", str(linked), *objects, f"-L{libraries}", *linking])
             linked.rename(made)
-            for other in made.parent.glob("*.so"):
+            for other in made.parent.glob(f"{made.name.partition('-')[0]}-*.so"):
                 if other != made:
                     other.unlink()
         finally:

@@ -8,6 +8,7 @@ import stat
 import sys
 
 import pytest
+import torch
 
 from djinn_core.errors import StartupError
 from djinn_server.system.native_library import NativeLibrary
@@ -42,6 +43,16 @@ def test_a_library_is_compiled_once_and_again_when_a_source_changes(library):
     second = made.build()
     assert second != first
     assert [path for path in first.parent.iterdir() if path.suffix == ".so"] == [second]
+
+
+def test_a_library_for_another_pytorch_stays_beside_it(library, monkeypatch):
+    made, _ = library
+    first = made.build()
+    monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
+    second = made.build()
+    assert first != second
+    assert first.exists()
+    assert second.exists()
 
 
 def test_a_library_of_a_read_only_package_is_kept_in_the_cache(library, monkeypatch, tmp_path):
