@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <set>
@@ -72,8 +73,9 @@ struct Whole final : c10::OperatorKernel {
 // Attention: whole without gradients; with them Python chooses the kernel that the executor's device would take.
 struct Attention final : c10::OperatorKernel {
   explicit Attention(OpInfo& i) : info(i) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     const size_t first = stack->size() - info.args;
+    if (kBatches && lacks_batch(*stack, first)) return in_batch_of_one(op, stack, first);
     const bool grad = c10::GradMode::is_enabled();
     const auto& context = at::globalContext();
     bool whole = c10::impl::TorchDispatchModeTLS::stack_len() == 0 && (*stack)[first + 4].toDouble() == 0 &&
@@ -88,6 +90,23 @@ struct Attention final : c10::OperatorKernel {
     }
     at::AutoDispatchBelowADInplaceOrView below;
     record(info, stack);
+  }
+  // PyTorch 2.14 makes a batch of one of three dimensions, for each device.
+  static constexpr bool kBatches = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
+  static bool lacks_batch(const Stack& stack, size_t first) {
+    return std::all_of(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.begin() + static_cast<std::ptrdiff_t>(first) + 3,
+                       [](const c10::IValue& v) { return v.toTensor().dim() == 3; });
+  }
+  static void in_batch_of_one(const c10::OperatorHandle& op, Stack* stack, size_t first) {
+    for (size_t i = first; i < first + 4; ++i) {
+      auto& given = (*stack)[i];
+      if (!given.isTensor()) continue;  // no mask
+      auto batch = given.toTensor();
+      while (batch.dim() < 4) batch = batch.unsqueeze(0);
+      given = std::move(batch);
+    }
+    op.callBoxed(*stack);
+    stack->back() = stack->back().toTensor().squeeze(0);
   }
   OpInfo& info;
 };

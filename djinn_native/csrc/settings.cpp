@@ -2,14 +2,12 @@
 #include "remote.h"
 
 #include <ATen/Context.h>
-#include <torch/headeronly/version.h>
 
 #include <unordered_map>
 
 namespace djinn {
 namespace {
 
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 13
 using Backend = std::pair<at::Float32Backend, at::Float32Op>;
 using Precisions = std::unordered_map<Backend, at::Float32Precision, c10::hash<Backend>>;
 
@@ -30,18 +28,6 @@ uint64_t precisions(const at::Context& context) {
   for (const auto* place : places) all = all << 3 | static_cast<uint64_t>(*place);
   return all;
 }
-#else
-uint64_t precisions(const at::Context& context) {
-  using at::Float32Backend, at::Float32Op;
-  uint64_t all = static_cast<uint64_t>(context.float32Precision(Float32Backend::GENERIC, Float32Op::ALL));
-  for (auto backend : {Float32Backend::CUDA, Float32Backend::MKLDNN}) {
-    for (auto op : {Float32Op::ALL, Float32Op::CONV, Float32Op::RNN, Float32Op::MATMUL}) {
-      all = all << 3 | static_cast<uint64_t>(context.float32Precision(backend, op));
-    }
-  }
-  return all;
-}
-#endif
 
 uint64_t settings_now() {
   const auto& c = at::globalContext();

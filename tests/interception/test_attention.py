@@ -57,11 +57,19 @@ FUSED_CASES = {
 }
 MATH_CASES = {
     "mask with a gradient": {"mask": TALL, "mask_grad": True},
-    "three dimensions": {"shapes": ((2, 16, 8),) * 3},
     "no queries": {"shapes": ((2, 4, 0, 8), *PLAIN[1:])},
     "values of another width": {"shapes": (*PLAIN[:2], (2, 4, 16, 4))},
     "columns that are not contiguous": {"shapes": ((2, 4, 8, 16),) * 3, "look": lambda x: x.transpose(2, 3)},
 }
+
+
+# PyTorch 2.14 fuses attention without a batch, too.
+(FUSED_CASES if torch.__version__ >= "2.14" else MATH_CASES).update({
+    "three dimensions": {"shapes": ((2, 16, 8),) * 3},
+    "three dimensions, transposed, bool mask": {
+        "shapes": ((16, 2, 8),) * 3, "look": lambda x: x.transpose(0, 1), "mask": TALL > -0.9,
+    },
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*FUSED_CASES, *MATH_CASES])
@@ -73,6 +81,14 @@ def test_kernels_bits_and_strides_are_those_of_local_eager(embedded, name):
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(there, here, strict=True))
     assert [s for _, s in there] == [s for _, s in here]
     assert (ops.count(FUSED), ops.count(f"{FUSED}_backward")) == ((1, 1) if name in FUSED_CASES else (0, 0))
+
+
+def test_result_without_batch_has_local_strides_where_the_executor_chooses_the_kernel(embedded):
+    def strides(device):
+        x = torch.ones(16, 2, 8, device=device).transpose(0, 1)
+        return [F.scaled_dot_product_attention(x, x, x, mask).stride() for mask in (None, TALL.to(device))]
+
+    assert strides(DEVICE) == strides("cpu")
 
 
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])

@@ -35,9 +35,10 @@ def asked(tmp_path):
     return asked
 
 
-def test_an_environment_sees_what_lies_beside_it(asked):
-    said, file = asked("2.13.1+cu130")
-    assert said == "2.13.1+cu130"
+@pytest.mark.parametrize("version", ["2.13.1+cu130", "2.14.1"])
+def test_an_environment_sees_what_lies_beside_it(asked, version):
+    said, file = asked(version)
+    assert said == version
     seen = subprocess.run(
         [
             sys.executable,
@@ -52,7 +53,7 @@ def test_an_environment_sees_what_lies_beside_it(asked):
 
 
 @pytest.mark.parametrize(
-    ("version", "source"), [("2.12.1", ""), ("2.14.0", ""), ("2.13.0", "raise ImportError('no driver')")]
+    ("version", "source"), [("2.12.1", ""), ("2.15.0", ""), ("2.13.0", "raise ImportError('no driver')")]
 )
 def test_one_that_will_not_do_is_not_used(asked, version, source):
     said, file = asked(version, source)

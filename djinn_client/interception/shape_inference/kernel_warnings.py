@@ -22,6 +22,7 @@ _SEARCHES: Final = {
     aten.bucketize.Tensor: 0,
 }  # positions of the values that are searched for
 _COPY, _CAST = aten.copy_.default, aten._to_copy.default
+_CHOLESKY: Final = getattr(aten, "cholesky", None)  # PyTorch 2.14 has no such op
 
 
 def warn_as_kernel(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
@@ -32,7 +33,7 @@ def warn_as_kernel(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
         return _warn_of_cast(call, target=call.operands[0] if func is _COPY else call.results[0])
     if func is aten.where.self and call.operands[0].dtype is torch.uint8:  # its meta kernel has warned
         return torch.is_warn_always_enabled()
-    if func is aten.cholesky.default:
+    if _CHOLESKY is not None and func is _CHOLESKY.default:
         return _warn_once(func, torch.eye(1))
     if func in _SEARCHES and len(call.operands) == 2 and not _is_contiguous(call.operands[_SEARCHES[func]]):
         operands = [torch.ones(2), torch.ones(2, 2).t()]

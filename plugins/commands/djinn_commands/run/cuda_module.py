@@ -38,7 +38,7 @@ _NO_DRIVER = "there is no driver on this machine to ask; `djinn status` shows wh
 # By reason the functions and classes that are refused. Later versions of PyTorch may have more.
 _REFUSED = {
     "a CUDA graph would have to be captured on the executor. Run the code without it: Djinn sends a repeated program by its name only, "
-    "which is what a graph is for": "CUDAGraph graph graph_pool_handle",
+    "which is what a graph is for": "CUDAGraph export_dot export_graph_data graph graph_pool_handle",
     "the executor's allocator is not this process's to steer": "CUDAPluggableAllocator MemPool caching_allocator_alloc "
     "caching_allocator_delete caching_allocator_disabled change_current_allocator host_memory_stats host_memory_stats_as_nested_dict "
     "memory_snapshot memory_stats_as_nested_dict reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool",
