@@ -41,9 +41,10 @@ def test_less_than_one_in_a_hundred_is_left_out():
     assert len(LEFT_OUT) < 0.01 * len(list(entries()))
 
 
-@pytest.mark.parametrize(("way", "part"), [("op_db forward", 16), ("op_db gradient", 24), ("op_db in-place", 24)])
+@pytest.mark.parametrize(("way", "part"), [("op_db forward", 16), ("op_db gradient", 24), ("op_db in-place", 16)])
 def test_operators_are_right_when_every_value_travels(blind_pool, way, part):
     """A sample of `python -m evaluation conformance-pool`."""
-    verdicts = [check(op, way, samples=1) for op in list(entries())[5 :: part * long_or(2, 1)]]
+    taken = [op for op in entries() if op.get_inplace() or way != "op_db in-place"]
+    verdicts = [check(op, way, samples=1) for op in taken[5 :: part * long_or(2, 1)]]
     assert {v.name: v.reason for v in verdicts if v.outcome == "failed"} == {}
     assert sum(v.samples for v in verdicts) > 10, "hardly anything is compared"

@@ -123,6 +123,7 @@ class Rows(Dataset):
         return self.table[index]
 
 def loaded(table, **options):
+    gc.collect()  # a worker that collects the loader of an error warns, on every device
     try:
         return [batch.tolist() for batch in DataLoader(Rows(table), num_workers=2, multiprocessing_context="fork", **options)]
     except Exception as error:

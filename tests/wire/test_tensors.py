@@ -32,7 +32,7 @@ def octets(tensor):
     return bytes(tensor.untyped_storage())[start : start + tensor.numel() * tensor.element_size()]
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:(ComplexHalf|BComplex32) support is experimental")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_arrives_bit_for_bit(dtype):
     bits = torch.randint(0, 256, (4 * 3 * dtype.itemsize,), dtype=torch.uint8)
