@@ -11,7 +11,7 @@ from torch import nn
 
 from djinn.planning import Graph, Node, storage_of
 from evaluation.semantics import class_rules as rules
-from evaluation.semantics.attention_truth import facts_of, projections_of
+from evaluation.semantics.attention_truth import facts_of
 from evaluation.semantics.ground_truth import Instance, ModuleRun
 from evaluation.semantics.module_runs import ancestors
 
@@ -88,8 +88,6 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
             continue
         for core in cores:
             facts = facts_of(scene.graph, scene.runs, index, core)
-            if len(cores) == 1:
-                facts |= projections_of(scene.graph, scene.runs, index, core)
             yield Instance("attention", frozenset({core}), frozenset(run.span), facts=facts, where=run.path)
 
 

@@ -33,8 +33,7 @@ NAMES: dict[str, frozenset[str]] = {
 # What kinds of a pattern there are: values of facts.
 KINDS: dict[str, tuple[tuple[str, object], ...]] = {
     "attention": (
-        ("kind", "self"), ("kind", "cross"), ("causal", True), ("sharing", "multi-head"), ("sharing", "grouped-query"),
-        ("sharing", "multi-query"), ("sharing", "latent"), ("reach", "sliding"), ("reach", "chunked"), ("reach", "full"),
+        ("kind", "self"), ("kind", "cross"), ("causal", True),
     ),
     "kv_cache": (
         ("layout", "growing"), ("layout", "static"), ("attends", "self"), ("attends", "cross"), ("sliding", True),
@@ -58,12 +57,8 @@ class Fact:
 
     @property
     def right(self) -> bool | None:
-        """True if both agree; None if the match says nothing. Of several nodes, all must be among the true ones."""
-        if self.said is None:
-            return None
-        if isinstance(self.true, frozenset):
-            return isinstance(self.said, tuple) and set(self.said) <= self.true
-        return self.true == self.said
+        """True if both agree; None if the match says nothing."""
+        return None if self.said is None else self.true == self.said
 
 
 @attrs.frozen
@@ -140,8 +135,7 @@ def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[Patte
 
 def _facts(match: PatternMatch, instances: Sequence[Instance]) -> dict[str, Fact]:
     stated = [i.facts for i in instances if i.facts and _reach(match, i)]
-    said = dict(match.details)
-    said |= {f"{role}_projection": nodes or None for role, nodes in said.get("projections", {}).items()}
+    said = match.details
     return {name: Fact(value, said.get(name)) for facts in stated[:1] for name, value in facts.items()}
 
 

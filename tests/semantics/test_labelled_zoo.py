@@ -199,11 +199,11 @@ def test_halves_and_situations():
 
 
 def test_kinds_that_are_not_said_are_missed_and_wrong_ones_cost_precision():
-    facts = [{"kind": "self"}, {"kind": "self"}, {"kind": "cross", "query_projection": frozenset({9})}]
+    facts = [{"kind": "self"}, {"kind": "self"}, {"kind": "cross", "heads": 4}]
     instances = [Instance("attention", frozenset({n}), frozenset({n}), facts=fact) for n, fact in enumerate(facts)]
-    said = [{"kind": None}, {"kind": "self"}, {"kind": "self", "projections": {"query": (9, 8)}}]
+    said = [{"kind": None}, {"kind": "self"}, {"kind": "self", "heads": 2}]
     matches = [PatternMatch("attention", (n,), 0.9, "so", details=details) for n, details in enumerate(said)]
     total = Sum()
     total.judged["attention"] += of_pattern("attention", instances, matches).judged
     assert total.kinds("attention") == {"self": (2, 0.5, 0.5), "cross": (1, None, 0.0)}
-    assert total.facts("attention") == {"kind": (0.5, 2 / 3), "query_projection": (0.0, 1.0)}
+    assert total.facts("attention") == {"kind": (0.5, 2 / 3), "heads": (0.0, 1.0)}

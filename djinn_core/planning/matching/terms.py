@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import attrs
@@ -18,6 +19,7 @@ from djinn_core.ir.graph import Graph, Node
 from djinn_core.planning.matching.match_result import Found, Place, Ways
 
 Condition = Callable[[Place], bool]
+_SEEN = 96  # sources that one `through` looks at
 _COMMUTATIVE = frozenset({
     "add", "add_", "bitwise_and", "bitwise_or", "eq", "logical_and", "logical_or", "maximum", "minimum", "mul", "mul_", "ne",
 })  # fmt: skip
@@ -231,10 +233,18 @@ class Anything(Term):
 
 @attrs.frozen(eq=False)
 class Through(Term):
-    """Any number of ops between two terms, at most `limit`: each takes the last one's result at any operand."""
+    """Ops between two terms: each takes the result of the one before at any operand. The shortest ways come first.
+
+    Attributes:
+        limit: how many ops there may be in a row.
+        widest: whether the search follows only the largest operands of each op, as scores past masks.
+        condition: what must hold of each op.
+    """
 
     names: frozenset[str]
     limit: int
+    widest: bool = False
+    condition: Condition | None = None
     before: Term | None = None
 
     @property
@@ -248,15 +258,28 @@ class Through(Term):
     def ways(self, found: Found, source: int) -> Ways:
         if self.before is None:
             raise TypeError("through(...) stands between two terms: a >> through(...) >> b")
-        yield from self._back(found, source, self.before, self.limit)
+        graph, seen = found.graph, {source}
+        queue: deque[tuple[int, tuple[int, ...]]] = deque([(source, ())])
+        while queue:
+            at, passed = queue.popleft()
+            yield from self.before.ways(found.covering(*passed), at)
+            at = graph.flow.beyond(at)
+            if len(passed) >= self.limit or at < 0 or not self._passes(graph, graph.nodes[at]):
+                continue
+            for operand in self._followed(graph, graph.nodes[at]):
+                if operand not in seen and len(seen) < _SEEN:
+                    seen.add(operand)
+                    queue.append((operand, (*passed, at)))
 
-    def _back(self, found: Found, source: int, before: Term, left: int) -> Ways:
-        yield from before.ways(found, source)
-        beyond = found.graph.flow.beyond(source)
-        if not left or beyond < 0 or found.graph.nodes[beyond].operation not in self.names:
-            return
-        for operand in dict.fromkeys(found.graph.flow.sources[beyond]):
-            yield from self._back(found.covering(beyond), operand, before, left - 1)
+    def _passes(self, graph: Graph, node: Node) -> bool:
+        return node.operation in self.names and (self.condition is None or self.condition(Place(graph, node)))
+
+    def _followed(self, graph: Graph, node: Node) -> list[int]:
+        sources = graph.flow.sources[node.id]
+        if not self.widest:
+            return list(sources)
+        sizes = [graph.meta(v).numel for v in node.inputs]
+        return [s for s, size in zip(sources, sizes, strict=True) if size == max(sizes)]
 
 
 @attrs.frozen(eq=False)
@@ -306,7 +329,9 @@ def has_conditions(part: object) -> bool:
         return any(has_conditions(p) for p in part)
     if not isinstance(part, Term):
         return False
-    return isinstance(part, Where) or any(has_conditions(p) for p in attrs.astuple(part, recurse=False))  # type: ignore[arg-type] # every term is an attrs class
+    if isinstance(part, Where) or (isinstance(part, Through) and part.condition is not None):
+        return True
+    return any(has_conditions(p) for p in attrs.astuple(part, recurse=False))  # type: ignore[arg-type] # every term is an attrs class
 
 
 # --- the words of the language -------------------------------------------------------------------------------
@@ -324,12 +349,20 @@ def op(*operations: str | Iterable[str]) -> Op:
     return Op(names_of(names))
 
 
-def through(*operations: str | Iterable[str], limit: int = 4) -> Through:
-    """At most `limit` of these ops, one after the other; none, too.
+def through(
+    *operations: str | Iterable[str], limit: int = 4, widest: bool = False, where: Condition | None = None
+) -> Through:
+    """At most `limit` of these ops, one after the other, or none.
+
+    Args:
+        operations: names of ops, or sets of names.
+        limit: how many ops there may be in a row.
+        widest: follow only the largest operands of each op. Masks that are smaller than scores are left out.
+        where: a condition on each op.
 
     Example: `op("mm") >> through("mul", "add") >> op("_softmax")`.
     """
-    return Through(op(*operations).names, limit)
+    return Through(op(*operations).names, limit, widest, where)
 
 
 def optional(term: Term) -> Maybe:

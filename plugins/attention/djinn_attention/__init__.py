@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn.hooks import Pattern, hookimpl
-from djinn_attention.pattern import Attention
+from djinn_attention.pattern import AttentionPattern
 
 djinn_api_version = "2.0"
 
@@ -13,4 +13,4 @@ djinn_api_version = "2.0"
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
     """The pattern `attention`."""
-    return [Attention()]
+    return [AttentionPattern()]

@@ -19,8 +19,8 @@ from djinn.planning import (
     chain,
     origin,
 )
+from djinn_core.planning.matching.attentions import Attention, attentions_of
 from djinn_kv_cache.caches import Cache, Caches, Kind
-from djinn_kv_cache.reads import Read, reads
 from djinn_kv_cache.sides import attends
 from djinn_kv_cache.tracing import CacheTracer
 
@@ -45,7 +45,9 @@ class KeyValueCache(Pattern):
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each layer's keys and values, however many attentions read them."""
         layers: Counter[str] = Counter()
-        for found in _shared(_found(graph, list(candidates))):
+        if not candidates:
+            return
+        for found in _shared(_found(graph)):
             side = attends(graph, found.read, found.key.kind)
             yield _match(found, side, layers[side])
             layers[side] += 1
@@ -55,7 +57,7 @@ class KeyValueCache(Pattern):
 class _Found:
     """An attention with the caches of its keys and values, and the ids of all attentions that read them."""
 
-    read: Read
+    read: Attention
     key: Cache
     value: Cache
     readers: tuple[int, ...]
@@ -65,14 +67,14 @@ class _Found:
         return tuple(dict.fromkeys((*self.key.values, *self.value.values)))
 
 
-def _found(graph: Graph, candidates: list[Node]) -> list[_Found]:
+def _found(graph: Graph) -> list[_Found]:
     caches = Caches(graph)
     if not (caches.kept or caches.by_storage):
         return []  # nothing outlives the program
     tracing = CacheTracer(graph, caches)
     found = [
         _Found(read, key, value, (read.nodes[-1],))
-        for read in reads(graph, candidates)
+        for read in graph.flow.shared(attentions_of)
         if (key := tracing.cache(read.key)) and (value := tracing.cache(read.value))
     ]
     certain = any(f.key.grows and f.value.grows for f in found)
@@ -125,5 +127,5 @@ def _match(found: _Found, side: str, layer: int) -> PatternMatch:
     )
 
 
-def _counts(read: Read) -> str:
+def _counts(read: Attention) -> str:
     return f"{read.queries} {'query' if read.queries == 1 else 'queries'} over {read.keys} keys"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from djinn.planning import Graph, layer_at
+from djinn_core.planning.matching.attentions import Attention
 from djinn_kv_cache.caches import Kind
-from djinn_kv_cache.reads import Read
 
 _LAYERS = frozenset({"addmm", "linear", "matmul", "mm"})
 _ATTENDING = frozenset({
@@ -15,7 +15,7 @@ _ATTENDING = frozenset({
 _REACH = 48  # ops that lead to a query or a key
 
 
-def attends(graph: Graph, read: Read, kind: Kind) -> Literal["self", "cross"]:
+def attends(graph: Graph, read: Attention, kind: Kind) -> Literal["self", "cross"]:
     """`self` if queries and keys were projected from the same input, or keys are appended step by step; else `cross`."""
     if kind == "appended":
         return "self"

@@ -7,7 +7,8 @@ from typing import Literal
 
 import attrs
 
-from djinn.planning import FUSED_ATTENTION, SOFTMAX, Graph, Modality, Node
+from djinn.planning import FUSED_ATTENTION, Graph, Modality, Node
+from djinn_core.planning.matching.attentions import attentions_of
 from djinn_core.planning.stages.annotating.kinds import DataKinds
 
 How = Literal["scatter", "concatenation", "cross_attention", "similarity", "sum", "product", "choice", "comparison"]
@@ -29,7 +30,6 @@ _BY_OPERATION: dict[str, How] = {
     **dict.fromkeys(("masked_fill", "masked_fill_", "where"), "choice"),
 }
 OPERATIONS = frozenset(_BY_OPERATION)
-_STEPS = 16  # ops between the scores of written-out attention and its softmax, at most
 
 
 @attrs.frozen
@@ -75,13 +75,7 @@ def _way(graph: Graph, node: Node) -> How:
 
 def _weighs(graph: Graph, product: Node) -> bool:
     """True if the product's scores become weights of another product: unfused attention."""
-    after = graph.flow.descendants(product.id, SOFTMAX | _PRODUCTS, limit=_STEPS)
-    softmaxes = [n for n in after if graph.nodes[n].operation in SOFTMAX]
-    return any(
-        graph.nodes[u].operation in _PRODUCTS
-        for s in softmaxes[:1]
-        for u in graph.flow.descendants(s, _PRODUCTS, limit=4)
-    )
+    return any(product.id in attention.nodes for attention in graph.flow.shared(attentions_of) if not attention.fused)
 
 
 def mirrored(found: Iterable[ModalityFusion]) -> bool:

@@ -1,0 +1,120 @@
+"""Attention in one form: fused ops and softmax(q·kᵀ)·v written out, found once for all patterns of a graph."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn_core.ir.arguments import arguments
+from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
+from djinn_core.ir.dataflow import origin, query_shape
+from djinn_core.ir.flow import COPIES
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.planning.matching.gradients import Gradients
+from djinn_core.planning.matching.match_result import Found
+from djinn_core.planning.matching.terms import op, through
+
+PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm"})
+# Between scores and softmax: scale, mask, soft cap, casts. A `cat` adds a sink, which attends to nothing.
+_SCORE_OPS = frozenset({
+    *COPIES, "add", "cat", "clamp", "clamp_min", "div", "masked_fill", "maximum", "minimum", "mul", "nan_to_num", "sub", "tanh",
+    "where",
+})  # fmt: skip
+# Between softmax and the product with the values: dropout in all its shapes, casts.
+_WEIGHT_OPS = frozenset({*COPIES, "div", "dropout", "masked_fill", "mul", "nan_to_num", "native_dropout", "where"})
+_SCORES = op(PRODUCTS)["scores"] >> through(_SCORE_OPS, limit=24, widest=True) >> op(SOFTMAX)["softmax"]
+_WRITTEN_OUT = _SCORES >> through(_WEIGHT_OPS, limit=6, widest=True) >> op(PRODUCTS)["mixture"]
+
+
+@attrs.frozen
+class Attention:
+    """One attention.
+
+    Attributes:
+        nodes: ids of its ops, in order.
+        query, key, value: values that go into the two products. The key may be transposed.
+        masks: values that are added to the scores or select among them.
+        queries, keys: how many there are for each head.
+        scores: shape of the scores without sinks; empty for a fused op.
+        fused: True if it is one op.
+        flagged_causal: True if the op itself was told to be causal.
+    """
+
+    nodes: tuple[int, ...]
+    query: int
+    key: int
+    value: int
+    masks: tuple[int, ...]
+    queries: int
+    keys: int
+    scores: tuple[int, ...] = ()
+    fused: bool = True
+    flagged_causal: bool = False
+
+
+def attentions_of(graph: Graph) -> tuple[Attention, ...]:
+    """Return the attentions of a graph, in order of their last ops. Each softmax belongs to one."""
+    fused = [_fused(graph, graph.nodes[i]) for name in FUSED_ATTENTION & graph.by_op.keys() for i in graph.by_op[name]]
+    if SOFTMAX.isdisjoint(graph.by_op):
+        return tuple(sorted(fused, key=lambda attention: attention.nodes))
+    gradients, written = graph.flow.shared(Gradients), dict[int, Attention]()
+    for index in sorted(i for name in PRODUCTS & graph.by_op.keys() for i in graph.by_op[name]):
+        for found in _WRITTEN_OUT.ways(Found(graph, {}, {}), index):
+            softmax = found.names["softmax"]
+            if softmax not in written and (attention := _written_out(graph, found)) is not None:
+                if index not in gradients:
+                    written[softmax] = attention
+                break
+    return tuple(sorted((*fused, *written.values()), key=lambda attention: attention.nodes))
+
+
+def _fused(graph: Graph, node: Node) -> Attention:
+    given = arguments(node)
+    query, key, value = (given.get(name, node.inputs[i]) for i, name in enumerate(("query", "key", "value")))
+    masks = [given[n] for n in ("attn_mask", "attn_bias") if isinstance(given.get(n), int) and given[n] in node.inputs]
+    sizes = query_shape(graph, query)[-2], graph.meta(key).shape[-2]
+    return Attention((node.id,), query, key, value, tuple(masks), *sizes, flagged_causal=given.get("is_causal") is True)
+
+
+def _written_out(graph: Graph, found: Found) -> Attention | None:
+    """Return the attention of a match; None if scores do not fit, or the key is the weight of a layer."""
+    softmax, scores, mixture = found["softmax"], found["scores"], found["mixture"]
+    shape, made = graph.meta(softmax.inputs[0]).shape, graph.meta(found.value("scores"))
+    if len(shape) < 2 or arguments(softmax).get("dim", -1) not in {-1, len(shape) - 1} or len(mixture.inputs) < 2:
+        return None
+    sinks = graph.meta(softmax.inputs[0]).numel - made.numel
+    if sinks:
+        shape = (*shape[:-1], shape[-1] - 1)
+    if made.numel == 0 or sinks not in {0, made.numel // max(shape[-1], 1)}:
+        return None
+    weights = _operand(graph, found)
+    query, key, value = *scores.inputs[-2:], mixture.inputs[-1 if weights == 0 else -2]
+    rows = query_shape(graph, query)
+    if shape[-1] not in graph.meta(value).shape or len(rows) < 2 or _is_layer(graph, query, key, value):
+        return None
+    between = [i for i in found.nodes if scores.id < i < softmax.id]
+    nodes = tuple(sorted(found.nodes))
+    return Attention(nodes, query, key, value, _masks(graph, scores, between), rows[-2], shape[-1], shape, fused=False)
+
+
+def _operand(graph: Graph, found: Found) -> int:
+    """Return which of the last two operands of the mixture the weights are."""
+    first = graph.flow.operands(found["mixture"])[-2]
+    return 0 if first >= found.names["softmax"] and (first in found.nodes) else 1
+
+
+def _masks(graph: Graph, scores: Node, between: list[int]) -> tuple[int, ...]:
+    """Return operands of the ops between scores and softmax that do not come from the scores, without single numbers."""
+    flow, way = graph.flow, {scores.id, *between}
+    found = list(scores.inputs[:-2])  # baddbmm adds its first operand
+    for i in between:
+        node = graph.nodes[i]
+        if not flow.looks[i] and node.operation != "cat":
+            found += [v for v, s in zip(node.inputs, flow.sources[i], strict=True) if s not in way]
+    return tuple(v for v in dict.fromkeys(found) if graph.meta(v).numel > 1)
+
+
+def _is_layer(graph: Graph, query: int, key: int, value: int) -> bool:
+    """True if the key is a matrix from outside and data was computed: a layer with a softmax."""
+    first = origin(graph, key)
+    outside = graph.producer(first) is None and len(graph.meta(first).shape) == 2
+    return outside and any(graph.producer(origin(graph, v)) is not None for v in (query, value))

@@ -1,0 +1,81 @@
+"""The layers that feed attention, attention of the same thing, and one attention in several places."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from djinn.planning import Graph, is_given, layer_at
+from djinn_core.planning.matching.attentions import Attention
+
+_LAYERS = frozenset({"addmm", "convolution", "linear", "matmul", "mm"})
+_ENDS = _LAYERS | {"_softmax", "baddbmm", "bmm", "embedding", "softmax"}
+_WRITES = frozenset({"copy_", "index_copy_", "index_put", "index_put_", "scatter", "slice_scatter"})
+_NEAR, _BACK = 64, 24  # ops between attention and its layers, and before those
+_OVER = 12  # ops between the result of an attention and the place where it is written
+_SEVERAL = 3  # softmaxes of the same layers: two may be two streams, more are parts of one attention
+
+Parts = list[Attention]
+
+
+def layers_before(graph: Graph, value: int, at: int) -> dict[int, int]:
+    """Return the layers that lead to a value as the node `at` reads it: the source of the data of each, by its product."""
+    node, found = graph.nodes[at], dict[int, int]()
+    source = graph.flow.operand(node, value) if value in node.inputs else graph.flow.source(value)
+    for maker in graph.flow.ancestors(source, _ENDS, _NEAR):
+        if maker < 0 or graph.nodes[maker].operation not in _LAYERS:
+            continue
+        if graph.nodes[maker].operation == "convolution":
+            if is_given(graph.flow, graph.flow.sources[maker][1]):
+                found[maker] = graph.flow.operands(graph.nodes[maker])[0]
+        elif (layer := layer_at(graph, graph.nodes[maker])) is not None:
+            found[layer.product.id] = graph.flow.beyond(layer.data)
+    return found
+
+
+def kind(graph: Graph, attention: Attention) -> str | None:
+    """Return `self` if queries and keys are made of the same data, `cross` if not, and None if no layer makes the queries."""
+    asks, asked = (set(layers_before(graph, v, attention.nodes[0]).values()) for v in (attention.query, attention.key))
+    if not asks:
+        return None
+    if not asked:
+        return "cross" if graph.producer(attention.key) is None else None
+    return "self" if asks & asked or _roots(graph, asks) & _roots(graph, asked) else "cross"
+
+
+def _roots(graph: Graph, sources: set[int]) -> set[int]:
+    """Return what data was made of before it was projected, also past one narrower layer. Weights of norms do not count."""
+    found = {root for source in sources for root in graph.flow.ancestors(source, _ENDS - {"convolution"}, _BACK)}
+    layers = [layer_at(graph, graph.nodes[root]) for root in found if root >= 0]
+    found |= {graph.flow.beyond(layer.data) for layer in layers if layer is not None}
+    return {root for root in found if not is_given(graph.flow, root)}
+
+
+def wholes(graph: Graph, found: Sequence[Attention]) -> list[Parts]:
+    """Group attentions that are one: many of the same layers, and those whose results are written over each other."""
+    if len(found) < 2 or all(attention.fused for attention in found):
+        return [[attention] for attention in found]
+    groups: dict[object, Parts] = defaultdict(list)
+    for number, attention in enumerate(found):
+        layers = [frozenset(layers_before(graph, v, attention.nodes[0])) for v in (attention.query, attention.key)]
+        groups[number if attention.fused or not all(layers) else tuple(layers)].append(attention)
+    split = [
+        part for parts in groups.values() for part in ([parts] if len(parts) >= _SEVERAL else [[one] for one in parts])
+    ]
+    joined: list[Parts] = []
+    for parts in sorted(split, key=lambda parts: parts[0].nodes):
+        ends = {attention.nodes[-1] for attention in (joined[-1] if joined else ()) if not attention.fused}
+        if ends and not parts[0].fused and _is_written_over(graph, parts[0].nodes[-1], ends):
+            joined[-1] += parts
+        else:
+            joined.append(list(parts))
+    return joined
+
+
+def _is_written_over(graph: Graph, end: int, ends: set[int]) -> bool:
+    """True if the result of the node `end` is written over a result of one of `ends`."""
+    for user in graph.flow.descendants(end, limit=_OVER):
+        operands = graph.flow.operands(graph.nodes[user])
+        if graph.nodes[user].operation in _WRITES and len(operands) > 1:
+            return any(source in ends for source in graph.flow.ancestors(operands[0], limit=2 * _OVER))
+    return False
