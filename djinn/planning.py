@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from djinn_core.planning.matching.gradients import Gradients
     from djinn_core.planning.matching.layers import is_given, layer_at, linear
     from djinn_core.planning.matching.matcher import matcher
-    from djinn_core.planning.matching.terms import anything, computed, op, optional, outside, through
+    from djinn_core.planning.matching.terms import anything, op, through
     from djinn_core.planning.stages.annotating.kinds import data_kinds
     from djinn_core.planning.stages.assign_blocks import BlockHomes, assign_blocks
     from djinn_core.planning.stages.estimate import estimate
@@ -137,7 +137,6 @@ __all__ = [
     "build_schedule",
     "call_again",
     "chain",
-    "computed",
     "data_kinds",
     "estimate",
     "execute",
@@ -153,9 +152,7 @@ __all__ = [
     "matcher",
     "memory_peaks",
     "op",
-    "optional",
     "origin",
-    "outside",
     "query_shape",
     "read_cluster",
     "resident_blocks",
@@ -197,7 +194,7 @@ _PLACES = {
     "djinn_core.planning.matching.gradients": "Gradients",
     "djinn_core.planning.matching.layers": "is_given layer_at linear",
     "djinn_core.planning.matching.matcher": "matcher",
-    "djinn_core.planning.matching.terms": "anything computed op optional outside through",
+    "djinn_core.planning.matching.terms": "anything op through",
     "djinn_core.planning.stages.annotating.kinds": "data_kinds",
     "djinn_core.planning.stages.assign_blocks": "BlockHomes assign_blocks",
     "djinn_core.planning.stages.estimate": "estimate",

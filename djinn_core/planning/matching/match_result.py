@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import attrs
 
-from djinn_core.ir.arguments import arguments
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.values import TensorMeta
 
@@ -18,11 +16,6 @@ class Place:
 
     graph: Graph
     node: Node
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """Arguments of the op, by the names of its schema; tensors as value ids."""
-        return arguments(self.node)
 
     @property
     def result(self) -> TensorMeta:
@@ -71,13 +64,6 @@ class Found:
         if source < 0:
             raise KeyError(f"{name!r} comes from outside the graph; its value is found.value({name!r})")
         return self.graph.nodes[source]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.names
-
-    def place(self, name: str) -> Place:
-        """The node of that name in its graph."""
-        return Place(self.graph, self[name])
 
     def value(self, name: str) -> int:
         """The value of that name: the first result of its node, or the input of the graph."""

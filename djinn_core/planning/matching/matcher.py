@@ -10,7 +10,7 @@ import attrs
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality, PatternMatch
+from djinn_core.ir.profile import PatternMatch
 from djinn_core.planning.matching.match_result import Found
 from djinn_core.planning.matching.terms import Term, has_conditions
 
@@ -27,9 +27,6 @@ class Matcher(Pattern):
     check: Callable[[Found], bool] | None = None
     details: Callable[[Found], Mapping[str, Any]] | None = None
     hints: Callable[[Found], Mapping[str, Any]] | None = None
-    residency: Mapping[str, DataResidency] = attrs.field(factory=dict)
-    phase: ExecutionPhase | None = None
-    modality: Modality | None = None
     tolerates_growth: bool = False
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
@@ -53,9 +50,6 @@ class Matcher(Pattern):
             confidence=self.confidence(found) if callable(self.confidence) else self.confidence,
             reason=self.reason(found) if callable(self.reason) else self.reason.format(**found.described()),
             hints=self.hints(found) if self.hints is not None else {},
-            residency={found.value(name): kind for name, kind in self.residency.items() if name in found},
-            phase=self.phase,
-            modality=self.modality,
             details=self.details(found) if self.details is not None else {},
         )
 
@@ -69,9 +63,6 @@ def matcher(
     check: Callable[[Found], bool] | None = None,
     details: Callable[[Found], Mapping[str, Any]] | None = None,
     hints: Callable[[Found], Mapping[str, Any]] | None = None,
-    residency: Mapping[str, DataResidency] | None = None,
-    phase: ExecutionPhase | None = None,
-    modality: Modality | None = None,
     tolerates_growth: bool = False,
 ) -> Matcher:
     """A pattern that finds `term`.
@@ -84,9 +75,6 @@ def matcher(
         check: what must hold of all that was found together.
         details: facts about a match.
         hints: what follows from it for placement and scheduling.
-        residency: how long the values of these names live.
-        phase: what a match reveals of its nodes.
-        modality: the same.
         tolerates_growth: True if the functions and conditions decide the same for programs that differ in sizes only; see
             `Pattern`. Without functions and conditions it is True.
 
@@ -105,8 +93,5 @@ def matcher(
         check,
         details,
         hints,
-        residency or {},
-        phase,
-        modality,
         tolerates_growth=tolerates_growth or not asks,
     )

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from djinn_core.ir.arguments import arguments
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.planning.matching.match_result import Found, Place, Ways
 
@@ -69,18 +68,16 @@ class Op(Term):
         names: ops, as `Node.operation` has them.
         operands: what its tensor operands are, in order; those beyond the last may be anything. In ops such as `add` and
             `mul`, either order.
-        keywords: what its arguments are, by the names of its schema.
         feeds: what flows into it, at any operand.
     """
 
     names: frozenset[str]
     operands: tuple[Term, ...] = ()
-    keywords: tuple[tuple[str, Term], ...] = ()
     feeds: tuple[Term, ...] = ()
 
-    def __call__(self, /, *operands: Term, **keywords: Term) -> Op:
-        """This op with these operands: in order, or by the names of the op's schema."""
-        return attrs.evolve(self, operands=operands, keywords=tuple(keywords.items()))
+    def __call__(self, /, *operands: Term) -> Op:
+        """Return this op with these operands, in order."""
+        return attrs.evolve(self, operands=operands)
 
     @property
     def ends(self) -> frozenset[str]:
@@ -104,8 +101,7 @@ class Op(Term):
 
     def _inside(self, found: Found, node: Node) -> Ways:
         for way in self._ordered(found, node):
-            for named in self._by_name(way, node, self.keywords):
-                yield from self._fed(named, node, self.feeds)
+            yield from self._fed(way, node, self.feeds)
 
     def _ordered(self, found: Found, node: Node) -> Ways:
         if not self.operands:
@@ -117,18 +113,6 @@ class Op(Term):
         yield from _each(found, self.operands, sources)
         if node.operation in _COMMUTATIVE and len(self.operands) == len(sources) == 2:
             yield from _each(found, self.operands, sources[::-1])
-
-    def _by_name(self, found: Found, node: Node, keywords: tuple[tuple[str, Term], ...]) -> Ways:
-        if not keywords:
-            yield found
-            return
-        (name, term), rest = keywords[0], keywords[1:]
-        value = arguments(node).get(name)
-        if value not in node.inputs:
-            return
-        source = found.graph.flow.sources[node.id][node.inputs.index(value)]
-        for way in term.ways(found, source):
-            yield from self._by_name(way, node, rest)
 
     def _fed(self, found: Found, node: Node, feeds: tuple[Term, ...]) -> Ways:
         if not feeds:
@@ -216,19 +200,15 @@ class Where(Term):
 
 @attrs.frozen(eq=False)
 class Anything(Term):
-    """Any source; with `outside`, only one from outside the graph, with `inside`, only one that the graph computes."""
-
-    outside: bool = False
-    inside: bool = False
+    """Any source."""
 
     @property
     def ends(self) -> None:
         return None
 
     def ways(self, found: Found, source: int) -> Ways:
-        beyond = found.graph.flow.beyond(source)
-        if (beyond < 0 and not self.inside) or (beyond >= 0 and not self.outside):
-            yield found
+        del source
+        yield found
 
 
 @attrs.frozen(eq=False)
@@ -280,29 +260,6 @@ class Through(Term):
             return list(sources)
         sizes = [graph.meta(v).numel for v in node.inputs]
         return [s for s, size in zip(sources, sizes, strict=True) if size == max(sizes)]
-
-
-@attrs.frozen(eq=False)
-class Maybe(Term):
-    """A term that may be left out, between two others."""
-
-    term: Term
-    before: Term | None = None
-
-    @property
-    def ends(self) -> frozenset[str] | None:
-        return self._either().ends
-
-    def fed_by(self, before: Term) -> Maybe:
-        return attrs.evolve(self, before=before if self.before is None else before >> self.before)
-
-    def ways(self, found: Found, source: int) -> Ways:
-        yield from self._either().ways(found, source)
-
-    def _either(self) -> Term:
-        if self.before is None:
-            raise TypeError("optional(...) stands between two terms: a >> optional(...) >> b")
-        return Either((self.term.fed_by(self.before), self.before))
 
 
 def _may_end(term: Term, node: Node) -> bool:
@@ -365,24 +322,6 @@ def through(
     return Through(op(*operations).names, limit, widest, where)
 
 
-def optional(term: Term) -> Maybe:
-    """`term`, or nothing in its place.
-
-    Example: `op("linear") >> optional(op("gelu")) >> op("linear")`.
-    """
-    return Maybe(term)
-
-
 def anything(name: str | None = None) -> Term:
     """Any source. With a name: the same wherever that name stands."""
     return Anything() if name is None else Anything()[name]
-
-
-def outside(name: str | None = None) -> Term:
-    """A value from outside the graph, such as a weight or an input."""
-    return Anything(outside=True) if name is None else Anything(outside=True)[name]
-
-
-def computed(name: str | None = None) -> Term:
-    """A value that the graph computes."""
-    return Anything(inside=True) if name is None else Anything(inside=True)[name]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from djinn.hooks import Pattern, hookimpl
 from djinn_patterns.transformer.blocks import TransformerBlock
 from djinn_patterns.transformer.feed_forward import FeedForward
-from djinn_patterns.transformer.tables import Embedding
+from djinn_patterns.transformer.tables import EMBEDDING
 
 djinn_api_version = "2.0"
 
@@ -15,4 +15,4 @@ djinn_api_version = "2.0"
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
     """The patterns `mlp`, `embedding` and `block`."""
-    return [FeedForward(), Embedding(), TransformerBlock()]
+    return [FeedForward(), EMBEDDING, TransformerBlock()]

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from djinn.hooks import Pattern
-from djinn.planning import Graph, Node, PatternMatch
+from djinn.planning import anything, matcher, op
+from djinn_core.planning.matching.match_result import Found
 
 
-class Embedding(Pattern):
-    """A look-up of rows of a table."""
+def _shape(found: Found) -> tuple[int, ...]:
+    return found.meta("table").shape
 
-    name = "embedding"
-    tolerates_growth = True
-    operations = frozenset({"embedding"})
 
-    def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return a match for each look-up. The hint `tables` names the look-up and its table."""
-        for node in candidates:
-            table = graph.meta(node.inputs[0]).shape
-            if len(table) == 2:
-                reason = f"node {node.id} ({node.op}) takes rows of a table of {table[0]} rows, {table[1]} numbers each"
-                yield PatternMatch(
-                    self.name,
-                    (node.id,),
-                    1.0,
-                    reason,
-                    hints={"tables": (node.inputs[0],)},
-                    details={"rows": table[0], "width": table[1]},
-                )
+EMBEDDING = matcher(
+    "embedding",
+    op("embedding")(anything("table"))["look_up"],
+    confidence=1.0,
+    reason=lambda found: (
+        f"node {found['look_up'].id} ({found['look_up'].op}) takes rows of a table of {_shape(found)[0]} rows, "
+        f"{_shape(found)[1]} numbers each"
+    ),
+    check=lambda found: len(_shape(found)) == 2,
+    hints=lambda found: {"tables": found["look_up"].inputs[:1]},
+    details=lambda found: {"rows": _shape(found)[0], "width": _shape(found)[1]},
+    tolerates_growth=True,
+)
