@@ -99,6 +99,8 @@ PROGRAMS: Mapping[str, Program] = {
         "semantics.run_semantics", "--part", "unseen", "--no-timing",
         summary="the same for the architectures of docs/unseen.md, with bounds",
     ),
+    "ablation": _module("ablation.run_ablation", summary="each pattern and optimization switched off in turn, for every program that it matches"),
+    "scenarios": _module("ablation.scenarios", summary="programs for which several executors should pay, on the simulated clock"),
     "clusters": _module("clusters.run_clusters", "--json", summary="programs planned for random clusters with every placement policy"),
     "fit": _module("benchmarks.bench_fit", summary="memory that `djinn plan` says models need, against what an executor held"),
     "trace": _module("benchmarks.traced_generation", summary="a generation over a slow link, checked in Perfetto's trace processor; root, node"),

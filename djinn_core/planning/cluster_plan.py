@@ -13,7 +13,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.pipeline import plan
-from djinn_core.planning.request import Plugins, Request, preferred
+from djinn_core.planning.request import PluginOverrides, Plugins, Request, preferred
 from djinn_core.planning.stages.simulate import Timeline, simulated
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, open_registry
@@ -90,6 +90,10 @@ def plan_for_cluster(
     coming = {v for v in first.graph.inputs if known.residency.get(v) is DataResidency.INPUT}
     resident = {v: placement.values[v] for v in first.graph.inputs if v not in coming}
     copies = {v: held for v, held in placement.copies.items() if v in resident}
-    warm = attrs.evolve(asked, resident=resident, copies=copies)
-    program: Any = first.graph  # of what optimizations may have put in its place
-    return ClusterPlan(first, plan(program, plugins, warm, profile=known, known_plan=first.plan), resident, copies)
+    results, hints = (first.plan.results, first.plan.hints) if first.plan is not None else ((), {})
+    done = {result.optimization for result in results if result.rewrite.substitutions}
+    rest = PluginOverrides(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
+    groups = {"groups": hints["groups"]} if done and "groups" in hints else asked.hints
+    warm = attrs.evolve(asked, resident=resident, copies=copies, hints=groups)
+    program: Any = first.graph  # with what those optimizations put in its place
+    return ClusterPlan(first, plan(program, rest, warm, profile=known), resident, copies)

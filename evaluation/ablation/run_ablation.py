@@ -1,0 +1,251 @@
+"""Each pattern and optimization switched off in turn, for every program that it matches.
+
+    python -m evaluation ablation [--models gpt2,llama] [--run] [--seconds] [--json]
+
+Programs are an evaluation and a training step of each model of the zoo, and the scenarios. Each is planned for one and for two of the
+devices of `scenarios.CLUSTER`, with everything that is installed (`exact=False`) and without one part. A part acts on a program if the
+two plans differ in time (on the simulated clock), bytes that move, transfers or kernel launches. It belongs into the default if it gains
+10 % of the time or more in over half of the programs on which it acts, and loses more than 2 % in none.
+
+With --run models of the short form also run, on one executor, two executors and `fakegpu`, with and without each plugin that acts: bytes, messages
+and round trips of a steady step as the client counts them, launches and time as `fakegpu` does. --seconds adds wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+
+from djinn.errors import DoesNotFit
+from djinn_client.interception.recording.substitute import rewrite
+from djinn_core.ir.dataflow import is_view
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.schedule import Fetch, Run, Send, Upload
+from djinn_core.planning.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
+from djinn_core.planning.request import PluginOverrides, Plugins
+from evaluation.ablation.real_runs import MODELS, differing, runs
+from evaluation.ablation.scenarios import SCENARIOS, cluster, seconds_of
+from evaluation.clusters.zoo_clusters import record
+from evaluation.zoo.catalogue import ZOO
+
+GAIN, LOSS = 0.10, 0.02
+CLUSTERS = {"one": 1, "two": 2}
+KINDS = ("patterns", "optimizations")
+Planner = Callable[[int, Plugins], list[ClusterPlan]]
+
+
+@attrs.frozen
+class Case:
+    """A program, and how it is planned for a number of devices."""
+
+    name: str
+    plans: Planner
+
+
+@attrs.frozen
+class Figures:
+    """One run of a program by its plan. `bytes` move between devices and to and from the client."""
+
+    ms: float
+    bytes: int
+    transfers: int
+    launches: int
+
+
+@attrs.frozen
+class Compared:
+    """One program on one cluster, with a part and without it."""
+
+    case: str
+    cluster: str
+    part: str
+    with_it: Figures
+    without: Figures
+
+    @property
+    def acts(self) -> bool:
+        """True if the plans differ."""
+        return self.with_it != self.without
+
+    @property
+    def gain(self) -> float:
+        """Share of the time that it saves; negative if it costs time."""
+        return 1 - self.with_it.ms / self.without.ms
+
+
+@attrs.frozen
+class Verdict:
+    """What a part does on all programs of a cluster.
+
+    Attributes:
+        matched: programs in which it was applied or matched. acts: those whose plan is another one without it.
+        gains, loses: programs in which it saves 10 % of the time or more, and in which it costs more than 2 %.
+        median, worst: gains in programs on which it acts.
+        launches, bytes: by how much they change in these, all together, as shares of those without it.
+    """
+
+    part: str
+    cluster: str
+    matched: int
+    acts: int
+    gains: int
+    loses: int
+    median: float
+    worst: float
+    launches: float
+    bytes: float
+
+    @property
+    def by_default(self) -> bool:
+        """True if the rule puts it into the default."""
+        return 2 * self.gains > self.acts and not self.loses
+
+
+def cases(models: Sequence[str] | None) -> Iterator[Case]:
+    """Yield the programs of the zoo, and the scenarios where all models are wanted."""
+    for name, graph in record(models).graphs.items():
+        yield Case(name, lambda count, plugins, graph=graph: [planned(graph, count, plugins)])
+    for scenario in () if models else SCENARIOS:
+        graph = scenario.graph()
+        yield Case(scenario.name, lambda count, plugins, s=scenario, graph=graph: s.plans(graph, count, plugins))
+
+
+def planned(graph: ProgramGraph, count: int, plugins: Plugins) -> ClusterPlan:
+    """Plan a program of the zoo."""
+    return plan_for_cluster(graph, cluster(count), plugins, exact=False, rewrite=rewrite)
+
+
+def figures_of(plans: Sequence[ClusterPlan]) -> Figures:
+    """Return the figures of one run; of a stream, the mean over the devices whose turn it may be."""
+    moved = transfers = launches = 0
+    for plan in plans:
+        schedule, line = plan.result.schedule, plan.timeline
+        assert schedule is not None
+        steps = [step for steps in schedule.steps.values() for step in steps]
+        nodes = [plan.result.graph.nodes[n] for step in steps if isinstance(step, Run) for n in step.nodes]
+        launches += sum(not is_view(node) for node in nodes)
+        transfers += sum(isinstance(step, Send | Upload | Fetch) for step in steps)
+        moved += line.uploaded + line.fetched + sum(device.sent for device in line.devices.values())
+    return Figures(seconds_of(plans) * 1e3, moved // len(plans), transfers // len(plans), launches // len(plans))
+
+
+def parts_in(plans: Sequence[ClusterPlan]) -> set[tuple[str, str]]:
+    """Return the kinds and names of patterns that match and optimizations that were applied."""
+    found = set()
+    for plan in plans:
+        for result in (plan.first, plan.result):
+            for profile in (result.recorded, result.profile):
+                found |= {("patterns", match.pattern) for match in (profile.patterns if profile else ())}
+            found |= {
+                ("optimizations", r.optimization) for r in (result.plan.results if result.plan else ()) if r.applied
+            }
+    return found
+
+
+def without(plugins: Plugins, kind: str, name: str) -> Plugins:
+    """Return the plugins without one object."""
+    return PluginOverrides(plugins, **{kind: tuple(one for one in getattr(plugins, kind) if one.name != name)})
+
+
+def compare(case: Case, plugins: Plugins) -> Iterator[Compared]:
+    """Plan a program with everything, and without each part that it has to do with."""
+    for name, count in CLUSTERS.items():
+        try:
+            plans = case.plans(count, plugins)
+        except DoesNotFit:  # a scenario that needs two devices
+            continue
+        for kind, part in sorted(parts_in(plans)):
+            others = case.plans(count, without(plugins, kind, part))
+            yield Compared(case.name, name, part, figures_of(plans), figures_of(others))
+
+
+def verdicts(found: Sequence[Compared]) -> list[Verdict]:
+    """Return a row for each part and cluster, parts that act first."""
+    rows = []
+    for part, where in sorted({(one.part, one.cluster) for one in found}):
+        matched = [one for one in found if (one.part, one.cluster) == (part, where)]
+        acts = [one for one in matched if one.acts]
+        gains = sorted(one.gain for one in acts) or [0.0]
+        rows.append(
+            Verdict(
+                part,
+                where,
+                len(matched),
+                len(acts),
+                sum(gain >= GAIN for gain in gains),
+                sum(gain < -LOSS for gain in gains),
+                gains[len(gains) // 2],
+                gains[0],
+                _change(acts, "launches"),
+                _change(acts, "bytes"),
+            )
+        )
+    return sorted(rows, key=lambda row: (not row.acts, row.part, row.cluster))
+
+
+def _change(acts: Sequence[Compared], field: str) -> float:
+    before, after = (sum(getattr(figures, field) for figures in side) for side in (
+        [one.without for one in acts], [one.with_it for one in acts]
+    ))  # fmt: skip
+    return after / before - 1 if before else 0.0
+
+
+def markdown(rows: Sequence[Verdict]) -> str:
+    """Return the table of the documents."""
+    day = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    head = f"Made by `python -m evaluation ablation` on {day}.\n\n"
+    head += (
+        "| part | devices | matches | acts | gains 10 % | loses 2 % | median | worst | launches | bytes | default |\n"
+    )
+    lines = [head + "|" + " --- |" * 11]
+    for row in rows:
+        cells = [row.part, row.cluster, row.matched, row.acts]
+        if row.acts:
+            changes = [f"{value:+.1%}" for value in (row.median, row.worst, row.launches, row.bytes)]
+            cells += [row.gains, row.loses, *changes, "on" if row.by_default else "off"]
+        else:
+            cells += [""] * 7
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compare, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="", help="models of the zoo, with commas between them, and no scenarios")
+    parser.add_argument("--run", action="store_true", help="also run models of the short form")
+    parser.add_argument("--seconds", action="store_true", help="with --run: wall time of the steps")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    options = parser.parse_args()
+    logging.getLogger("djinn.stages").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    models = [name for name in options.models.split(",") if name]
+    if unknown := set(models) - ZOO.keys():
+        parser.error(f"not in the zoo: {', '.join(sorted(unknown))}")
+    plugins = planning_plugins()
+    found = [one for case in cases(models or None) for one in compare(case, plugins)]
+    rows = verdicts(found)
+    print(markdown(rows))
+    described: dict[str, object] = {
+        "verdicts": [attrs.asdict(row) | {"by_default": row.by_default} for row in rows],
+        "programs": [attrs.asdict(one) for one in found if one.acts],
+    }
+    if options.run:
+        counted = runs(plugins, models or MODELS, {row.part for row in rows if row.acts})
+        print(differing(counted, options.seconds))
+        described["runs"] = {
+            where: {model: {plugin: attrs.asdict(one) for plugin, one in ways.items()} for model, ways in by.items()}
+            for where, by in counted.items()
+        }
+    if options.json:
+        print(json.dumps(described))
+
+
+if __name__ == "__main__":
+    main()
