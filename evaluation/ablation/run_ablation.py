@@ -1,6 +1,6 @@
 """Each pattern and optimization switched off in turn, for every program that it matches.
 
-    python -m evaluation ablation [--models gpt2,llama] [--run] [--seconds] [--json]
+    python -m evaluation ablation [--models gpt2,llama | --every 3] [--run] [--seconds] [--json]
 
 Programs are an evaluation and a training step of each model of the zoo, and the scenarios. Each is planned for one and for two of the
 devices of `scenarios.CLUSTER`, with everything that is installed (`exact=False`) and without one part. A part acts on a program if the
@@ -107,11 +107,11 @@ class Verdict:
         return 2 * self.gains > self.acts and not self.loses
 
 
-def cases(models: Sequence[str] | None) -> Iterator[Case]:
-    """Yield the programs of the zoo, and the scenarios where all models are wanted."""
+def cases(models: Sequence[str], *, scenarios: bool) -> Iterator[Case]:
+    """Yield the programs of models of the zoo, and the scenarios."""
     for name, graph in record(models).graphs.items():
         yield Case(name, lambda count, plugins, graph=graph: [planned(graph, count, plugins)])
-    for scenario in () if models else SCENARIOS:
+    for scenario in SCENARIOS if scenarios else ():
         graph = scenario.graph()
         yield Case(scenario.name, lambda count, plugins, s=scenario, graph=graph: s.plans(graph, count, plugins))
 
@@ -219,6 +219,7 @@ def main() -> None:
     """Compare, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="models of the zoo, with commas between them, and no scenarios")
+    parser.add_argument("--every", type=int, default=1, help="take one of so many models")
     parser.add_argument("--run", action="store_true", help="also run models of the short form")
     parser.add_argument("--seconds", action="store_true", help="with --run: wall time of the steps")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
@@ -229,7 +230,8 @@ def main() -> None:
     if unknown := set(models) - ZOO.keys():
         parser.error(f"not in the zoo: {', '.join(sorted(unknown))}")
     plugins = planning_plugins()
-    found = [one for case in cases(models or None) for one in compare(case, plugins)]
+    programs = cases(models or list(ZOO)[:: options.every], scenarios=not models)
+    found = [one for case in programs for one in compare(case, plugins)]
     rows = verdicts(found)
     print(markdown(rows))
     described: dict[str, object] = {

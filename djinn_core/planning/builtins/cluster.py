@@ -76,7 +76,7 @@ def read_cluster(text: str, source: str = "the cluster file") -> NetworkTopology
     try:
         cluster = msgspec.convert(tomllib.loads(text), Cluster, strict=False)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"{source} describes no cluster: {error}. docs/scheduling.md has an example") from None
+        raise ConfigurationError(f"{source} describes no cluster: {error}. docs/planning.md has an example") from None
     devices: list[DeviceCapabilities] = []
     links: list[Link] = []
     for machines in cluster.machines:

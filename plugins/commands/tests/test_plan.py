@@ -110,7 +110,7 @@ def test_links_are_those_of_the_innermost_group():
     ("change", "message"),
     [
         (("tflops = 10", "teraflops = 10"), "teraflops"),
-        (("gbs = 100\n", ""), r"missing required field `gbs`.*docs/scheduling.md"),
+        (("gbs = 100\n", ""), r"missing required field `gbs`.*docs/planning.md"),
         (("devices = 2", "devices = 0"), "above 0"),
         (("link = { gbs = 100, us = 1 }", ""), "above 0"),
         (('name = "node"', "name = node"), "describes no cluster"),

@@ -20,7 +20,7 @@ djinn_api_version = "2.0"
 
 @attrs.frozen
 class Settings:
-    """`cluster`: the file that describes the devices, as in docs/scheduling.md; None: there are none."""
+    """`cluster`: the file that describes the devices, as in docs/planning.md; None: there are none."""
 
     cluster: Path | None = None
 

@@ -59,7 +59,7 @@ class SimulatedDevice(Device):
             described = f"{len(found)} devices" if found else "no devices"
             raise StartupError(
                 f"there is no device simulated:{index}: {described} are described. Set {SETTING} to a cluster file, as in "
-                "DJINN_PLUGIN_SIMULATED_CLUSTER=cluster.toml; docs/scheduling.md has an example"
+                "DJINN_PLUGIN_SIMULATED_CLUSTER=cluster.toml; docs/planning.md has an example"
             )
         from djinn_simulated.runtime import SimulatedRuntime
 
