@@ -117,6 +117,7 @@ PROGRAMS: Mapping[str, Program] = {
     "hostile-ops": _module("fuzz.hostile_ops", summary="ops with hostile arguments, and programs of them, beside tensors that stay"),
     "op-names": _module("fuzz.op_names", summary="ops that a server did not allow, named in every spelling over a real connection"),
     "load": _module("load.run_load", summary="many clients, overload, crashes, slow clients, sessions that are dropped"),
+    "model-server": _module("load.model_server", summary="examples/model_server.py over a server and over the local CPU, in turns, with eight clients"),
     "thousand": _module("load.thousand", summary="what a client does for a thousand executors that are stand-ins"),
     # --- speed
     "bench": _module("benchmarks.run_all", summary="all benchmarks, a picture and a line of history", variables={}),
