@@ -79,6 +79,14 @@ def test_an_op_is_recorded_whole(offering):
     assert torch.equal(out.cpu(), values() * 3 + 1)
 
 
+def test_a_capture_without_a_session_records_it(offering):
+    djinn.shut_down()
+    with djinn.capture() as captured:
+        torch.ops.djinn_library.pick(torch.ones(4, 3), torch.tensor([1]))
+    assert not port.is_open()
+    assert "pick" in captured.graph.by_op
+
+
 def test_gradients_are_those_of_the_cpu(offering):
     def program(device):
         x = values(device=device).requires_grad_()

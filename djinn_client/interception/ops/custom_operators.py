@@ -27,16 +27,16 @@ _cast: Final[set[str]] = set()  # names of ops with a kernel for autocast
 
 
 def runs_whole(func: Any) -> bool:
-    """True if the executors of the session run a custom op.
+    """True if the executors of the session run a custom op. A capture without a session takes it for offered, as it does ops of `aten`.
 
     Raises:
         UnsupportedOperation: they run a version of it with another schema.
     """
     name = func.name()
     theirs = port.offered.get(name)
-    if theirs is None:
+    if theirs is None and (port.is_open() or port.fallback is not None):
         return False
-    if theirs != (ours := str(schema_of(func))):
+    if theirs is not None and theirs != (ours := str(schema_of(func))):
         raise UnsupportedOperation(
             f"{name} cannot run on {DEVICE_NAME}: its schema here is `{ours}` and on the server `{theirs}`. Install the same version of the library "
             "on both sides"
