@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -194,10 +195,18 @@ def python_operator(func: Any) -> Any:
     return custom_ops.OPDEFS.get(func.name())
 
 
+def defining_module(definition: Any) -> str:
+    """Name of the module that defines the function of a `CustomOpDef`. `triton_op` wraps the function in a closure of its own."""
+    function = definition._init_fn
+    if function.__module__ == "torch._library.triton":
+        function = inspect.getclosurevars(function).nonlocals.get("fn", function)
+    return str(function.__module__)
+
+
 def python_operators(module: str) -> Iterator[Any]:
     """Overloads of the ops that functions of a module define by `torch.library.custom_op` or `triton_op`, modules below it included."""
     for definition in [*custom_ops.OPDEFS.values()]:
-        defined_in = definition._init_fn.__module__
+        defined_in = defining_module(definition)
         if defined_in == module or defined_in.startswith(f"{module}."):
             yield definition._opoverload
 

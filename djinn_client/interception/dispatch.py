@@ -168,8 +168,8 @@ def _record_unknown(
             check_given(func, (), operands, slots)
             _remember_call(func, args, key, call)
             return append(call, operands, slots)
-    if is_custom(func) and not port.is_open():
-        current().prepare()  # the executors say which custom ops they run
+    if is_custom(func) and not port.is_open() and not current().captures:
+        port.sink.open()  # the executors say which custom ops they run
     if is_taken_apart(func):
         return _take_apart_always(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):

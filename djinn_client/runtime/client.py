@@ -599,12 +599,13 @@ def _is_available() -> bool:
 def _prepare() -> None:
     """Begin the session with a server before the first op: if that fails, the op fails, and nothing was recorded in vain.
 
-    An executor of this program's own begins to start; the program waits for it when something is sent.
+    An executor of this program's own begins to start; the program waits for it when something is sent. If it runs custom ops, the program waits
+    now: the client records these ops as the executor offers them.
     """
     port.prepare = _nothing
     if context.session is not None or port.forked:
         return
-    if not _named_servers():
+    if not _named_servers() and not settings().operators:
         start_early()
         return
     try:

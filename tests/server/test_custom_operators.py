@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import custom_op_library as library
 import pytest
 import torch
 from configured import configured
-from servers import fresh_python, start_server
+from servers import start_server
 
 import djinn
 from djinn_client.interception.runtime_interface import port
@@ -16,6 +17,8 @@ from djinn_core.errors import StartupError, UnsupportedOperation
 from djinn_server.custom_operators import CustomOperators
 from djinn_server.launch.token_table import change_table, create
 from evaluation.fuzz.op_names import talking, try_names
+
+pytestmark = pytest.mark.usefixtures("forked_processes")
 
 DEVICE = "remote_accelerator:0"
 
@@ -34,14 +37,22 @@ def created(file, tenant):
 
 
 @pytest.fixture(scope="module")
-def server(plain_environment, tmp_path_factory, tokens):
+def importable(tmp_path_factory):
+    """A folder that has the module with the ops: executors import it there."""
+    folder = tmp_path_factory.mktemp("importable")
+    shutil.copy(library.__file__, folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def server(start_python, plain_environment, tmp_path_factory, importable, tokens):
     options = [
         word for name in ("module:custom_op_library", "tests", "trusting@alice") for word in ("--operators", name)
     ]
     options += ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0", "--lease-seconds", "0"]
     options += ["--token-file", str(tokens[0])]
-    given = {"PYTHONPATH": str(Path(library.__file__).parent), "DJINN_PLUGINS": "tcp,custom_op_library"}
-    running = start_server(fresh_python, tmp_path_factory.mktemp("operators"), *options, env=plain_environment | given)
+    given = {"PYTHONPATH": importable, "DJINN_PLUGINS": "tcp,custom_op_library"}
+    running = start_server(start_python, tmp_path_factory.mktemp("operators"), *options, env=plain_environment | given)
     yield running
     assert running.stop() == 0, running.log.read_text()
 
@@ -230,6 +241,31 @@ def test_an_op_that_was_not_allowed_is_refused_at_its_line_with_advice(offering)
     ) as raised:
         torch.ops.djinn_library.hidden(values(device=offering))
     assert raised.traceback[-1].path.name in {"_ops.py", Path(__file__).name}
+
+
+FIRST = """
+import custom_op_library as library, djinn, torch
+
+DEVICE = "remote_accelerator:0"
+x = torch.arange(3.0, device=DEVICE)
+try:
+    torch.ops.djinn_library.hidden(x)
+except djinn.errors.UnsupportedOperation:
+    print("refused at the op")
+djinn.shut_down()
+djinn.configure(operators=["module:custom_op_library"])
+x = torch.arange(3.0, device=DEVICE)
+print(library.scale(x, 2.0).tolist())
+"""
+
+
+def test_the_first_op_of_a_program_with_its_own_executor_waits_for_what_that_offers(
+    python, plain_environment, importable, tmp_path
+):
+    (script := tmp_path / "first.py").write_text(FIRST)
+    environment = plain_environment | {"PYTHONPATH": importable}
+    done = python.run("-W", "ignore", script, cwd=tmp_path, env=environment)
+    assert (done.stdout, done.returncode) == ("refused at the op\n[0.0, 2.0, 4.0]\n", 0), done.stderr
 
 
 @pytest.mark.parametrize(

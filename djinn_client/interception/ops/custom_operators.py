@@ -19,7 +19,7 @@ from djinn_client.torch_dispatch import cast_by_autocast, has_kernel
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
 from djinn_core.ir.operators import allow_custom
-from djinn_core.torch_private import overload_called, python_operator, schema_of
+from djinn_core.torch_private import defining_module, overload_called, python_operator, schema_of
 
 _FOLDERS: Final = MappingProxyType({"torchvision": "torchvision"})  # of the packages, in `plugins`, by namespace
 kept_whole: Final[set[str]] = set()  # names of ops with a kernel that records them
@@ -96,7 +96,7 @@ def refusal(func: Any) -> str:
     definition = python_operator(func)
     if definition is None:
         return f"{begin}No installed plugin of the kind `operators` has it: `djinn plugins new NAME --kind operators` begins one"
-    module = definition._init_fn.__module__
+    module = defining_module(definition)
     if module == "__main__":
         return (
             f"{begin}Move its Python function to a module that the server can import, and allow the ops of that module: "
