@@ -49,6 +49,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"Djinn {release}"
 html_static_path = ["site/site.css", "site/versions.json"]
 html_css_files = ["site.css"]
+html_search_scorer = str(ROOT / "docs" / "site" / "scorer.js")
 html_additional_pages = {"index": "to_start.html"}
 templates_path = ["site"]
 html_sidebars = {"**": ["pages.html"]}
