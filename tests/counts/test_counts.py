@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import attrs
 import pytest
-from long_forms import long_or
+from long_forms import LONG
+
+from evaluation.rivals.counting import PROGRAMS
 
 HERE = Path(__file__).resolve().parent
-FOLDER = HERE.parents[1] / "examples"
+ROOT = HERE.parents[1]
+FOLDER = ROOT / "examples"
+CLUSTER = ROOT / "evaluation" / "rivals" / "gpu.toml"
 VERSIONS = {"torch": "2.13", "transformers": "5.23"}  # other versions record other ops
 # transformers touches a deprecated alias in torch while it is imported.
 WARNINGS = ["-W", "error", "-W", "ignore::FutureWarning", "-W", "ignore::DeprecationWarning"]
@@ -42,6 +47,11 @@ class Counts:
         beyond = stats["bytes_sent"] - stats["bytes_uploaded"]
         return cls(**{name: stats[name] for name in NAMES if name != "bytes_beyond"}, bytes_beyond=beyond)
 
+    @classmethod
+    def of_one(cls, figures: Mapping[str, int]) -> Counts:
+        """Return the counts of one repetition of a phase, rounded up."""
+        return cls.of({name: math.ceil(value / figures["repetitions"]) for name, value in figures.items()})
+
     def above(self, pin: Counts, names: Collection[str]) -> dict[str, str]:
         """Return the counts of `names` that exceed `pin`, with an explanation."""
         pairs = {name: (getattr(self, name), getattr(pin, name)) for name in names}
@@ -56,13 +66,35 @@ EXAMPLES = {
     "generate": Counts(71, 29, 18, 29, 2_623_568, 35_038, 3_304),
     "train": Counts(25, 15, 11, 15, 1_288, 58_508, 1_764),
 }
-NANOGPT = {  # by batch and sequence
-    (2, 16): Counts(86, 5, 5, 5, 42_990_592, 168_741, 660),
-    (64, 256): Counts(86, 5, 5, 5, 48_223_232, 179_669, 660),
+# Of one repetition of each phase, by program.
+RIVALS = {
+    "nanogpt": {"20 iterations": Counts(84, 5, 5, 5, 42_990_592, 168_900, 660)},
+    "resnet18": {
+        "step, batch on the device": Counts(1, 1, 1, 1, 0, 328, 131),
+        "step, new pictures": Counts(3, 1, 1, 1, 24_592, 490, 131),
+    },
+    "gpt2": {
+        "first call": Counts(72, 65, 65, 65, 24, 28_400, 8_738),
+        "second call": Counts(71, 64, 64, 64, 24, 14_800, 8_625),
+    },
+    "llama7b": {
+        "first call": Counts(72, 65, 65, 65, 24, 29_200, 8_738),
+        "second call": Counts(72, 65, 65, 65, 24, 15_000, 8_738),
+    },
+    "diffusion": {
+        "first call": Counts(53, 3, 1, 3, 400, 413_000, 18_018),
+        "second call": Counts(53, 3, 1, 3, 400, 34_500, 13_785),
+    },
 }
-RESNET18 = {  # by batch and pixels
-    (2, 32): Counts(227, 52, 20, 52, 47_288_448, 80_901, 5_202),
-    (16, 224): Counts(267, 52, 20, 52, 239_475_008, 85_394, 5_202),  # a batch takes three messages
+PUBLISHED_SIZES = {  # with LONG_FORMS: the batch sizes that rivals publish
+    "nanogpt": ((64, 256), {"20 iterations": Counts(84, 5, 5, 5, 48_223_232, 179_900, 660)}),
+    "resnet18": (
+        (1, 224),
+        {
+            "step, batch on the device": Counts(1, 1, 1, 1, 0, 328, 131),
+            "step, new pictures": Counts(3, 1, 1, 1, 602_120, 490, 131),
+        },
+    ),
 }
 
 
@@ -107,13 +139,38 @@ def test_example_with_default_settings_stays_within_its_pinned_waits(name, count
     assert_within(counts, EXAMPLES[name], WITHOUT_BYTES)
 
 
-def test_nanogpt_waits_only_for_the_losses_that_it_reads(counted):
-    sizes = long_or((2, 16), (64, 256))
-    counts, _ = counted(HERE / "nanogpt.py", *sizes, **WITHOUT_TIMING)
-    assert_within(counts, NANOGPT[sizes])
+@pytest.fixture
+def phases(python, plain_environment, tmp_path):
+    """Run a program of `evaluation.rivals` in a new process. Return the counts of one repetition of each phase."""
+
+    def phases(name, *sizes, **environment):
+        command = ["-W", "ignore", "-m", "evaluation.rivals.counting", name, *map(str, sizes)]
+        simulated = {"DJINN_DEVICE": "simulated", "DJINN_PLUGIN_SIMULATED_CLUSTER": str(CLUSTER)}
+        given = simulated if PROGRAMS[name].device.startswith("simulated") else {}
+        done = python.run(*command, cwd=ROOT, env=plain_environment | given | environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        return {phase: Counts.of_one(figures) for phase, figures in found.items()}
+
+    return phases
 
 
-def test_resnet18_waits_once_a_step(counted):
-    sizes = long_or((2, 32), (16, 224))
-    counts, _ = counted(HERE / "resnet18.py", *sizes, **WITHOUT_TIMING)
-    assert_within(counts, RESNET18[sizes])
+def test_every_program_of_the_comparison_has_a_pin():
+    assert set(RIVALS) == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_program_of_the_comparison_stays_within_its_pin(name, phases):
+    counts = phases(name, "--small", **WITHOUT_TIMING)
+    assert set(counts) == set(RIVALS[name])
+    for phase, pin in RIVALS[name].items():
+        assert_within(counts[phase], pin)
+
+
+@pytest.mark.skipif(not LONG, reason="LONG_FORMS: minutes")
+@pytest.mark.parametrize("name", PUBLISHED_SIZES)
+def test_program_of_published_size_stays_within_its_pin(name, phases):
+    sizes, pins = PUBLISHED_SIZES[name]
+    counts = phases(name, "--sizes", *sizes, **WITHOUT_TIMING)
+    for phase, pin in pins.items():
+        assert_within(counts[phase], pin)

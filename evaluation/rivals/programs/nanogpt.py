@@ -1,17 +1,13 @@
-"""Train the character model of nanoGPT: 6 layers, 6 heads, 384 wide, 10.8 million parameters; reads each fourth loss.
-
-python nanogpt.py BATCH CONTEXT
-"""
+"""Train the character model of nanoGPT: 6 layers, 6 heads, 384 wide, 10.8 million parameters; reads each fourth loss."""
 
 from __future__ import annotations
-
-import sys
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-DEVICE = torch.device("remote_accelerator:0")
+from evaluation.rivals.counting import Device, Phase
+
 LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY, DROPOUT = 6, 6, 384, 256, 65, 0.2
 ITERATIONS, READ_EVERY = 20, 4
 
@@ -51,11 +47,16 @@ class CharacterModel(nn.Module):
         return self.head(self.norm(self.blocks(self.dropout(self.characters(ids) + positions))))
 
 
-def train(batch: int, context: int) -> None:
-    """Train on random characters."""
-    torch.manual_seed(0)
+def run(device: Device, phase: Phase, batch: int, context: int) -> None:
+    """Train on random characters. The one phase includes the upload of the model."""
     text = torch.randint(VOCABULARY, (100_000,))
-    model = CharacterModel().to(DEVICE)
+    model = CharacterModel()
+    with phase("20 iterations"):
+        train(model.to(device), text, device, batch, context)
+
+
+def train(model: CharacterModel, text: Tensor, device: Device, batch: int, context: int) -> None:
+    """Run 20 iterations with AdamW."""
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -63,15 +64,11 @@ def train(batch: int, context: int) -> None:
     for iteration in range(ITERATIONS):
         starts = torch.randint(len(text) - context, (batch, 1))
         sequences = text[starts + torch.arange(context + 1)]
-        ids, targets = sequences[:, :-1].contiguous().to(DEVICE), sequences[:, 1:].contiguous().to(DEVICE)
+        ids, targets = sequences[:, :-1].contiguous().to(device), sequences[:, 1:].contiguous().to(device)
         loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if iteration % READ_EVERY == READ_EVERY - 1:
-            print(f"iteration {iteration + 1}: loss {loss.item():.3f}")
-
-
-if __name__ == "__main__":
-    train(*map(int, sys.argv[1:]))
+            loss.item()

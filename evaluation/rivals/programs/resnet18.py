@@ -1,18 +1,14 @@
-"""Train a ResNet-18 with momentum; reads each loss.
-
-python resnet18.py BATCH PIXELS
-"""
+"""Train a ResNet-18; reads each loss. The batch lies on the device, or is uploaded for each step."""
 
 from __future__ import annotations
-
-import sys
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-DEVICE = torch.device("remote_accelerator:0")
-CLASSES, ITERATIONS = 1000, 20
+from evaluation.rivals.counting import Device, Phase
+
+CLASSES, STEPS, WARM_STEPS = 1000, 10, 2
 
 
 class BasicBlock(nn.Module):
@@ -47,20 +43,30 @@ def resnet18() -> nn.Sequential:
     return nn.Sequential(*stem, nn.MaxPool2d(3, 2, padding=1), *stages, *head)
 
 
-def train(batch: int, pixels: int) -> None:
-    """Train on random pictures."""
-    torch.manual_seed(0)
-    model = resnet18().to(DEVICE)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    for iteration in range(ITERATIONS):
-        pictures = torch.randn(batch, 3, pixels, pixels).to(DEVICE)
-        classes = torch.randint(CLASSES, (batch,)).to(DEVICE)
-        loss = F.cross_entropy(model(pictures), classes)
+def run(device: Device, phase: Phase, batch: int, pixels: int) -> None:
+    """Train on one batch that lies on the device, then on new pictures in each step."""
+    model = resnet18().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(pictures: Tensor, classes: Tensor) -> None:
         optimizer.zero_grad()
+        loss = F.cross_entropy(model(pictures), classes)
         loss.backward()
         optimizer.step()
-        print(f"step {iteration + 1}: loss {loss.item():.3f}")
+        loss.item()
 
+    def batch_on_device() -> tuple[Tensor, Tensor]:
+        pictures = torch.randn(batch, 3, pixels, pixels)
+        return pictures.to(device), torch.randint(CLASSES, (batch,)).to(device)
 
-if __name__ == "__main__":
-    train(*map(int, sys.argv[1:]))
+    held = batch_on_device()
+    for _ in range(WARM_STEPS):
+        step(*held)
+    with phase("step, batch on the device", STEPS):
+        for _ in range(STEPS):
+            step(*held)
+    for _ in range(WARM_STEPS):
+        step(*batch_on_device())
+    with phase("step, new pictures", STEPS):
+        for _ in range(STEPS):
+            step(*batch_on_device())

@@ -1,0 +1,31 @@
+"""Generate 64 tokens greedily with transformers' `generate()`. The weights are made on the device, so that none travel."""
+
+from __future__ import annotations
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from evaluation.rivals.counting import Device, Phase
+
+PROMPT, TOKENS = 16, 64
+CALLS = ("first call", "second call")
+
+
+def run_gpt2(device: Device, phase: Phase, layers: int) -> None:
+    """GPT-2 small has 12 layers."""
+    _generate(GPT2LMHeadModel, GPT2Config(n_layer=layers), device, phase)
+
+
+def run_llama(device: Device, phase: Phase, layers: int) -> None:
+    """Llama 7B has 32 layers."""
+    _generate(LlamaForCausalLM, LlamaConfig(num_hidden_layers=layers, dtype=torch.bfloat16), device, phase)
+
+
+def _generate(kind: type[PreTrainedModel], config: GPT2Config | LlamaConfig, device: Device, phase: Phase) -> None:
+    with torch.device(device):
+        model = kind(config).eval()
+    prompt = torch.randint(3, config.vocab_size, (1, PROMPT)).to(device)
+    asked = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
+    for call in CALLS:
+        with phase(call):
+            model.generate(prompt, attention_mask=torch.ones_like(prompt), **asked).tolist()

@@ -1,0 +1,139 @@
+"""Programs that rivals publish, over links of 0, 10, 45 and 116 ms, beside the figures of the rivals.
+
+    python -m evaluation rivals [--json] [--small] [--programs nanogpt,gpt2] [--round-trips-ms 0,45] [--save FILE] [--page]
+
+Each program runs in a process of its own for each link, with one thread on either side. Servers compute on this machine's
+processors in a network namespace of their own (`evaluation.benchmarks.links`). Llama 7B runs on a simulated device: it computes
+nothing. Clients start with empty caches. If other programs keep the machine busy at the start, seconds are left out of the tables.
+`--page` writes the tables and the picture into the documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evaluation import ROOT
+from evaluation.benchmarks import links, serving
+from evaluation.rivals import tables
+from evaluation.rivals.counting import PROGRAMS, Program
+
+ROUND_TRIPS_MS = (0, 10, 45, 116)
+CLUSTER = Path(__file__).with_name("gpu.toml")
+SECONDS = 600  # for one program
+TOKEN = "evaluation-rivals-token"
+
+
+@contextmanager
+def served(device: str, inside: Sequence[str]) -> Iterator[Mapping[str, str]]:
+    """Serve a device at the far end of a link. Return the environment of a client."""
+    network = ["--store-gib", "0"]
+    if inside:
+        network += ["--host", links.SERVER, "--insecure-plaintext-on-network"]
+    given = {"DJINN_TOKEN": TOKEN, "DJINN_PLUGIN_SIMULATED_CLUSTER": str(CLUSTER)}
+    with serving.server(*network, device=device, prefix=inside, environment=given) as file:
+        yield {"DJINN_SERVERS": serving.url_of(file), "DJINN_TOKEN": file.token, "DJINN_DISABLE": "local"}
+
+
+def count(name: str, options: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Run a program in a new process with empty caches."""
+    command = [sys.executable, "-W", "ignore", "-m", "evaluation.rivals.counting", name]
+    command += ["--small"] if options.small else []
+    with tempfile.TemporaryDirectory() as folder:
+        variables = os.environ | environment | {"XDG_CACHE_HOME": folder, "DJINN_CONFIG": os.devnull}
+        return _run(command, variables)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    figures: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def over_link(round_trip_ms: float, names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Run the programs over one link. Return their figures, and the round trip of a raw socket."""
+    conditions = links.Conditions(round_trip_ms / 1000)
+    with ExitStack() as stack:
+        inside = stack.enter_context(links.namespace(conditions))
+        measured = stack.enter_context(links.measured(inside, links.SERVER, lambda port: (links.SERVER, port)))
+        devices = {PROGRAMS[name].device for name in names}
+        clients = {device: stack.enter_context(served(device, inside)) for device in sorted(devices)}
+        found = {}
+        for name in names:
+            found[name] = count(name, options, clients[PROGRAMS[name].device])
+            print(tables.progress(name, round_trip_ms, found[name]), flush=True)
+    return {"round_trip_ms": round_trip_ms, "measured_ms": measured * 1e3, "programs": found}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--small", action="store_true", help="the sizes of the tests")
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, separated by commas")
+    parser.add_argument("--round-trips-ms", default=",".join(map(str, ROUND_TRIPS_MS)))
+    parser.add_argument("--save", type=Path, help="write the figures as JSON")
+    parser.add_argument("--page", action="store_true", help="write tables and picture into README.md and docs/")
+    parser.add_argument("--figures", type=Path, help="take the figures of an earlier run (`--save`)")
+    options = parser.parse_args()
+    options.programs = options.programs.split(",")
+    if unknown := set(options.programs) - set(PROGRAMS):
+        parser.error(f"unknown programs: {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")
+    return options
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    if not links.permitted():
+        sys.exit("this evaluation needs the right to make network namespaces (root)")
+    trips = [float(part) for part in options.round_trips_ms.split(",")]
+    machine = f"{os.cpu_count()} processors ({platform.machine()}), PyTorch {torch.__version__}"
+    found: dict[str, Any] = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "machine": machine}
+    found["busy"] = os.getloadavg()[0] > (os.cpu_count() or 1) / 2
+    alone = [] if found["busy"] else [name for name in options.programs if PROGRAMS[name].device == "cpu"]
+    found["local"] = {name: _local(name, options) for name in alone}
+    found["links"] = []
+    for trip in trips:
+        found["links"].append(over_link(trip, options.programs, options))
+        if options.save:  # a later link may fail
+            options.save.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _local(name: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    program: Program = PROGRAMS[name]
+    sizes = program.small if options.small else program.sizes
+    command = [sys.executable, "-W", "ignore", "-m", "evaluation.rivals.counting", name, "--device", "cpu"]
+    command += ["--sizes", *map(str, sizes)] if sizes else []
+    figures = _run(command, os.environ)
+    print(tables.progress(name, None, figures), flush=True)
+    return figures
+
+
+def main() -> None:
+    """Measure, print and write."""
+    options = _options()
+    found = json.loads(options.figures.read_text()) if options.figures else _measure(options)
+    if options.page:
+        tables.write(found)
+    print(tables.table(found))
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
