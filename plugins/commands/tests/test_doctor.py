@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from djinn_commands.servers import diagnosis
 from djinn_commands.servers.diagnosis import ServerRow, check_servers, check_torch, check_versions, diagnose, versions
+from djinn_commands.servers.step_costs import StepCosts, describe
 from djinn_core import torch_private
 from djinn_core.cli import main
 from djinn_core.errors import AccessRefused
@@ -169,3 +170,26 @@ def test_transport_that_cannot_say_anything_costs_its_line_alone(environ, monkey
 
     monkeypatch.setattr("djinn_tcp.transport.TcpTransport.facts", facts)
     assert diagnose(environ).transports["tcp"] == "failed: RuntimeError('no library')"
+
+
+def test_measure_says_from_which_step_on_a_device_pays(environ):
+    done = CliRunner().invoke(main, ["doctor", "--json", "--measure"], env=environ)
+    assert done.exit_code == 0, done.output
+    costs = json.loads(done.output)["step_costs"]
+    assert costs.keys() == {"read", "record", "here", "there"}
+    assert costs["record"] > 0
+    assert costs["there"] > 0
+
+
+def test_costs_of_a_step_name_device_time_and_local_time():
+    costs = StepCosts(read=0.05, record=0.001, here=0.02, there=0.01)
+    assert (costs.small, costs.pays_from) == (pytest.approx(0.5), pytest.approx(0.1))
+    text = "\n".join(describe(costs))
+    assert "Below 500 ms of device time a step you pay more than 10%" in text
+    assert "steps of more than 100.0 ms on this machine are faster there" in text
+
+
+def test_device_that_is_no_faster_pays_for_no_step():
+    costs = StepCosts(read=0.05, record=0.001, here=0.01, there=0.01)
+    assert costs.pays_from is None
+    assert "no faster than this machine" in describe(costs)[-1]

@@ -10,7 +10,8 @@ import click
 @click.option(
     "--all", "everything", is_flag=True, help="Show versions, plugins, and each setting with its origin as well."
 )
-def doctor(as_json: bool, everything: bool) -> None:
+@click.option("--measure", is_flag=True, help="Run small steps on the device, and say from which size of step it pays.")
+def doctor(as_json: bool, everything: bool, measure: bool) -> None:
     """Say what is wrong with this installation and how to mend it, and whether the servers let us in.
 
     Exits with 1 if something keeps Djinn from working.
@@ -21,11 +22,17 @@ def doctor(as_json: bool, everything: bool) -> None:
     from rich.console import Console
 
     from djinn_commands.servers.diagnosis import diagnose, show
+    from djinn_commands.servers.step_costs import describe
+    from djinn_commands.servers.step_costs import measure as measure_steps
 
     diagnosis = diagnose()
+    costs = measure_steps() if measure and diagnosis.well else None
     if as_json:
-        click.echo(json.dumps({**attrs.asdict(diagnosis), "well": diagnosis.well}, indent=2))
+        measured = {"step_costs": attrs.asdict(costs)} if costs else {}
+        click.echo(json.dumps({**attrs.asdict(diagnosis), "well": diagnosis.well, **measured}, indent=2))
     else:
         show(diagnosis, Console(), everything=everything)
+        for line in describe(costs) if costs else ():
+            click.echo(line)
     if not diagnosis.well:
         raise click.exceptions.Exit(1)

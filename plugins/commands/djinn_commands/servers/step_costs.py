@@ -1,0 +1,110 @@
+"""The cost of a step on the configured device, and the size of step from which a remote device pays."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    import torch
+
+REMOTE = "remote_accelerator:0"
+OPS, WARM_STEPS, STEPS = 100, 8, 20  # of a step; a program is known to the executor after a few steps
+SIDE = 1024  # of the matrices that compare the speed of both machines
+TOLERATED = 0.1  # share of a step that a user may lose to the link without noticing
+
+
+@attrs.frozen
+class StepCosts:
+    """Costs of a step of small ops, and seconds of a matrix product on either side.
+
+    Attributes:
+        read: seconds of a step that reads one value, without the time of its ops on the device.
+        record: seconds of the client's processor for a step.
+        here, there: seconds of a product of two square matrices on this machine and on the device.
+    """
+
+    read: float
+    record: float
+    here: float
+    there: float
+
+    @property
+    def small(self) -> float:
+        """Seconds of device time of a step below which a read costs more than `TOLERATED` of the step."""
+        return self.read / TOLERATED
+
+    @property
+    def pays_from(self) -> float | None:
+        """Seconds of local time from which a step with a read is faster on the device. None if the device computes no faster."""
+        gain = 1.0 - self.there / self.here
+        return self.read / gain if gain > TOLERATED else None  # a smaller gain is noise
+
+
+def describe(costs: StepCosts) -> list[str]:
+    """Return sentences for a person."""
+    milliseconds = f"{costs.read * 1e3:.1f} ms"
+    lines = [
+        f"A step that reads a value pays {milliseconds} for the link and for Djinn; the client records {OPS} ops in {costs.record * 1e3:.1f} ms.",
+        f"Below {costs.small * 1e3:.0f} ms of device time a step you pay more than {TOLERATED:.0%} of it. Read values every few steps to pay less.",
+    ]
+    speeds = f"A product of two {SIDE} x {SIDE} matrices takes {costs.here * 1e3:.1f} ms here and {costs.there * 1e3:.1f} ms there"
+    if costs.pays_from is None:
+        return [*lines, f"{speeds}: the device computes no faster than this machine."]
+    return [
+        *lines,
+        f"{speeds}: steps of more than {costs.pays_from * 1e3:.1f} ms on this machine are faster there.",
+    ]
+
+
+def measure() -> StepCosts:
+    """Measure on `remote_accelerator:0`, as it is configured. Takes about a second, and as long as a session takes to open."""
+    import torch
+
+    import djinn
+
+    djinn.init()
+    small = torch.ones(16, device=REMOTE)
+    large = torch.rand(SIDE, SIDE)
+    far = large.to(REMOTE)
+
+    def step() -> None:
+        _small_ops(small).item()
+
+    read, record = _times(step, _executor_seconds)
+    here, _ = _times(lambda: large @ large, lambda: 0.0)
+    busy = _executor_seconds()
+    for number in range(WARM_STEPS + STEPS):
+        (far @ far)[0, 0].item()
+        if number == WARM_STEPS - 1:
+            busy = _executor_seconds()
+    there = (_executor_seconds() - busy) / STEPS
+    return StepCosts(read, record, here, there)
+
+
+def _small_ops(value: torch.Tensor) -> torch.Tensor:
+    for _ in range(OPS - 1):
+        value = value + 1.0
+    return value.sum()
+
+
+def _times(step: Callable[[], object], elsewhere: Callable[[], float]) -> tuple[float, float]:
+    """Return the median seconds of a step beside those `elsewhere`, and the median seconds of the processor."""
+    walls, processor = [], []
+    for number in range(WARM_STEPS + STEPS):
+        busy, began, used = elsewhere(), time.perf_counter(), time.process_time()
+        step()
+        if number >= WARM_STEPS:
+            processor.append(time.process_time() - used)
+            walls.append(time.perf_counter() - began - (elsewhere() - busy))
+    return max(0.0, statistics.median(walls)), statistics.median(processor)
+
+
+def _executor_seconds() -> float:
+    import djinn
+
+    return djinn.stats()["server_execute_us"] / 1e6
