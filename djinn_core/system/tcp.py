@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import struct
@@ -54,6 +55,19 @@ def link_figures(sock: socket.socket) -> tuple[float, float]:
         return 0.0, 0.0
     microseconds, rate = _LINUX_LINK.unpack_from(info)
     return microseconds / 1e6, float(rate)
+
+
+def address_is_gone(sock: socket.socket) -> bool:
+    """Return True if no interface of this machine has the socket's own address any more, as after a change of networks."""
+    if sock.family not in _INTERNET:
+        return False
+    try:
+        host, _, *scope = sock.getsockname()
+        with socket.socket(sock.family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0, *scope))
+    except OSError as error:
+        return error.errno == errno.EADDRNOTAVAIL
+    return False
 
 
 def unacknowledged(sock: socket.socket) -> int:

@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from djinn_core.errors import TransportError
+from djinn_core.protocol.net import sockets
 from djinn_core.protocol.net.sockets import SocketConnection
 from djinn_core.protocol.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
 from djinn_core.system import tcp
@@ -89,6 +90,27 @@ def test_a_machine_that_acknowledges_nothing_is_gone(connected, monkeypatch):
     monkeypatch.setattr(PeerSilence, "seconds", lambda *_: SILENT_SECONDS + 1)
     connection.notice_silence()
     with pytest.raises(TransportError, match="acknowledged nothing for 61 s"):
+        connection.send(Frame(b"gone"))
+
+
+@pytest.mark.parametrize(("address", "gone"), [("127.0.0.1", False), ("192.0.2.1", True)])
+def test_address_that_no_interface_has_is_gone(address, gone):
+    class Moved:
+        family = socket.AF_INET
+
+        def getsockname(self):
+            return address, 5555
+
+    assert tcp.address_is_gone(Moved()) is gone
+
+
+def test_connection_ends_when_this_machine_loses_its_address(connected, monkeypatch):
+    connection, _ = connected
+    connection.notice_silence()
+    connection.send(Frame(b"still there"))
+    monkeypatch.setattr(sockets, "address_is_gone", lambda _: True)
+    connection.notice_silence()
+    with pytest.raises(TransportError, match="lost the address of the connection"):
         connection.send(Frame(b"gone"))
 
 

@@ -25,6 +25,7 @@ from djinn_core.system.tcp import (
     READABLE,
     PeerSilence,
     Poll,
+    address_is_gone,
     gathering,
     hung_up,
     link_figures,
@@ -152,6 +153,9 @@ class SocketConnection(StripingConnection):
         if seconds > SILENT_SECONDS:
             log.warning("the machine at the other end is gone", peer=self.peer, seconds=seconds)
             self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")
+        elif address_is_gone(self._socket):  # the kernel would go on sending from it for a quarter of an hour
+            log.warning("this machine has lost the address of a connection", peer=self.peer)
+            self._end("this machine has lost the address of the connection, as after a change of networks")
 
     @property
     def link(self) -> LinkFacts:

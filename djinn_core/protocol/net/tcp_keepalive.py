@@ -2,7 +2,8 @@
 
 The kernel probes an idle connection (keep-alive), but retransmits for a quarter of an hour while bytes are under way. Here a
 connection ends when the other machine has acknowledged nothing for a minute. A machine whose program does not read, because it
-computes or stands in a debugger, goes on acknowledging, so it is never taken for dead.
+computes or stands in a debugger, goes on acknowledging, so it is never taken for dead. A connection also ends when this machine has lost
+the connection's own address.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class WatchedConnection(Protocol):
     """A connection over a network."""
 
     def notice_silence(self) -> None:
-        """End the connection if the other machine is gone; never blocks, never raises."""
+        """End the connection if the other machine or the connection's own address is gone; never blocks, never raises."""
 
 
 class PeerMonitor:
