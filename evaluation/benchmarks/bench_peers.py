@@ -41,6 +41,7 @@ def peer(name: str, effort: Effort) -> Outcome:
 CASES = (
     Case("djinn", None, partial(measured, decode(TIMES, **TOY), TIMES)),
     Case("rpc_for_every_op", None, partial(peer, "rpc")),
+    Case("torch_rpc_with_the_model", None, partial(peer, "torch_rpc")),
     Case("ray_actor_with_the_model", None, partial(peer, "ray")),
     Case("mycelya_torch", None, partial(peer, "mycelya")),
     Case("monarch_actor_with_the_model", None, partial(peer, "monarch")),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -33,7 +34,7 @@ from pathlib import Path
 import attrs
 
 SUBNET = f"10.{200 + os.getpid() // 250 % 50}.{os.getpid() % 250}"  # several may run at a time
-CLIENT, SERVER = f"{SUBNET}.1", f"{SUBNET}.2"
+CLIENT, SERVER, MOVED = f"{SUBNET}.1", f"{SUBNET}.2", f"{SUBNET}.3"
 MTU = 9000
 BURST_BYTES = 256 << 10
 PINGS = 20
@@ -61,11 +62,13 @@ class Conditions:
     """Parameters of a link: seconds there and back, bits a second each way (None: as fast as it goes), and those of one connection.
 
     The latter is what providers do: it needs `bits_per_second` and namespaces. Connections whose clients' ports are alike share it.
+    `loss` is the share of packets that get lost each way. It needs namespaces and a round trip.
     """
 
     round_trip: float = 0.0
     bits_per_second: float | None = None
     bits_per_connection: float | None = None
+    loss: float = 0.0
 
 
 @attrs.frozen
@@ -151,7 +154,7 @@ def namespace(conditions: Conditions) -> Iterator[list[str]]:
     try:
         _await_namespace(holder.pid)
         if conditions.round_trip:
-            bridge = _bridge(names, conditions.round_trip / 2)
+            bridge = _bridge(names, conditions.round_trip / 2, conditions.loss)
         else:
             _do("ip", "link", "add", names[0], "type", "veth", "peer", "name", names[1])
         _do("ip", "link", "set", names[1], "netns", str(holder.pid))
@@ -180,6 +183,23 @@ def change(bits_per_second: float, there: list[str]) -> None:
     """The link of `namespace`, which gave `there`, has another bandwidth from now on; it had a limit before."""
     for name, prefix in ((near_interface(), []), (f"djs{os.getpid()}", there)):
         _do(*prefix, "tc", "qdisc", "change", "dev", name, "root", "tbf", *_limit(bits_per_second))
+
+
+def limit_uplink(bits_per_second: float) -> None:
+    """Limit what this process's end of `namespace` sends. The link had no limit before."""
+    _do("tc", "qdisc", "add", "dev", near_interface(), "root", "tbf", *_limit(bits_per_second))
+
+
+def cut(*, up: bool) -> None:
+    """Take the link of `namespace` down at this process's end, or bring it up again."""
+    _do("ip", "link", "set", near_interface(), "up" if up else "down")
+
+
+def move() -> str:
+    """Give this process's end of `namespace` another address, as on another network. Return the address."""
+    _do("ip", "addr", "flush", "dev", near_interface())
+    _do("ip", "addr", "add", f"{MOVED}/24", "dev", near_interface())
+    return MOVED
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -235,8 +255,8 @@ def _do(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _bridge(names: list[str], delay: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "evaluation.benchmarks.links", "--delay", str(delay), *names]
+def _bridge(names: list[str], delay: float, loss: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "evaluation.benchmarks.links", "--delay", str(delay), "--loss", str(loss), *names]
     bridge = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     if bridge.stdout.readline() != "ready\n":
         raise RuntimeError("no bridge between the namespaces: may this process open /dev/net/tun?")
@@ -289,18 +309,19 @@ class Delay:
                 return
 
 
-def bridge(names: list[str], delay: float) -> None:
-    """Packets from one device to the other and back, each as much later."""
+def bridge(names: list[str], delay: float, loss: float) -> None:
+    """Packets from one device to the other and back, each as much later. `loss`: share of packets that are dropped."""
     here, there = (_open_tun(name) for name in names)
-    Delay(partial(os.read, here, 1 << 16), partial(_put, there), delay, 0.0)
-    Delay(partial(os.read, there, 1 << 16), partial(_put, here), delay, 0.0)
+    Delay(partial(os.read, here, 1 << 16), partial(_put, there, random.Random(1), loss), delay, 0.0)
+    Delay(partial(os.read, there, 1 << 16), partial(_put, here, random.Random(2), loss), delay, 0.0)
     print("ready", flush=True)
     threading.Event().wait()
 
 
-def _put(device: int, packet: bytes) -> None:
+def _put(device: int, draw: random.Random, loss: float, packet: bytes) -> None:
     try:
-        os.write(device, packet)
+        if draw.random() >= loss:
+            os.write(device, packet)
     except OSError:
         return  # the device is not up yet, or not any more: a packet is lost, as packets are
 
@@ -350,10 +371,11 @@ def main() -> None:
     parser.add_argument("devices", nargs="*")
     parser.add_argument("--delay", type=float, required=True)
     parser.add_argument("--rate", type=float, default=0.0)
+    parser.add_argument("--loss", type=float, default=0.0)
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
     if options.port is None:
-        bridge(options.devices, options.delay)
+        bridge(options.devices, options.delay, options.loss)
     else:
         relay(options.port, options.delay, options.rate)
 

@@ -2,11 +2,12 @@
 
     local       eager PyTorch, for comparison
     rpc         every op a synchronous call with remote handles, written as small as it honestly goes
+    torch_rpc   a process of torch.distributed.rpc that holds the model
     ray         a Ray actor that holds the model and is asked for one token after the other
     mycelya     mycelya-torch, its executor in this process
     monarch     a Monarch actor that holds the model
 
-What is not installed says so. All run the same loop over a growing cache; Ray and Monarch where the model is.
+What is not installed says so. All run the same loop over a growing cache; torch.distributed.rpc, Ray and Monarch where the model is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -170,6 +172,43 @@ def local() -> Callable[[], object]:
     return lambda: next(steps)
 
 
+class HeldModel:
+    """The model in the process of another worker."""
+
+    def __init__(self) -> None:
+        self.step = local()
+
+    def token(self) -> int:
+        """Return the next token."""
+        return self.step()
+
+
+def _serve_torch_rpc(port: str) -> None:
+    from torch.distributed import rpc as library
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    _join_torch_rpc(port, 1)
+    library.shutdown()
+
+
+def _join_torch_rpc(port: str, rank: int) -> None:
+    from torch.distributed import rpc as library
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    library.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+
+
+def torch_rpc() -> Callable[[], object]:
+    from torch.distributed import rpc as library
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    multiprocessing.get_context("spawn").Process(target=_serve_torch_rpc, args=(port,), daemon=True).start()
+    _join_torch_rpc(port, 0)
+    holder = library.remote("worker1", HeldModel)
+    return lambda: holder.rpc_sync().token()
+
+
 def ray() -> Callable[[], object]:
     try:
         import ray as library
@@ -221,7 +260,7 @@ def monarch() -> Callable[[], object]:
     return lambda: holder.token.call_one().get()
 
 
-PEERS = {"local": local, "rpc": rpc, "ray": ray, "mycelya": mycelya, "monarch": monarch}
+PEERS = {"local": local, "rpc": rpc, "torch_rpc": torch_rpc, "ray": ray, "mycelya": mycelya, "monarch": monarch}
 
 
 def main() -> None:
@@ -252,6 +291,8 @@ def main() -> None:
             seconds[name].append(sorted(found)[len(found) // 2])
     print(json.dumps(seconds))
     sys.stdout.flush()
+    for process in multiprocessing.active_children():
+        process.kill()
     os._exit(0)  # without what libraries like to say when they end
 
 
