@@ -66,19 +66,19 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, di
     return figures
 
 
-def over_link(round_trip_ms: float, names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Run the programs over one link. Return their figures, and the round trip of a raw socket."""
+def over_link(round_trip_ms: float, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Run the programs over one link. Yield the figures of all programs so far, with the round trip of a raw socket."""
     conditions = links.Conditions(round_trip_ms / 1000)
     with ExitStack() as stack:
         inside = stack.enter_context(links.namespace(conditions))
         measured = stack.enter_context(links.measured(inside, links.SERVER, lambda port: (links.SERVER, port)))
-        devices = {PROGRAMS[name].device for name in names}
+        devices = {PROGRAMS[name].device for name in options.programs}
         clients = {device: stack.enter_context(served(device, inside)) for device in sorted(devices)}
         found = {}
-        for name in names:
+        for name in options.programs:
             found[name] = count(name, options, clients[PROGRAMS[name].device])
             print(tables.progress(name, round_trip_ms, found[name]), flush=True)
-    return {"round_trip_ms": round_trip_ms, "measured_ms": measured * 1e3, "programs": found}
+            yield {"round_trip_ms": round_trip_ms, "measured_ms": measured * 1e3, "programs": found}
 
 
 def _options() -> argparse.Namespace:
@@ -106,11 +106,13 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     found["busy"] = os.getloadavg()[0] > (os.cpu_count() or 1) / 2
     alone = [] if found["busy"] else [name for name in options.programs if PROGRAMS[name].device == "cpu"]
     found["local"] = {name: _local(name, options) for name in alone}
-    found["links"] = []
+    before: list[dict[str, Any]] = []
     for trip in trips:
-        found["links"].append(over_link(trip, options.programs, options))
-        if options.save:  # a later link may fail
-            options.save.write_text(json.dumps(found, indent=1) + "\n")
+        for link in over_link(trip, options):
+            found["links"] = [*before, link]
+            if options.save:  # a later program may fail
+                options.save.write_text(json.dumps(found, indent=1) + "\n")
+        before = found["links"]
     return found
 
 
