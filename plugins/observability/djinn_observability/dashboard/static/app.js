@@ -361,8 +361,8 @@ function make_charts() {
 let marks = [];
 
 function show_charts() {
-  const newest = day.length ? day[day.length - 1][0] : 0;
-  const shown = daily ? [...day, ...points.filter((point) => point[0] > newest)] : points; // of a day's last minutes there are finer points
+  const oldest = points.length ? points[0][0] : Infinity; // of the last hour there are finer points
+  const shown = daily ? [...day.filter((point) => point[0] < oldest), ...points] : points;
   for (const [chart, names] of charts) {
     const columns = names.map((name) => fields.indexOf(name));
     chart.draw(shown.map((point) => [point[0], ...columns.map((column) => point[column])]), marks);
