@@ -11,7 +11,7 @@ from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.events import ServerEvents
 from djinn_server.malloc_trim import MemoryTrimmer
-from djinn_server.running.cancellation import CancellationMonitor
+from djinn_server.session_threads import SessionThreads
 from djinn_server.shared_device import SharedDevice
 from djinn_server.usage_metrics import UsageMetrics
 from djinn_server.weights.weight_reader import WeightReader
@@ -26,7 +26,7 @@ class ExecutorContext:
         usage: counters, and the tenant's quota.
         weights: reads weights from where clients say.
         disk: bytes that journals, spilled values and weights have on disk.
-        monitor: reads the connections of sessions that compute.
+        threads: run the sessions.
         trimmer: returns memory to the system after a session has ended.
         unauthenticated: connections that have not shown a ticket yet, at all addresses together.
         events: tells observers what happens; in a session's own context with the session.
@@ -39,7 +39,7 @@ class ExecutorContext:
     usage: UsageMetrics = attrs.field(factory=UsageMetrics)
     weights: WeightReader = attrs.field(factory=WeightReader)
     disk: DiskQuota = attrs.field(factory=DiskQuota)
-    monitor: CancellationMonitor = attrs.field(factory=CancellationMonitor)
+    threads: SessionThreads = attrs.field(factory=SessionThreads)
     trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
     unauthenticated: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
     events: ServerEvents = attrs.field(factory=ServerEvents)

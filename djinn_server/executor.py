@@ -68,6 +68,7 @@ from djinn_server.recovery.journal import SessionIdentity, remove_stale
 from djinn_server.recovery.leased_connection import CrashLoop, LeasedConnection, Leases
 from djinn_server.rlimits import confine
 from djinn_server.session import ExecutorSession
+from djinn_server.session_pauses import Pause, Wakeup
 from djinn_server.session_registry import ServedSession, SessionEntry, SessionRegistry
 from djinn_server.shared_device import SharedDevice
 from djinn_server.tenancy import Tenancy
@@ -145,26 +146,26 @@ class Executor:
         self._peer_listener.urls = tuple(listener.url for listener in self._listeners if listener not in unnamed)
         return tuple(listener.url for listener in self._listeners)
 
-    def serve(self, connection: Connection) -> None:
-        """One connection from its first message to its last, in a thread of its own."""
+    def serve(self, connection: Connection) -> bool:
+        """Serve a connection from its first message on. Return True if a session has it from now on."""
         admitted = admit(connection, self._tickets, self._peer_listener, self._context)
-        if admitted is None:
-            return
+        if isinstance(admitted, Resume):
+            return self._resume(connection, admitted)
+        if isinstance(admitted, AdmittedClient):
+            return self._serve_client(connection, admitted)
         if isinstance(admitted, PeerConnection):
             _serve_peer(admitted, connection)
-            return
-        if isinstance(admitted, Resume):
-            self._resume(connection, admitted)
-            return
-        if isinstance(admitted, ControlAttach):
+        elif isinstance(admitted, ControlAttach):
             self._serve_control_channel(connection, admitted)
-            return
-        if isinstance(admitted, ParallelAttach):
+        elif isinstance(admitted, ParallelAttach):
             self._attend_parallel(connection, admitted)
-            return
+        return False
+
+    def _serve_client(self, connection: Connection, admitted: AdmittedClient) -> bool:
+        """As `serve`, for a new client."""
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
-            return
+            return False
         badge = admitted.grant.badge
         with self._door:  # one after the other: many who come at once are not all the last one
             self._tenancy.assign(badge)
@@ -173,14 +174,11 @@ class Executor:
                 self.full(denial.reason)
             self._inside += denial is None
         if denial is None:
-            try:
-                self._begin(connection, admitted)
-            finally:
-                self._left()
-            return
+            return self._start(partial(self._begin, connection, admitted))
         who = {"tenant": badge.tenant, "key": badge.token, "client": admitted.grant.client}
         self._context.events.tell("session_refused", why=denial.kind, **who)
         refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
+        return False
 
     def _denial(self, badge: Badge) -> Denial | None:
         """The denial of a client that may not begin a session now; None: it may."""
@@ -189,43 +187,49 @@ class Executor:
             return Denial(reason, "tenant")
         return self._limits.denial(self._inside, self._context.device.turns.longest_wait)
 
-    def _begin(self, connection: Connection, admitted: AdmittedClient) -> None:
-        """A session from its beginning to its end."""
+    def _start(self, begin: Callable[[], tuple[Iterator[Pause], Wakeup]]) -> bool:
+        """Run the session that `begin` makes in the threads of the executor. Returns as `serve`."""
+        try:
+            pauses, wakeup = begin()
+        except BaseException:
+            self._left()
+            raise
+        self._context.threads.run(pauses, wakeup)
+        return True
+
+    def _begin(self, connection: Connection, admitted: AdmittedClient) -> tuple[Iterator[Pause], Wakeup]:
+        """Make the session of a new client."""
         grant = admitted.grant
         owner = SessionIdentity(secrets.token_hex(16), grant.client, secrets.token_urlsafe(32), grant.badge)
         leased = self._leases.lease(owner, connection) if self._leases.seconds else None
         talk = leased or PlainExecutorChannel(connection)
-        self._converse(owner, talk, connection, self._attached(owner, admitted))
+        return self._make_session(owner, talk, connection, self._attached(owner, admitted))
 
-    def _resume(self, connection: Connection, asked: Resume) -> None:
-        """Let a client go on with a session that is here, or that an executor before this one has left."""
+    def _resume(self, connection: Connection, asked: Resume) -> bool:
+        """Let a client go on with a session that is here, or that an executor before this one has left. Returns as `serve`."""
         try:
             found = self._leases.recover(connection, asked, self._assign_recovered)
         except QuotaExceeded as error:
             _log.warning("a session is not recovered now", session=asked.session, reason=str(error))
             refuse(connection, str(error), retry=True)
-            return
+            return False
         except (SessionLost, OSError) as error:
             _log.error("a session cannot be recovered", session=asked.session, error=str(error))
             self._context.usage.count("recovery_failures")
             crashes_executors = isinstance(error, CrashLoop)
             refuse(connection, f"the session cannot be recovered: {error}", crashes_executors=crashes_executors)
-            return
+            return False
         if found is None:
             resumed = lambda: self._context.events.tell("session_resumed", session=asked.session)  # noqa: E731 - of this one
             self._accept_parallel(connection, asked.session)
-            self._leases.serve(connection, asked, resumed)
-            return
+            return self._leases.serve(connection, asked, resumed)
         owner, leased, taken = found
         _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
         self._context.usage.count("sessions_recovered")
         self._context.usage.count("replayed_frames", taken)
         with self._door:
             self._inside += 1
-        try:
-            self._converse(owner, leased, connection, Resumed(taken, instance()))
-        finally:
-            self._left()
+        return self._start(partial(self._make_session, owner, leased, connection, Resumed(taken, instance())))
 
     def _assign_recovered(self, badge: Badge) -> str:
         """Work for the tenant of a session that is to be recovered; the reason why it cannot be now, empty if it can."""
@@ -265,14 +269,25 @@ class Executor:
         if isinstance(connection, StripingConnection):
             connection.accept_parallel(partial(self._parallel.take, session))
 
-    def _converse(
+    def _make_session(
         self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
-    ) -> None:
+    ) -> tuple[Iterator[Pause], Wakeup]:
+        events = self._context.events.bound(session=owner.session, **self._client(owner.badge, owner.client))
+        context = attrs.evolve(self._context, events=events)
+        session = self._new_session(context, self._tenancy.store, self._peer_listener)
+        return self._converse(session, events, owner, talk, connection, greeting), session.wakeup
+
+    def _converse(
+        self,
+        session: ServedSession,
+        events: ServerEvents,
+        owner: SessionIdentity,
+        talk: ExecutorChannel,
+        connection: Connection,
+        greeting: Message,
+    ) -> Iterator[Pause]:
+        """A session from its beginning to its end."""
         name, client = owner.session, owner.client
-        events = self._context.events.bound(session=name, **self._client(owner.badge, client))
-        session = self._new_session(
-            attrs.evolve(self._context, events=events), self._tenancy.store, self._peer_listener
-        )
         events.tell("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
         try:
@@ -283,12 +298,14 @@ class Executor:
                 self._accept_parallel(connection, name)
                 send_message(connection, greeting)
                 talk.resend()
-                session.serve(talk)
+                yield from session.pauses(talk)
         finally:
             events.tell("session_ended", duration=time.monotonic() - began)
             self._leases.end(name)
             session.close()
+            self._left()
             self._context.trimmer.soon()
+            talk.close()
 
     def _attached(self, owner: SessionIdentity, admitted: AdmittedClient) -> Attached:
         caches_weights, leases = self._tenancy.store is not None, self._leases

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -10,7 +11,6 @@ import attrs
 import msgspec
 
 from djinn_core.errors import SessionLost
-from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_server.context import ExecutorContext
 from djinn_server.memory.room import OUT_OF_MEMORY
@@ -60,6 +60,7 @@ class IdleMoves:
 
     Attributes:
         aside: where the values are; None while they are on the device.
+        at: time at which they move next; None before the session pauses.
     """
 
     def __init__(
@@ -80,18 +81,23 @@ class IdleMoves:
         self._exchange = exchange
         self._memory = memory
         self.aside: IdleValues | None = None
+        self.at: float | None = None
 
-    def receive(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> Frame:
-        """The next frame. While none comes, the values are moved off the device; `state` gives the state of the session with its values."""
+    def deadline(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> float | None:
+        """Return when the values of the idle session move next; None: never. If that time has come, move them.
+
+        `state`: returns the state of the session with its values.
+        """
         seconds = self._context.idle_seconds
-        while seconds:
-            try:
-                return connection.receive(seconds)
-            except TimeoutError:
-                with self._context.moving:
-                    if not self._give_way(connection, state):
-                        break
-        return connection.receive()
+        if not seconds:
+            return None
+        now = time.monotonic()
+        if self.at is None:
+            self.at = now + seconds
+        elif now >= self.at:
+            with self._context.moving:
+                self.at = now + seconds if self._give_way(connection, state) else math.inf
+        return self.at if self.at < math.inf else None
 
     def _give_way(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> bool:
         """Move the values one place further; False if they stay from now on."""

@@ -10,9 +10,11 @@ from typing import Any
 import attrs
 import msgspec
 
+from djinn_core.errors import ProtocolError
 from djinn_core.wire.binding_delta import Handles
+from djinn_core.wire.frames import Frame
 from djinn_core.wire.message_base import Count, tag_of
-from djinn_core.wire.messages import InitialBindings, Submit, TemplateReply, ValueHints
+from djinn_core.wire.messages import AnyMessage, InitialBindings, Submit, TemplateReply, ValueHints, decode
 from djinn_core.wire.upload_messages import BlobOffer, UploadPart
 from djinn_core.wire.weight_messages import ReadWeights
 
@@ -123,3 +125,18 @@ def _first_of(raw: msgspec.Raw) -> InitialBindings | None:
         return _first.decode(raw) if bytes(raw) else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         return None
+
+
+def decode_frame(frame: Frame) -> AnyMessage | Unreadable:
+    """Decode the message of a frame, or the readable part of a malformed message.
+
+    Raises:
+        ProtocolError: the readable part does not suffice to answer the message.
+    """
+    try:
+        return decode(frame.head)
+    except ProtocolError as error:
+        found = decode_partially(frame.head, str(error))
+        if found is None:
+            raise
+        return found

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,7 @@ from djinn_core.wire.messages import (
     StatsRequest,
     Submit,
     Template,
+    TemplateReply,
     TemplateRequest,
     Timing,
     ValueHints,
@@ -57,7 +57,6 @@ from djinn_core.wire.weight_messages import (
     ReadWeights,
     RemoveWeights,
     SaveWeights,
-    SaveWeightsReply,
     SmallFilesRequest,
 )
 from djinn_server.batching.batch import BatchMember, PendingRun, pending_run
@@ -76,7 +75,7 @@ from djinn_server.memory.session_memory import Plain, SessionMemory
 from djinn_server.peers.device_memory import DeviceMemory
 from djinn_server.peers.exchange import PeerExchange, PeerListener
 from djinn_server.peers.packed_values import can_move, host_memory
-from djinn_server.peers.session_values import PeerValues, SessionWaits
+from djinn_server.peers.session_values import PeerValues
 from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel, StateParts
 from djinn_server.recovery.snapshot_format import (
     KnownTemplate,
@@ -91,7 +90,8 @@ from djinn_server.recovery.state_migration import hand_out, restored, take_in
 from djinn_server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_server.request_times import ModelTimes, RequestTimes
 from djinn_server.running.bound_templates import BoundTemplate, begin, bind
-from djinn_server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft
+from djinn_server.running.cancellation import CancellationState
+from djinn_server.running.device_turn import DeviceTurn
 from djinn_server.running.fair_share import Steps
 from djinn_server.running.random_state import SessionRandomness, octets_of, tensor_of
 from djinn_server.running.responses import FailureTexts, Responses
@@ -101,9 +101,11 @@ from djinn_server.running.runs_ahead import RunsAhead
 from djinn_server.running.template_compiler import CompiledTemplate, compile_template
 from djinn_server.running.timings import OpTimes, Timings
 from djinn_server.running.values import Poison, ValueTable
+from djinn_server.session_loop import SessionLoop
+from djinn_server.session_machine import TEMPLATE, Wait
 from djinn_server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_server.session_overview import SessionNotes, SessionOverview
-from djinn_server.session_reader import SessionReader, decode_frame
+from djinn_server.session_pauses import LINGER_SECONDS, Pause, Wakeup, serve_here
 from djinn_server.usage_metrics import Holdings
 from djinn_server.weights.reads import WeightReads
 from djinn_server.weights.replies import (
@@ -143,13 +145,23 @@ class ExecutorSession:
         self._timings: Timings | None = None  # while the client asks for them
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._uploads = UploadAssembly(device.runtime, self.values, store)
-        self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
+        self.wakeup = Wakeup()
+        self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights, self.wakeup)
         memory = DeviceMemory(device.runtime, device.turns)
-        self.exchange = PeerExchange(peer_listener or PeerListener(), memory)
-        self._wanted = CancellationState(self._turn, self._usage)
-        self._reader = SessionReader(self._uploads, self._reads, self._wanted, self._usage)
-        waits = SessionWaits(self._reader.await_uploads, self._reader.read_ahead, self._reader.next_frame)
-        self._peer_values = PeerValues(context, self.values, self.exchange, self._reads.shares, self._turn, waits)
+        self.exchange = PeerExchange(peer_listener or PeerListener(), memory, self.wakeup)
+        self._wanted = CancellationState(self._turn, self._usage, self.wakeup)
+        linger = min(LINGER_SECONDS, context.idle_seconds or LINGER_SECONDS)
+        self._loop = SessionLoop(self, self._reads, self._wanted, linger)
+        self._template: TemplateReply | UnreadableTemplate | None = None  # the reply to the last request
+        self._peer_values = PeerValues(
+            context,
+            self.values,
+            self.exchange,
+            self._reads.shares,
+            self._turn,
+            self._loop.next_frame,
+            self._every_value,
+        )
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._is_limited = self._memory is not None and self._memory.limited
@@ -163,7 +175,11 @@ class ExecutorSession:
         self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
-        """Answer messages until the client sends `Goodbye`, which cancels running work unless it asks to finish.
+        """As `pauses`, in the calling thread."""
+        serve_here(self.pauses(connection), self.wakeup)
+
+    def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
+        """Answer messages until the client sends `Goodbye`, which cancels running work unless it asks to finish. Pause while none is there.
 
         Raises:
             TransportError: the connection ended without a goodbye.
@@ -181,25 +197,15 @@ class ExecutorSession:
         self._wanted.write_to(journal, past)
         if self.device.runtime.device.type != "cpu":
             connection.place_bodies(partial(place_part, self.device.runtime))
-        with self._context.monitor.over(self._wanted, connection), contextlib.suppress(ClientLeft):
-            while self._serve_one(connection) and not self._wanted.client_left.is_set():
-                if not self._reader.backlog:  # not in the middle of what was read ahead
-                    connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
+        connection.call_when_changed(self.wakeup)
+        with self._context.threads.over(self._wanted, connection):
+            yield from self._loop.pauses(connection)
 
-    def _serve_one(self, connection: ExecutorChannel) -> bool:
-        self._wanted.busy_since = 0.0
-        if self._reader.backlog:
-            frame = self._reader.backlog.popleft()
-        elif self._ahead is not None and self._ahead.ready and self._timings is None:
-            frame = self._next_while_ahead(connection, self._ahead)
-        elif self._context.idle_seconds:
-            frame = self._idle.receive(connection, self._state_here)
-        else:
-            frame = connection.receive()
-        if self._reads.reading:
-            self._reads.take_finished()
-        self._wanted.busy_since = started = time.perf_counter()
-        message = decode_frame(frame)
+    def begin(
+        self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
+    ) -> Iterator[Wait] | None:
+        """As `MessageHandlers.begin`."""
+        self._idle.at = None
         if self._idle.aside is not None and not isinstance(message, Goodbye):
             self._idle.come_back(self._wanted.pause)
         if type(message) is Submit:
@@ -207,32 +213,76 @@ class ExecutorSession:
                 self._usage.count("received_bytes", sum(map(len, frame.body)))
             if self._usage.quota.requests_a_second:
                 self._usage.pace()
-            self._submit(message, connection, started)
-            return True
+            return self._submit(message, connection, started)
         return self._handle(message, frame, connection)
 
-    def _handle(self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel) -> bool:
-        """Handle a message that is no submission. Return False for `Goodbye`."""
+    def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
+        """As `MessageHandlers.receive_ahead`."""
+        ahead = self._ahead
+        if ahead is None or not ahead.ready or self._timings is not None:
+            return None
+        return ahead.receive(connection, self._numeric_settings)
+
+    def between_messages(self, connection: ExecutorChannel) -> None:
+        """As `MessageHandlers.between_messages`."""
+        connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
+
+    def idle_deadline(self, connection: ExecutorChannel) -> float | None:
+        """As `MessageHandlers.idle_deadline`: the values leave the device then."""
+        return self._idle.deadline(connection, self._state_here)
+
+    def take_at_once(self, message: AnyMessage | Unreadable, frame: Frame) -> None:
+        """As `MessageHandlers.take_at_once`."""
+        if isinstance(message, TemplateReply | UnreadableTemplate):
+            self._template = message
+            return
+        if isinstance(message, UnreadableUpload):
+            self._refuse_upload(message)
+            return
+        self._usage.message(type(message).__name__, sum(map(len, frame.body)))
+        if isinstance(message, UploadPart):
+            self._usage.check_values()
+            self._uploads.take_or_refuse(message, frame.body)
+        elif isinstance(message, AbortUpload):
+            self._usage.check_values()
+            self._uploads.withdraw(message.handle)
+        elif isinstance(message, CancelSubmissions):
+            self._wanted.stop(message.submissions)
+
+    def _every_value(self) -> Iterator[Wait]:
+        """Wait until all offered uploads and all weight reads are complete."""
+        yield self._reads.wait()
+        yield self._uploads.wait()
+
+    def _refuse_upload(self, message: UnreadableUpload) -> None:
+        """Make the value of an unreadable upload poison."""
+        _log.warning("a message cannot be read", reason=message.reason)
+        self._uploads.refuse(message.handle, message.reason)
+
+    def _handle(
+        self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel
+    ) -> Iterator[Wait] | None:
+        """Handle a message that is no submission. Return the rest of its handler, if that may wait."""
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if self._ahead is not None and not isinstance(message, UploadPart):  # which makes new values alone
             self._ahead.missed()
         if isinstance(message, Unreadable):
-            self._pass_over(message, connection)
-        elif isinstance(message, UploadPart):
-            self._reader.take_upload(message, frame)
+            return self._pass_over(message, connection)
+        if isinstance(message, UploadPart):
+            self._usage.check_values()
+            self._uploads.take_or_refuse(message, frame.body)
         elif isinstance(message, BlobOffer):
             self._usage.check_values()
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, OpenWeights):
-            answer_opening(message, self._context.weights, connection, self._reader.read_ahead)
+            return answer_opening(message, self._context.weights, connection, self.wakeup)
         elif isinstance(message, ReadProgressRequest):
-            self._report_reads(message, connection)
+            return self._report_reads(message, connection)
         elif isinstance(message, ReadWeights):
             self._read_weights(message)
         elif isinstance(message, SaveWeights):
-            self._reader.await_reads(connection, _readable(message.handles))
-            answer_once(connection, lambda again: self._save_weights(message, again))
+            return self._save_weights(message, connection)
         elif isinstance(message, PublishedRequest):
             connection.send(Frame(encode(list_published(self._context.weights.published))))
         elif isinstance(message, SmallFilesRequest):
@@ -240,7 +290,8 @@ class ExecutorSession:
         elif isinstance(message, RemoveWeights):
             answer_once(connection, lambda again: remove(self._context.weights, message, again))
         elif isinstance(message, AbortUpload):
-            self._reader.take_withdrawal(message)
+            self._usage.check_values()
+            self._uploads.withdraw(message.handle)
         elif isinstance(message, ValueHints):
             self._notes.learn(message)
             if self._memory is not None:
@@ -262,12 +313,12 @@ class ExecutorSession:
         elif isinstance(message, StateRequest):
             hand_out(self._state, self.values.nbytes(), message.limit, connection.send_unchecked)
         elif isinstance(message, StateHeader):
-            self._take_over(message, connection)
+            return self._take_over(message)
         elif isinstance(message, Goodbye):
-            return False
+            self._loop.machine.left()
         else:
-            self._peer_values.answer(message, connection, self._timings, self.submissions)
-        return True
+            return self._peer_values.answer(message, connection, self._timings, self.submissions)
+        return None
 
     def _tell_figures(self, request: StatsRequest, connection: ExecutorChannel) -> None:
         figures = self.figures()
@@ -277,11 +328,6 @@ class ExecutorSession:
                 self.device.ledger.restart_peak()
             reset_device_peak(self.device.runtime.device)
         connection.send(Frame(encode(StatsReply(figures))))
-
-    def _next_while_ahead(self, connection: ExecutorChannel, ahead: RunsAhead) -> Frame:
-        """The next frame; until it comes, what is expected next runs."""
-        frame = ahead.receive(connection, self._numeric_settings)
-        return self._idle.receive(connection, self._state_here) if frame is None else frame
 
     def _runs_ahead(self, limit: int) -> RunsAhead | None:
         """None where nothing is run ahead: in batches, in simulated time, and on GPUs, where it is untried."""
@@ -325,7 +371,7 @@ class ExecutorSession:
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> StateParts | None:
         memory = self._memory
-        if self._reader.backlog or self._uploads.busy or self._is_limited:
+        if len(self._loop.machine) or self._uploads.busy or self._is_limited:
             return None
         with self._turn, contextlib.nullcontext() if memory is None else memory.lock:
             if memory is not None and memory.evicted_bytes():
@@ -358,7 +404,7 @@ class ExecutorSession:
         with self._turn:
             return host_memory(value, self.device.runtime)
 
-    def _take_over(self, state: StateHeader, connection: ExecutorChannel) -> None:
+    def _take_over(self, state: StateHeader) -> Iterator[Wait]:
         """Go on where a session was whose server is lost, as its client has kept it.
 
         Raises:
@@ -366,7 +412,8 @@ class ExecutorSession:
         """
         if self.submissions or len(self.values) or len(self._templates):
             raise ProtocolError("a client sends a state to a session that has begun")
-        restored(self._restore, *take_in(state, partial(self._reader.next_frame, connection)))
+        snapshot, memory = yield from take_in(state, self._loop.next_frame)
+        restored(self._restore, snapshot, memory)
         self._usage.check_values()
 
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
@@ -389,26 +436,26 @@ class ExecutorSession:
             self.device.randomness.hand_to(self._randomness)
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
-    def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> None:
+    def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> Iterator[Wait]:
         work = self._begin(submit)
         decoded = waited = time.perf_counter()
         if self._uploads.wanted:
-            self._reader.await_offered(connection)
+            yield self._uploads.wait()
             waited = time.perf_counter()
         try:
             if work.unreadable:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
-            known = self._known(submit, work, connection)
+            known = yield from self._known(submit, work, connection)
         except _Refused as refused:
             self._usage.refused()
             if self._observed:
                 self._tell(submit, Timing(), 1)
-            self._reader.await_reads(connection)
+            yield self._reads.wait()
             self._refuse(work, refused, submit.digest, connection)
             return
         self._wanted.begin(work)
         if self._reads.reading:
-            self._await_operands(known, work, connection)
+            yield from self._await_operands(known, work)
             waited = time.perf_counter()
         connection.copy_borrowed()  # what was sent and not taken yet may be written now
         timings, values = self._timings, self.values
@@ -514,23 +561,25 @@ class ExecutorSession:
             trace=submit.trace,
         )
 
-    def _pass_over(self, message: Unreadable, connection: ExecutorChannel) -> None:
+    def _pass_over(self, message: Unreadable, connection: ExecutorChannel) -> Iterator[Wait]:
         """Go on after a message that cannot be read: what it would have made is poison."""
         if isinstance(message, UnreadableUpload):
-            self._reader.refuse_upload(message)
+            self._refuse_upload(message)
             if message.offered:  # an offer needs a reply
                 connection.send(Frame(encode(BlobHit(message.handle))))
             return
         _log.warning("a message cannot be read", reason=message.reason)
         if isinstance(message, UnreadableSubmit):
             work = self._begin(message.submit)
-            self._reader.await_uploads(connection)
+            yield from self._every_value()
             refused = _Refused(ProtocolError(message.reason), message.submit.first)
             self._refuse(work, refused, message.submit.digest, connection)
         elif isinstance(message, UnreadableTemplate):
             raise ProtocolError(message.reason)  # no request for it is open
 
-    def _known(self, submit: Submit, work: RunRequest, connection: ExecutorChannel) -> BoundTemplate | None:
+    def _known(
+        self, submit: Submit, work: RunRequest, connection: ExecutorChannel
+    ) -> Generator[Wait, None, BoundTemplate | None]:
         """The template of a submission, compiled and bound for it; None if it runs nothing.
 
         Raises:
@@ -547,7 +596,9 @@ class ExecutorSession:
         elif template is None:
             self._counts.template_requests += 1
             connection.send(Frame(encode(TemplateRequest(submit.sequence, submit.digest))))
-            definition = self._reader.await_template(connection)
+            yield Wait((TEMPLATE,))
+            definition = self._template
+            assert definition is not None
             if isinstance(definition, UnreadableTemplate):
                 raise _Refused(ProtocolError(definition.reason), definition.first)
             template, first = definition.template, definition.first
@@ -589,10 +640,11 @@ class ExecutorSession:
             known.batched = batches.template(digest, compiled, known.input_aliases(self.device.own))
         return known
 
-    def _await_operands(self, known: BoundTemplate | None, work: RunRequest, connection: ExecutorChannel) -> None:
+    def _await_operands(self, known: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
         """Wait for what a submission uses. What one that is cancelled meanwhile would have written is poison."""
         inputs = work.inputs if known is not None else []
-        self._reader.await_reads(connection, {*inputs, *work.fetch, *work.describe}, work.halt)
+        wait = self._reads.wait({*inputs, *work.fetch, *work.describe})
+        yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))
         if known is None or not work.halt.value & CANCEL:
             return
         failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
@@ -603,12 +655,9 @@ class ExecutorSession:
             if handle not in consumed:
                 self.values[handle] = Poison(failure)
 
-    def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> None:
+    def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> Iterator[Wait]:
         """Answer how much is still to be read, after the client's patience at the latest."""
-        until = time.monotonic() + request.patience
-        while (reading := self._reads.next_of()) is not None and (left := until - time.monotonic()) > 0:
-            if not wait((reading,), min(left, LOOK_SECONDS)).done:
-                self._reader.read_ahead(connection)
+        yield attrs.evolve(self._reads.wait(), until=time.monotonic() + request.patience)
         connection.send_unchecked(Frame(encode(ReadProgressReply(self._reads.left()))))
 
     def _read_weights(self, request: ReadWeights) -> None:
@@ -619,8 +668,10 @@ class ExecutorSession:
             _log.warning("a value is not read", reason=str(error))
             self._uploads.refuse(request.handle, str(error))
 
-    def _save_weights(self, request: SaveWeights, again: bool) -> SaveWeightsReply:
-        return save_values(request, self.values, self._reads, self._context.weights, self._delivered, again)
+    def _save_weights(self, request: SaveWeights, connection: ExecutorChannel) -> Iterator[Wait]:
+        yield self._reads.wait(_readable(request.handles))
+        weights, deliver = self._context.weights, self._delivered
+        answer_once(connection, lambda again: save_values(request, self.values, self._reads, weights, deliver, again))
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:
@@ -810,27 +861,8 @@ class ExecutorSession:
             self.values.clear()
             self._uploads.clear()
             self._templates.clear()
-            self._reader.backlog.clear()
+            self._loop.machine.close()
             self.device.randomness.forget(self._randomness)
-
-
-@attrs.define(eq=False)
-class DeviceTurn:
-    """What a submission does while its session has the device, and what comes of it.
-
-    Attributes:
-        begun: when it had the device first; 0.0 before that. executed: when its last op had run or was issued.
-        freed: handles that were freed before it ran.
-    """
-
-    known: BoundTemplate | None
-    work: RunRequest
-    pending: PendingRun | None
-    begun: float = 0.0
-    executed: float = 0.0
-    freed: set[int] = attrs.field(factory=set)
-    outcome: RunOutcome = attrs.field(init=False)
-    responses: Responses = attrs.field(init=False)
 
 
 class _Refused(Exception):  # noqa: N818 - a signal within this file

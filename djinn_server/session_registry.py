@@ -16,6 +16,7 @@ from djinn_core.logs import get_logger
 from djinn_core.wire.messages import SessionStatus
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.session_overview import SessionOverview
+from djinn_server.session_pauses import Pause, Wakeup
 from djinn_server.usage_metrics import Holdings
 
 _log = get_logger("djinn.server")
@@ -24,8 +25,10 @@ _log = get_logger("djinn.server")
 class ServedSession(Protocol):
     """One client's work on an executor's device."""
 
-    def serve(self, connection: ExecutorChannel) -> None:
-        """Answer the client's messages until it says goodbye or the connection ends."""
+    wakeup: Wakeup
+
+    def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
+        """Answer the client's messages until it says goodbye or the connection ends, with pauses until `wakeup` is called."""
 
     def overview(self, holdings: Holdings) -> SessionOverview:
         """Phase, steps and memory by kind, from any thread; `holdings`: what sessions hold now."""

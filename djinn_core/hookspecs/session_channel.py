@@ -32,6 +32,10 @@ class WrappedConnection(SessionChannel):
         """As `Connection.place_bodies`."""
         self._inner.place_bodies(place)
 
+    def descriptor(self) -> int | None:
+        """As `Connection.descriptor`."""
+        return self._inner.descriptor()
+
     @property
     def bytes_sent(self) -> int:
         """As `Connection.bytes_sent`."""

@@ -121,6 +121,14 @@ class Connection(ABC):
             TransportError: the connection is broken or closed.
         """
 
+    def descriptor(self) -> int | None:
+        """Return a descriptor that becomes readable when the next frame begins to arrive, or the end of the connection.
+
+        It is called after `receive` has raised TimeoutError. None, the default, means that there is no such descriptor now. An idle
+        session of a connection with a descriptor needs no thread.
+        """
+        return None
+
     def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
         """Ask `place` for the memory of a large buffer that arrives; by default it is not asked.
 
@@ -211,10 +219,10 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """Listen at `url` (port 0: any free port) and call `accept` in a new thread for each connection.
 
-        Close the connection when `accept` returns or raises.
+        Close the connection when `accept` returns or raises, unless it returns True: then `accept` has kept it, and its session closes it.
 
         Raises:
             TransportError: the address cannot be bound.

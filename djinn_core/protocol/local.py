@@ -47,7 +47,7 @@ class LocalTransport(Transport):
             raise TransportError(f"no server answers at {url}: {error}; is it running, as this user?") from error
         return SocketConnection(sock, limits, f"server {url}")
 
-    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """As `Transport.listen`. A socket file that no server listens on any more is replaced.
 
         Raises:

@@ -17,7 +17,7 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -52,6 +52,7 @@ from djinn_server.recovery.transfer_log import (
     TransfersAcknowledged,
     WriteDown,
 )
+from djinn_server.session_machine import Cause, Wait
 
 JOIN_SECONDS = 60.0  # for which a ticket is good
 DIAL_SECONDS = 5.0
@@ -133,10 +134,16 @@ def _key(ticket: str) -> bytes:
 class PeerExchange:
     """A session's connections to other executors: its inbox and its routes."""
 
-    def __init__(self, peer_listener: PeerListener, memory: DeviceMemory | None = None) -> None:
-        """`memory`: device memory that executors of this host may open, and that opens theirs."""
+    def __init__(
+        self,
+        peer_listener: PeerListener,
+        memory: DeviceMemory | None = None,
+        wakeup: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`memory`: device memory that executors of this host may open, and that opens theirs. `wakeup`: ends a wait of the session."""
+        self._wakeup = wakeup
         self.sightings = LinkMeasurements()
-        self.inbox = TransferInbox(self.sightings, peer_listener.patience, memory=memory)
+        self.inbox = TransferInbox(self.sightings, peer_listener.patience, memory=memory, wakeup=wakeup)
         self._memory = memory
         self.number = 0
         self._peer_listener = peer_listener
@@ -246,17 +253,16 @@ class PeerExchange:
             route = self._routes.get(peer)
             if route is None:
                 note = partial(self._note_taken, peer)
-                route = Route(peer, self.sightings, self._peer_listener.patience, note, self._memory)
+                patience = self._peer_listener.patience
+                route = Route(peer, self.sightings, patience, note, self._memory, self._wakeup)
                 self._routes[peer] = route
                 route.restore(0, self._accepted.get(peer, 0))
             return route
 
     # --- values ------------------------------------------------------------------------------------------------
 
-    def send(self, transfer: int, peer: int, pack: Callable[[], list[Packed]], wait: Callable[[], None]) -> bool:
-        """Queue a transfer, which `pack` packs. False if it is not needed: it was received before this process could send it.
-
-        `wait` is called again and again while there is no room for it.
+    def send(self, transfer: int, peer: int, pack: Callable[[], list[Packed]]) -> Iterator[Wait]:
+        """Queue a transfer, which `pack` packs, once there is room. It is left out if it was received before this process could send it.
 
         Raises:
             ProtocolError: there is no way to that executor.
@@ -265,25 +271,20 @@ class PeerExchange:
         if route is None:
             raise ProtocolError(f"there is no way to executor {peer}")
         number = route.number()
-        if number is None:
-            return False
-        while not route.has_room(WAIT_SECONDS):
-            wait()
-        route.send(number, transfer, pack())
-        return True
+        if number is not None:
+            yield Wait(((Cause.ROOM, peer),), here=lambda _: route.has_room)
+            route.send(number, transfer, pack())
 
     def may_export(self, peer: int) -> bool:
         """True if executor `peer` may open device memory of this one."""
         route = self._routes.get(peer)
         return route is not None and route.opens
 
-    def expect(self, transfer: int, source: int, wait: Callable[[], None]) -> list[Packed] | str:
-        """Wait for a transfer; or why it will not come. `wait` is called again and again meanwhile."""
-        while True:
-            found = self.inbox.take(transfer, source, WAIT_SECONDS)
-            if found is not None:
-                return found
-            wait()
+    def expect(self, transfer: int, source: int) -> Generator[Wait, None, list[Packed] | str]:
+        """Wait for a transfer; or why it will not come."""
+        while isinstance(found := self.inbox.take(transfer, source), Wait):
+            yield found
+        return found
 
     def drop(self, peer: int) -> None:
         """Disconnect an executor that has left the pool, and admit it no more."""
@@ -337,7 +338,6 @@ def close_routes(routes: Sequence[Route]) -> None:
 
 
 CLOSING_SECONDS: Final = 5.0
-WAIT_SECONDS = 0.25  # between looks at messages of the client, while the session waits for another executor
 
 
 def _measured(connection: Connection) -> tuple[float, float]:

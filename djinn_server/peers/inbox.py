@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from typing import Final, cast
 
 import attrs
 import torch
@@ -19,6 +20,7 @@ from djinn_server.peers.device_memory import DeviceMemory, without_exports
 from djinn_server.peers.link_probe import LinkMeasurements
 from djinn_server.peers.packed_values import Packed, check_layout, room_for
 from djinn_server.recovery.transfer_log import PastTransfers, TransferArrival, WriteDown
+from djinn_server.session_machine import Cause, Wait
 from djinn_server.system.memory import total_bytes
 
 WAITING_TRANSFERS: Final = 4096  # queued for the session; beyond, the inbox stops reading from other executors
@@ -40,6 +42,7 @@ class TransferInbox:
         patience: float = 0.0,
         limit: int = 0,
         memory: DeviceMemory | None = None,
+        wakeup: Callable[[], None] = lambda: None,
     ) -> None:
         """Make an empty inbox.
 
@@ -48,7 +51,10 @@ class TransferInbox:
             patience: seconds in which a disconnected sender may reconnect.
             limit: bytes of queued transfers above which a further transfer is an error; 0: half of the machine's memory.
             memory: opens device memory that other executors export.
+            wakeup: called when a transfer arrived or a source has left.
         """
+        self._wakeup = wakeup
+        self._events = 0  # arrivals of transfers, and connections that ended
         self._limit = limit or _half_of_memory()
         self._sightings = sightings or LinkMeasurements()
         self._patience = patience
@@ -112,7 +118,7 @@ class TransferInbox:
             if self._connections.get(source) is connection:
                 del self._connections[source]
                 self._gone[source] = (reason, time.monotonic() + self._patience)
-            self._changed.notify_all()
+            self._notify()
 
     def forget(self, source: int) -> None:
         """Note that executor `source` does not connect again."""
@@ -125,7 +131,17 @@ class TransferInbox:
             connection.close()
 
     def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int | None:
-        """Receive a transfer whose first frame has arrived; `receive` gives the others.
+        """As `unloading`; `receive` gives the other frames."""
+        with closing(self.unloading(header, source)) as steps:
+            try:
+                next(steps)
+                while True:
+                    steps.send(receive())
+            except StopIteration as end:
+                return cast("int | None", end.value)
+
+    def unloading(self, header: TransferHeader, source: int = 0) -> Generator[None, Frame, int | None]:
+        """Receive a transfer whose first frame has arrived. The others are sent to the generator.
 
         `source`: the executor that it comes from, where it comes from there directly; how many of its transfers were received then.
         Return None if the memory that it exported cannot be opened.
@@ -144,7 +160,7 @@ class TransferInbox:
                     return None
                 header = without_exports(header)
             else:
-                buffers = self._receive(header, receive, source, size)
+                buffers = yield from self._receive(header, source, size)
             with self.writing:
                 count, taken_in = self._take_in(
                     TransferArrival(source, header), list(zip(header.items, buffers, strict=True))
@@ -154,13 +170,11 @@ class TransferInbox:
             if not taken_in:
                 self._release(size)
 
-    def _receive(
-        self, header: TransferHeader, receive: Callable[[], Frame], source: int, size: int
-    ) -> Sequence[memoryview]:
+    def _receive(self, header: TransferHeader, source: int, size: int) -> Generator[None, Frame, Sequence[memoryview]]:
         buffers = [room_for(item) for item in header.items]
         began = time.perf_counter()
         for buffer in buffers:
-            _fill(buffer, receive)
+            yield from _fill(buffer)
         if source:
             self._sightings.arrived(source, size, time.perf_counter() - began)
         return buffers
@@ -205,7 +219,7 @@ class TransferInbox:
             before = self._arrived.pop(arrival.header.transfer, None)
             self._nbytes -= _bytes_of(before[1]) if before is not None else 0
             self._arrived[arrival.header.transfer] = arrival, items
-            self._changed.notify_all()
+            self._notify()
         if source:  # what comes through the client is among the frames
             self._counts[source] = number
             if self._write is not None:
@@ -214,24 +228,32 @@ class TransferInbox:
 
     # --- to the session ----------------------------------------------------------------------------------------
 
-    def take(self, transfer: int, source: int, seconds: float | None = None) -> list[Packed] | str | None:
-        """Wait at most `seconds` for a transfer. Returns its values, the reason why it will not come, or None if it is not there yet."""
+    def take(self, transfer: int, source: int) -> list[Packed] | str | Wait:
+        """Take a transfer. Returns its values, the reason why it will not come, or the wait for the next event if it is not there yet."""
         before = self._past.taken(transfer)
         if before is not None:
             return before
         with self._changed:
             if source not in self._connections:
                 self._gone.setdefault(source, ("it has not come", time.monotonic() + self._coming))
-            self._awaited = source
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: transfer in self._arrived or self._is_lost(source), seconds)
-            self._awaited = None
             found = self._arrived.pop(transfer, None)
+            lost = found is None and self._is_lost(source)
+            self._awaited = source if found is None and not lost else None
+            self._nbytes -= _bytes_of(found[1]) if found is not None else 0
+            self._changed.notify_all()
             if found is not None:
-                self._nbytes -= _bytes_of(found[1])
-                self._changed.notify_all()
                 return found[1]
-            return self._gone[source][0] if self._is_lost(source) else None
+            if lost:
+                return self._gone[source][0]
+            gone, events = self._gone.get(source), self._events
+            until = gone[1] if gone is not None else None
+            return Wait(((Cause.TRANSFER, transfer),), until, here=lambda _: self._events != events)
+
+    def _notify(self) -> None:
+        """Wake the threads of other executors, and the session."""
+        self._events += 1
+        self._changed.notify_all()
+        self._wakeup()
 
     @property
     def _coming(self) -> float:
@@ -319,10 +341,10 @@ def _bytes_of(items: list[Packed]) -> int:
     return sum(len(data) for _, data in items)
 
 
-def _fill(buffer: memoryview, receive: Callable[[], Frame]) -> None:
+def _fill(buffer: memoryview) -> Generator[None, Frame, None]:
     filled = 0
     while filled < len(buffer):
-        frame = receive()
+        frame = yield
         expect(frame.head, TransferChunk)
         for part in frame.body:
             octets = memoryview(part)

@@ -57,11 +57,13 @@ class Route:
         patience: float,
         note: NoteTaken,
         memory: DeviceMemory | None = None,
+        wakeup: Callable[[], None] = lambda: None,
     ) -> None:
         """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was acknowledged.
 
-        `memory`: copies exported memory to the host if the receiver cannot open it.
+        `memory`: copies exported memory to the host if the receiver cannot open it. `wakeup`: called when there may be room.
         """
+        self._wakeup = wakeup
         self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
         self._memory = memory
         self._opens = self._wants_bytes = False
@@ -137,12 +139,9 @@ class Route:
             self._numbered += 1
             return None if self._numbered <= self._acknowledged or self._broken else self._numbered
 
-    def has_room(self, seconds: float) -> bool:
-        """Wait at most `seconds` for room for a transfer; True if there is."""
-        with self._changed:
-            return self._changed.wait_for(self._roomy, seconds)
-
-    def _roomy(self) -> bool:
+    @property
+    def has_room(self) -> bool:
+        """True if there is room for another transfer."""
         return bool(self._broken) or (len(self._kept) < WAITING_LIMIT and self._kept_bytes <= KEPT_LIMIT)
 
     def send(self, number: int, transfer: int, items: list[Packed]) -> None:
@@ -237,6 +236,7 @@ class Route:
         self._acknowledged = acknowledged
         while self._kept and self._kept[0].number <= acknowledged:
             self._kept_bytes -= self._kept.popleft().nbytes
+        self._wakeup()
         self._note(acknowledged)
 
     def _lose(self, connection: Connection, reason: str) -> None:
@@ -262,6 +262,7 @@ class Route:
         self._broken = reason or "it is lost"
         self._kept.clear()
         self._kept_bytes = 0
+        self._wakeup()
 
     # --- the sender -------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 
 import attrs
@@ -34,51 +35,41 @@ from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running.fair_share import Share
 from djinn_server.running.timings import Timings
 from djinn_server.running.values import Poison, ValueTable
+from djinn_server.session_machine import Wait
 from djinn_server.weights.shared_weights import SessionShares
-
-
-@attrs.frozen
-class SessionWaits:
-    """Functions with which a session waits, and takes in messages of its client meanwhile.
-
-    Attributes:
-        uploads: until all that was offered or is being read is here.
-        read_ahead: returns at once: takes in the messages that have arrived.
-        next_frame: for the client's next frame.
-    """
-
-    uploads: Callable[[ExecutorChannel], None]
-    read_ahead: Callable[[ExecutorChannel], None]
-    next_frame: Callable[[ExecutorChannel], Frame]
 
 
 @attrs.frozen(eq=False)
 class PeerValues:
-    """Answers what a client says about values that go to or come from other executors."""
+    """Answers what a client says about values that go to or come from other executors.
+
+    Attributes:
+        next_frame: waits for the client's next frame. every_value: waits until all that was offered or is being read is here.
+    """
 
     context: ExecutorContext
     values: ValueTable
     exchange: PeerExchange
     shares: SessionShares
     turn: Share
-    waits: SessionWaits
+    next_frame: Callable[[], Generator[Wait, None, Frame]]
+    every_value: Callable[[], Iterator[Wait]]
 
     def answer(
         self, message: AnyMessage, connection: ExecutorChannel, timings: Timings | None, submissions: int
-    ) -> None:
-        """Carry out `message`; `submissions`: how many there were before it.
+    ) -> Iterator[Wait] | None:
+        """Carry out `message`; `submissions`: how many there were before it. Return the rest, if that may wait.
 
         Raises:
             ProtocolError: an executor does not expect such a message, or has no way to the other one.
         """
         if isinstance(message, SendValues):
-            self.waits.uploads(connection)
-            self._send(message, connection, timings)
-        elif isinstance(message, AwaitTransfer):
-            self._receive(message, connection, timings, submissions)
-        elif isinstance(message, TransferHeader):
-            self.exchange.inbox.unload(message, lambda: self.waits.next_frame(connection))
-        elif isinstance(message, MeasureLink):
+            return self._send(message, connection, timings)
+        if isinstance(message, AwaitTransfer):
+            return self._receive(message, timings, submissions)
+        if isinstance(message, TransferHeader):
+            return self._unload(message)
+        if isinstance(message, MeasureLink):
             self.exchange.gauge(message.peer)
         elif isinstance(message, DropPeer):
             self.exchange.drop(message.peer)
@@ -88,6 +79,13 @@ class PeerValues:
             connection.send(Frame(connection.decide(lambda before: self._connect_peer(message, before))))
         else:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
+        return None
+
+    def _unload(self, header: TransferHeader) -> Iterator[Wait]:
+        with closing(self.exchange.inbox.unloading(header)) as steps, suppress(StopIteration):
+            next(steps)
+            while True:
+                steps.send((yield from self.next_frame()))
 
     def _connect_peer(self, request: ConnectPeer, before: bytes | None) -> bytes:
         """Connect to another executor. `before`: the reply of the process before this one, which the client repeats."""
@@ -96,15 +94,15 @@ class PeerValues:
         self.exchange.note_connected(request, expect(before, ConnectPeerReply))
         return before
 
-    def _send(self, ship: SendValues, connection: ExecutorChannel, timings: Timings | None) -> None:
+    def _send(self, ship: SendValues, connection: ExecutorChannel, timings: Timings | None) -> Iterator[Wait]:
+        yield from self.every_value()
         handles, begun = unpack_handles(ship.handles), time.perf_counter()
         if ship.peer == CLIENT:
             packed = self._pack(ship, handles)
             for frame in frames_of(TransferHeader(ship.transfer, tuple(item for item, _ in packed)), packed):
                 connection.send(frame)
         else:
-            pack, wait = partial(self._pack, ship, handles), partial(self.waits.read_ahead, connection)
-            self.exchange.send(ship.transfer, ship.peer, pack, wait)
+            yield from self.exchange.send(ship.transfer, ship.peer, partial(self._pack, ship, handles))
         if timings is not None:
             sizes = [self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles}]
             timings.transferred(ship.transfer, ship.peer, begun, sizes, incoming=False)
@@ -119,11 +117,9 @@ class PeerValues:
             packed = pack(handles, self.values, runtime, self.exchange.number, on_device=on_device)
             return export_items(packed, runtime) if on_device else packed
 
-    def _receive(
-        self, expected: AwaitTransfer, connection: ExecutorChannel, timings: Timings | None, submissions: int
-    ) -> None:
+    def _receive(self, expected: AwaitTransfer, timings: Timings | None, submissions: int) -> Iterator[Wait]:
         begun = time.perf_counter()
-        arrived = self.exchange.expect(expected.transfer, expected.source, partial(self.waits.read_ahead, connection))
+        arrived = yield from self.exchange.expect(expected.transfer, expected.source)
         if self.context.events.wants("transferred"):
             self.context.events.tell(
                 "transferred",

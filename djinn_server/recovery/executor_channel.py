@@ -24,7 +24,20 @@ YES, NO = b"\1", b"\0"  # decisions
 
 
 class ExecutorChannel(SessionChannel):
-    """The executor's end of a session's channel."""
+    """The executor's end of a session's channel. `receive` raises TimeoutError at once while the client may still come back."""
+
+    @property
+    def away_until(self) -> float | None:
+        """Time until which a client that is not connected may come back, on the clock `time.monotonic`; None if it is not waited for."""
+        return None
+
+    def decided(self) -> bytes | None:
+        """Return the result of the next decision if a former process has journaled it."""
+        return None
+
+    @abstractmethod
+    def call_when_changed(self, changed: Callable[[], None]) -> None:
+        """Call `changed` when the client came back or said goodbye, or when the channel was closed, in any thread."""
 
     @property
     @abstractmethod
@@ -97,6 +110,16 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         self._early = FrameQueue()
         self._reading = threading.Lock()
         self._client_left = False
+        self._changed: Callable[[], None] = lambda: None
+
+    def call_when_changed(self, changed: Callable[[], None]) -> None:
+        """As `ExecutorChannel.call_when_changed`."""
+        self._changed = changed
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        super().close()
+        self._changed()
 
     def send(self, frame: Frame) -> None:
         """As `Connection.send`; nothing after `on_goodbye`."""
@@ -128,6 +151,7 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
     def on_goodbye(self) -> None:
         """As `ExecutorChannel.on_goodbye`."""
         self._client_left = True
+        self._changed()
 
     def send_unchecked(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_unchecked`: nothing is checked."""

@@ -472,6 +472,11 @@ class JournalReader:
         except msgspec.MsgspecError as error:
             raise SessionLost(f"a journal refers to bytes elsewhere in a way that cannot be read: {error}") from error
 
+    @property
+    def note(self) -> bytes | None:
+        """The note that `next_note` returns next."""
+        return self._notes[0] if self._notes else None
+
     def next_note(self) -> bytes | None:
         """The next decision noted in the journal; None if the process ended before it was made."""
         return self._notes.popleft() if self._notes else None

@@ -16,7 +16,7 @@ from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, Transpo
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.reconnect_limit import STARTING_SECONDS
-from djinn_core.protocol.delivery.reliable_connection import ReliableConnection
+from djinn_core.protocol.delivery.reliable_connection import NotReconnected, ReliableConnection
 from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, reply_checksum
 from djinn_core.wire import limits
 from djinn_core.wire.messages import Goodbye, is_of_kind
@@ -72,7 +72,8 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._usage = usage
         self.secret = secret or secrets.token_urlsafe(32)
         self._seconds = seconds
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed: Callable[[], None] = lambda: None
         self._client_left = False
         self._missed: Connection | None = None  # the connection that broke last
         self._missed_at = 0.0
@@ -227,42 +228,63 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
 
     def gone(self) -> bool:
         """True if the connection broke more than the lease ago. The clock starts at the first call after the break."""
-        with self._changed:
+        with self._lock:
             if self._missed is not self._inner:
                 self._missed, self._missed_at = self._inner, time.monotonic()
             return time.monotonic() - self._missed_at > self._seconds
 
     def lease_seconds_left(self) -> float | None:
         """Return the seconds until the lease of a disconnected client ends; None while the client is connected. Thread-safe."""
-        with self._changed:
+        with self._lock:
             return self._missed_at + self._seconds - time.monotonic() if self._missed is self._inner else None
+
+    def call_when_changed(self, changed: Callable[[], None]) -> None:
+        """As `ExecutorChannel.call_when_changed`."""
+        self._changed = changed
 
     def on_goodbye(self) -> None:
         """As `ExecutorChannel.on_goodbye`. A session that waits for the client to reconnect continues with the received frames."""
-        with self._changed:
-            self._client_left = True
-            self._changed.notify_all()
+        self._client_left = True
+        self._changed()
+
+    @property
+    def away_until(self) -> float | None:
+        """As `ExecutorChannel.away_until`."""
+        if self._missed is not self._inner or self._client_left or self._expired or self._closed:
+            return None
+        return self._missed_at + self._seconds
+
+    def decided(self) -> bytes | None:
+        """As `ExecutorChannel.decided`."""
+        return self._past.note if self._past is not None else None
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
         self._copy_borrowed()  # the wait may be long, and ops overwrite borrowed memory
         self._read_goodbye()
-        with self._changed:
+        with self._lock:
+            if self._inner is not broken:
+                return
             if self._missed is not broken:
                 self._missed, self._missed_at = broken, time.monotonic()
-            deadline = self._missed_at + self._seconds
-            if self._inner is broken and not self._expired:
-                _log.info("a client's connection broke; its session waits", seconds=self._seconds, reason=str(error))
-            while self._inner is broken and not self._client_left:
-                left = deadline - time.monotonic()
-                if self._expired:
-                    raise error
-                if left <= 0:
-                    self._closed = f"the client did not come back within {self._seconds:g} s: {error}"
-                    raise TransportError(self._closed)
-                self._changed.wait(left)
+                if not self._expired:
+                    _log.info(
+                        "a client's connection broke; its session waits", seconds=self._seconds, reason=str(error)
+                    )
+            until = self._missed_at + self._seconds
         if self._client_left:
             with self._keeping:
                 self._outbox.acknowledge(self._outbox.sent)
+        elif self._expired:
+            raise error
+        elif time.monotonic() < until:
+            raise NotReconnected("the client is not connected")
+        else:
+            self._closed = f"the client did not come back within {self._seconds:g} s: {error}"
+            raise TransportError(self._closed)
+
+    def _raise_disconnected(self, error: TimeoutError) -> None:
+        if isinstance(error, NotReconnected):
+            raise error
 
     def _read_goodbye(self) -> None:
         """Handle a `Goodbye` that arrived before the connection broke."""
@@ -272,9 +294,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             self.on_goodbye()
 
     def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
-        """Continue over another connection; the client has received `taken` frames. Returns when that connection is closed.
-
-        `resumed` is called when the session goes on.
+        """Continue over another connection; the client has received `taken` frames. `resumed` is called when the session goes on.
 
         Raises:
             ProtocolError: the client cannot have received that many.
@@ -283,16 +303,12 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine, instance())))
         self._usage.count("sessions_resumed")
         resumed()
-        with self._changed:
-            self._changed.notify_all()
-            while self._inner is inner and not self._closed:
-                self._changed.wait()
+        self._changed()
 
     def expire(self) -> None:
         """As `ReliableConnection.expire`; a session that waits for its client ends."""
         super().expire()
-        with self._changed:
-            self._changed.notify_all()
+        self._changed()
 
     def close(self) -> None:
         """As `ReliableConnection.close`."""
@@ -301,8 +317,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             self._journal.end()
         if self._past is not None:
             self._past.close()
-        with self._changed:
-            self._changed.notify_all()
+        self._changed()
 
 
 class Leases:
@@ -433,10 +448,10 @@ class Leases:
         if leased is not None:
             leased.close()
 
-    def serve(self, connection: Connection, asked: Resume, resumed: Callable[[], None] = lambda: None) -> None:
-        """Resume a session over `connection`, and return when that is closed. A wrong secret is answered like an unknown session.
+    def serve(self, connection: Connection, asked: Resume, resumed: Callable[[], None] = lambda: None) -> bool:
+        """Resume a session over `connection`. A wrong secret is answered like an unknown session.
 
-        `resumed` is called when the session goes on.
+        `resumed` is called when the session goes on. Return True if the session has the connection from now on.
         """
         with self._lock:
             leased = self._leased.get(asked.session)
@@ -444,7 +459,7 @@ class Leases:
         if not hmac.compare_digest(expected, asked.secret) or leased is None:
             _log.warning("a client came back to a session that is not there", session=asked.session)
             refuse(connection, "there is no such session (any more)")
-            return
+            return False
         connection.limits = Limits()
         try:
             leased.resume(connection, asked.received, resumed)
@@ -453,6 +468,9 @@ class Leases:
             refuse(connection, str(error))
         except TransportError as error:
             _log.info("a client that came back was gone again", session=asked.session, error=str(error))
+        else:
+            return True
+        return False
 
     def knows(self, session: str, secret: str) -> bool:
         """Check that `secret` is that of a session that is here."""

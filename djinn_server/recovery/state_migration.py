@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 
 from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
 from djinn_core.hookspecs.transports import Frame
@@ -15,6 +15,7 @@ from djinn_core.wire.templates import digest_of
 from djinn_server.peers.packed_values import check_item
 from djinn_server.recovery.executor_channel import StateParts
 from djinn_server.recovery.snapshot_format import Snapshot, decode_snapshot
+from djinn_server.session_machine import Wait
 
 _PIECE_HEAD = encode(StateChunk())
 
@@ -48,7 +49,10 @@ def _too_long(nbytes: int) -> str:
     return f"it has {nbytes:,} bytes"
 
 
-def take_in(state: StateHeader, receive: Callable[[], Frame]) -> tuple[Snapshot, list[memoryview]]:
+Receive = Callable[[], Generator[Wait, None, Frame]]
+
+
+def take_in(state: StateHeader, receive: Receive) -> Generator[Wait, None, tuple[Snapshot, list[memoryview]]]:
     """Receive a state from a client, and check that its parts fit together.
 
     Raises:
@@ -56,7 +60,7 @@ def take_in(state: StateHeader, receive: Callable[[], Frame]) -> tuple[Snapshot,
     """
     if not state.lengths:
         raise ProtocolError("a client sends a state without any parts")
-    head, *memory = [_part(length, receive) for length in state.lengths]
+    head, *memory = yield from _parts(state.lengths, receive)
     try:
         snapshot = decode_snapshot(bytes(head))
     except SessionLost as error:
@@ -87,12 +91,20 @@ def restored(
         raise ProtocolError(f"a client sends a state that is not possible: {error}") from error
 
 
-def _part(length: int, receive: Callable[[], Frame]) -> memoryview:
+def _parts(lengths: Sequence[int], receive: Receive) -> Generator[Wait, None, list[memoryview]]:
+    parts: list[memoryview] = []
+    for length in lengths:
+        part = yield from _part(length, receive)
+        parts.append(part)
+    return parts
+
+
+def _part(length: int, receive: Receive) -> Generator[Wait, None, memoryview]:
     """Receive one part incrementally; the announced length is not trusted for allocation."""
     pieces: list[bytes | bytearray | memoryview] = []
     left = length
     while left:
-        frame = receive()
+        frame = yield from receive()
         if not isinstance(decode(frame.head), StateChunk) or len(frame.body) != 1:
             raise ProtocolError("a state's pieces do not come one after the other")
         piece = flatten(frame.body[0])

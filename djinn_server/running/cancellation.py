@@ -2,8 +2,8 @@
 
 A long submission also yields the device there while another session waits.
 
-A session that computes does not read its connection. A monitor thread reads the connections of sessions that have been busy with one
-message for `LOOK_SECONDS`. It handles `CancelSubmissions`, `Goodbye` and broken connections. It reads at most `AHEAD_BYTES`, because a
+A session that computes does not read its connection. Another thread reads the connections of sessions that have been busy with one
+message for `LOOK_SECONDS` (`session_threads.py`). It handles `CancelSubmissions`, `Goodbye` and broken connections. It reads at most `AHEAD_BYTES`, because a
 client that sends faster than its programs run would otherwise fill the memory.
 """
 
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
@@ -44,11 +43,13 @@ class CancellationState:
 
     Attributes:
         busy_since: time at which the session began to handle the present message (`time.perf_counter`); 0.0 while it is idle.
+        wakeup: ends a pause of the session.
         client_left: set by a `Goodbye` without `finish`.
     """
 
-    def __init__(self, turn: Share, usage: UsageMetrics) -> None:
-        """`turn`: the session's share of the device. `usage`: counts the submissions that were stopped."""
+    def __init__(self, turn: Share, usage: UsageMetrics, wakeup: Callable[[], None] = lambda: None) -> None:
+        """`turn`: the session's share of the device. `usage`: counts the submissions that were stopped. `wakeup`: ends a wait."""
+        self.wakeup = wakeup
         self._usage = usage
         self.turn = turn
         self._lock = threading.Lock()
@@ -115,6 +116,7 @@ class CancellationState:
                 self._unwanted = set(sorted(self._unwanted)[-limits.STOPS :])
             if self._running is not None and self._running.sequence in self._unwanted:
                 self._running.halt.value |= CANCEL
+        self.wakeup()
 
     def stop_all(self) -> bool:
         """Cancel all submissions, because the client is gone. Return False if a former call cancelled them."""
@@ -122,6 +124,7 @@ class CancellationState:
             first, self._nothing = not self._nothing, True
             if first and self._running is not None:
                 self._running.halt.value |= CANCEL
+        self.wakeup()
         return first
 
     def on_goodbye(self) -> None:
@@ -160,47 +163,6 @@ class CancellationState:
         return since > 0.0 and time.perf_counter() - since >= LOOK_SECONDS
 
 
-class CancellationMonitor:
-    """A thread that reads the connections of a process's sessions while they are busy."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sessions: dict[int, tuple[CancellationState, ExecutorChannel]] = {}
-        self._some = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    @contextmanager
-    def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
-        """Monitor a session inside the block."""
-        with self._lock:
-            self._sessions[id(wanted)] = wanted, connection
-            self._some.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="djinn-cancellation-monitor", daemon=True)
-                self._thread.start()
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._sessions[id(wanted)]
-                if not self._sessions:
-                    self._some.clear()
-
-    def _run(self) -> None:
-        while True:
-            self._some.wait()
-            time.sleep(LOOK_SECONDS)
-            with self._lock:
-                sessions = list(self._sessions.values())
-            for wanted, connection in sessions:
-                if wanted.busy():
-                    try:
-                        look(wanted, connection)
-                        wanted.give_way()
-                    except Exception as error:
-                        _log.exception("a session that computes could not be looked after", error=repr(error))
-
-
 def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
     """Read the frames that arrived while a session is busy, and detect a client that is gone."""
     broken: TransportError | None = None
@@ -214,6 +176,8 @@ def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
     for frame in connection.queued():
         if not frame.body and handle_control(frame.head, wanted, connection):
             return
+    if connection.queued():
+        wanted.wakeup()  # the session may have paused meanwhile
     if broken is not None and connection.gone() and wanted.stop_all():
         _log.warning("a program is stopped: its client did not reconnect", reason=str(broken))
 

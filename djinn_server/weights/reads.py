@@ -6,8 +6,7 @@ Programs that do not use a value do not wait for it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -26,6 +25,7 @@ from djinn_server.memory.spill import bytes_on_device
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.snapshot_format import StoredValue
 from djinn_server.running.values import ValueTable, memory_of
+from djinn_server.session_machine import Cause, Wait
 from djinn_server.weights.shared_weights import Origin, SessionShares, WeightKey
 from djinn_server.weights.uploads import UploadAssembly, is_countable
 from djinn_server.weights.weight_reader import PartRead, WeightReader
@@ -53,9 +53,15 @@ class WeightReads:
     """
 
     def __init__(
-        self, runtime: DeviceRuntime, values: ValueTable, uploads: UploadAssembly, reader: WeightReader
+        self,
+        runtime: DeviceRuntime,
+        values: ValueTable,
+        uploads: UploadAssembly,
+        reader: WeightReader,
+        wakeup: Callable[[], None] = lambda: None,
     ) -> None:
-        """`uploads`: those of the session, which make values of bytes. `reader`: reads."""
+        """`uploads`: those of the session, which make values of bytes. `reader`: reads. `wakeup`: called when a read is complete."""
+        self._wakeup = wakeup
         self._runtime = runtime
         self._values = values
         self._uploads = uploads
@@ -111,6 +117,7 @@ class WeightReads:
                 self._uploads.check_room(size)
                 one.reading = self._reader.read(one.origin.address, one.origin.key)
                 self._uploads.reading_bytes += size
+                one.reading.data.add_done_callback(lambda _: self._wakeup())
             except WeightsUnavailable as error:
                 self.forget([handle])
                 self._uploads.poison(handle, "WeightsUnavailable", str(error))
@@ -118,15 +125,11 @@ class WeightReads:
                 self.forget([handle])
                 self._uploads.refuse_bytes(one.header, error)
 
-    def next_of(self, handles: Collection[int] | None = None) -> Future[torch.Tensor] | None:
-        """A future to wait for while one of these values (None: any value) is still being read; otherwise None."""
-        self.take_finished()
-        wanted = self.reading if handles is None else [handle for handle in handles if handle in self.reading]
-        for handle in wanted:
-            # What is not begun comes after the oldest that is.
-            reading = self.reading[handle].reading or next(iter(self.reading.values())).reading
-            return reading.data if reading is not None else None
-        return None
+    def wait(self, handles: Collection[int] | None = None) -> Wait:
+        """Return the wait for the reads of these values (None: of all)."""
+        reading = self.reading
+        wanted = [*reading] if handles is None else [handle for handle in handles if handle in reading]
+        return Wait([(Cause.READ, handle) for handle in wanted], here=lambda key: key[1] not in reading)
 
     def take_finished(self) -> None:
         """Make values of all that has been read by now."""

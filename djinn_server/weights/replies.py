@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Final
 
 import torch
 
@@ -34,14 +35,15 @@ from djinn_core.wire.weight_messages import (
     StoredTensorEntry,
 )
 from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel
-from djinn_server.running.cancellation import LOOK_SECONDS
 from djinn_server.running.values import Poison, ValueTable
+from djinn_server.session_machine import Cause, Wait
 from djinn_server.weights.published import PublishedSink, PublishedWeights
 from djinn_server.weights.reads import WeightReads
 from djinn_server.weights.saving import DifferentContents, save
 from djinn_server.weights.weight_reader import OpenedWeights, WeightReader
 
 _log = get_logger("djinn.server")
+ASK_SECONDS: Final = 0.25  # between two signs that a session still waits for an opening
 
 
 def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
@@ -126,33 +128,29 @@ def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) ->
 
 
 def answer_opening(
-    request: OpenWeights,
-    weights: WeightReader,
-    connection: ExecutorChannel,
-    read_ahead: Callable[[ExecutorChannel], None],
-) -> None:
+    request: OpenWeights, weights: WeightReader, connection: ExecutorChannel, wakeup: Callable[[], None]
+) -> Iterator[Wait]:
     """Answer what is at an address, or that it is still being opened. A recovered session gives the same reply.
 
-    `read_ahead`: takes in what the client has sent meanwhile.
+    `wakeup`: called when it was opened.
     """
     opening = weights.opening(request.address)
-    until = time.monotonic() + request.patience
-
-    def is_open(before: bytes | None) -> bytes:
-        while not opening.found.done() and before != NO:
-            left = until - time.monotonic() if request.patience and before is None else LOOK_SECONDS
-            if left <= 0:
-                return NO
-            if not wait((opening.found,), min(left, LOOK_SECONDS)).done:
-                opening.asked = time.monotonic()
-                read_ahead(connection)
-        return before or YES
-
-    if request.patience and connection.decide(is_open) == NO:
-        reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
-        connection.send_unchecked(Frame(encode(reply)))
-        return
-    is_open(YES)
+    opening.found.add_done_callback(lambda _: wakeup())
+    until = time.monotonic() + request.patience if request.patience else None
+    before = connection.decided() if request.patience else None
+    while not opening.found.done() and before != NO:
+        now = time.monotonic()
+        if before is None and until is not None and now >= until:
+            break
+        soon = now + ASK_SECONDS if until is None or before is not None else min(until, now + ASK_SECONDS)
+        yield Wait(((Cause.OPENING, 0),), soon, here=lambda _: opening.found.done())
+        opening.asked = time.monotonic()
+    if request.patience:
+        found = YES if opening.found.done() and before != NO else NO
+        if connection.decide(lambda before: before or found) == NO:
+            reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
+            connection.send_unchecked(Frame(encode(reply)))
+            return
     weights.opened(request.address, opening)
     connection.send(Frame(listed(request, opening.found, connection.limits.head)))
 

@@ -23,6 +23,7 @@ from djinn_server.memory.room import is_out_of_memory
 from djinn_server.recovery.blob_files import BlobFiles
 from djinn_server.recovery.journal import Journal
 from djinn_server.running.values import Poison, ValueTable
+from djinn_server.session_machine import Cause, Wait
 from djinn_server.weights.store import WeightStore, mapped_bytes
 
 WITHDRAWN = "its upload was interrupted: make it again"
@@ -112,6 +113,19 @@ class UploadAssembly:
     def _find_offered(self, offer: BlobOffer) -> torch.Tensor | None:
         held = self._held.pop(offer.digest, None)
         return held if held is not None and held.nbytes == offer.size else self._find(offer.digest, offer.size)
+
+    def wait(self) -> Wait:
+        """Return the wait for all offered uploads."""
+        wanted = self.wanted
+        return Wait([(Cause.UPLOAD, handle) for handle in wanted], here=lambda key: key[1] not in wanted)
+
+    def take_or_refuse(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
+        """Add a part to its upload. If the part is invalid, the value becomes poison."""
+        try:
+            self.take(upload, body)
+        except ProtocolError as error:
+            _log.warning("an upload is refused", reason=str(error))
+            self.refuse(upload.handle, str(error))
 
     def consider(self, offer: BlobOffer, look: bool = True) -> bool:
         """Make a value of an offered blob, and return True, if its bytes are here. If not, the client is asked to upload them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import FIRST_COMPLETED, wait
 
 import pytest
 import torch
@@ -84,8 +85,10 @@ def request(reads, handle, name):
 
 
 def finish(reads, handle):
-    while (reading := reads.next_of([handle])) is not None:
-        reading.exception(SECONDS)
+    while reads.wait([handle]).missing:
+        begun = [one.reading.data for one in reads.reading.values() if one.reading is not None]
+        assert wait(begun, SECONDS, FIRST_COMPLETED).done
+        reads.take_finished()
 
 
 def test_what_does_not_use_a_slow_value_does_not_wait(source, reads):
@@ -94,7 +97,7 @@ def test_what_does_not_use_a_slow_value_does_not_wait(source, reads):
         reads.read(request(reads, handle, name))
     finish(reads, QUICK)
     assert values[QUICK].equal(TENSORS["quick"])
-    assert reads.next_of([SLOW]) is not None
+    assert reads.wait([SLOW]).missing
     assert reads.left() == 800
     assert SLOW not in values
     reads.forget([AGAIN])  # its tensor is gone
@@ -103,7 +106,7 @@ def test_what_does_not_use_a_slow_value_does_not_wait(source, reads):
     assert values[SLOW].equal(TENSORS["slow"])
     assert AGAIN not in values
     assert len(reads.reading) == reads.left() == 0
-    assert reads.next_of() is None
+    assert not reads.wait().missing
 
 
 def test_a_read_that_fails_is_poison_of_its_value_alone(source, reads):

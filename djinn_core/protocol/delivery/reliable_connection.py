@@ -45,7 +45,7 @@ _log = get_logger("djinn.delivery")
 
 
 class NotReconnected(TimeoutError):  # noqa: N818 - a signal within this file and those above it
-    """Raised while there is no new connection yet and an interrupt is pending; the next operation tries again."""
+    """Raised while there is no new connection yet and the caller does not wait for it; the next operation tries again."""
 
 
 def no_greeting(_: int) -> None:
@@ -229,7 +229,8 @@ class ReliableConnection(ReconnectingConnection):
                     if frame is not None:
                         self._probe = _FIRST_PROBE_SECONDS
                         return frame
-                except TimeoutError:
+                except TimeoutError as error:
+                    self._raise_disconnected(error)
                     timeout = None if timeout is None else timeout - _FIRST_PROBE_SECONDS
                     self._probe_at = time.monotonic() if self._probes else None
                     self._probe_if_due()
@@ -240,7 +241,8 @@ class ReliableConnection(ReconnectingConnection):
                 try:
                     quiet = deadline is None and not self._probes
                     frame = self._take(None if quiet else self._poll_seconds(deadline))
-                except TimeoutError:
+                except TimeoutError as error:
+                    self._raise_disconnected(error)
                     self._probe_if_due()
                     if deadline is not None and time.monotonic() >= deadline:
                         raise
@@ -250,6 +252,9 @@ class ReliableConnection(ReconnectingConnection):
                     return frame
         finally:
             self._reading.release()
+
+    def _raise_disconnected(self, error: TimeoutError) -> None:
+        """Raise `error` if it says that this end does not wait for a new connection."""
 
     def _poll_seconds(self, deadline: float | None) -> float | None:
         """Seconds until `deadline` or the next probe, whichever comes first."""
@@ -404,6 +409,8 @@ class ReliableConnection(ReconnectingConnection):
                 if frame is not None:
                     self._early.append(frame)
                     self._check_ahead()
+            except NotReconnected:
+                raise
             except TimeoutError:
                 self._note(AckFlags.ACK_REQUEST)
             finally:

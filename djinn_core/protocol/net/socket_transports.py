@@ -38,7 +38,7 @@ class SocketTransport(Transport):
             raise TransportError(f"no server answers at {url}: {error}; is `djinn serve` running there?") from error
         return SocketConnection(sock, limits, f"server {url}")
 
-    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """As `Transport.listen`.
 
         An override, such as one that gives `SocketListener` a `release`, turns `OSError` of `bind` into `TransportError` itself.

@@ -184,6 +184,10 @@ class SocketConnection(StripingConnection):
         """As `StripingConnection.fileno`."""
         return self._socket.fileno()
 
+    def descriptor(self) -> int | None:
+        """As `Connection.descriptor`; None while the pieces of a frame arrive over parallel connections, too."""
+        return None if self._ended or self._decoder.waiting else self._socket.fileno()
+
     @property
     def hung_up(self) -> bool:
         """True if the connection has ended, or the other end sends nothing more. Bytes that came before may be unread; any thread may ask."""
@@ -385,7 +389,7 @@ class SocketListener(Listener):
         sock: socket.socket,
         url: str,
         limits: Limits,
-        accept: Callable[[Connection], None],
+        accept: Callable[[Connection], bool | None],
         release: Callable[[], None] = lambda: None,
         welcome: Welcoming = AcceptedConnection,
     ) -> None:
@@ -470,10 +474,11 @@ class SocketShutdown(msgspec.Struct, frozen=True):
             log.debug("a connection has ended already", error=str(error))
 
 
-def serve_connection(connection: Connection, peer: str, accept: Callable[[Connection], None]) -> None:
-    """Call `accept`, close the connection afterwards, and log what it raised: one client's trouble stays its own."""
+def serve_connection(connection: Connection, peer: str, accept: Callable[[Connection], bool | None]) -> None:
+    """Call `accept`, close the connection afterwards unless it is kept, and log what it raised: one client's trouble stays its own."""
+    kept = None
     try:
-        accept(connection)
+        kept = accept(connection)
     except TransportError as error:
         log.info("connection ended", peer=peer, reason=str(error))
     except DjinnError as error:
@@ -481,7 +486,8 @@ def serve_connection(connection: Connection, peer: str, accept: Callable[[Connec
     except Exception:
         log.exception("connection ended by an unexpected error", peer=peer)
     finally:
-        connection.close()
+        if not kept:
+            connection.close()
 
 
 def _describe(address: object) -> str:

@@ -83,7 +83,7 @@ class HttpListener(Listener):
         sock: socket.socket,
         url: str,
         limits: Limits,
-        accept: Callable[[Connection], None],
+        accept: Callable[[Connection], bool | None],
         context: ssl.SSLContext | None = None,
     ) -> None:
         """Raises `TransportError` where the server cannot start. `context`: of TLS, if there is any."""

@@ -28,7 +28,7 @@ class HttpTransport(Transport):
         """As `Transport.connect`."""
         return _connect(_endpoint_of(url, None), url, limits, timeout)
 
-    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """As `Transport.listen`."""
         return _listen(_endpoint_of(url, None), url, limits, accept)
 
@@ -51,7 +51,7 @@ class HttpsTransport(Transport):
         """As `Transport.connect`. The handshake may take `timeout` seconds once more."""
         return _connect(_endpoint_of(url, self._tls), url, limits, timeout)
 
-    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """As `Transport.listen`. Raises `ConfigurationError` where there is no certificate that can be used."""
         return _listen(_endpoint_of(url, self._tls), url, limits, accept)
 
@@ -67,7 +67,7 @@ def _connect(endpoint: Endpoint, url: str, limits: Limits, timeout: float) -> Co
         raise TransportError(f"no server answers at {url}: {error}; is `djinn serve` running there?") from error
 
 
-def _listen(endpoint: Endpoint, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+def _listen(endpoint: Endpoint, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
     # Imported here because clients and most executors never listen, and the server's library takes long to import.
     from djinn.hooks import server_context
     from djinn_http.server import HttpListener

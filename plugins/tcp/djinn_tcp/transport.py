@@ -67,7 +67,7 @@ class TcpsTransport(Transport):
         sock = _dial(url, host, port, timeout)
         return TlsConnection(dial_tls(sock, self._tls, host, timeout), limits, f"server {url}")
 
-    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """As `Transport.listen`. Raises `ConfigurationError` where there is no certificate that can be used."""
         from djinn.hooks import server_context
         from djinn_core.protocol.net.tls_sockets import AcceptedTlsConnection

@@ -58,16 +58,18 @@ class _OverSockets(Transport):
             raise TransportError(str(error).replace(below, url)) from error
         return self._over(carrier, limits, url)
 
-    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """As `Transport.listen`."""
         below, limits_below = self._prepared(url, limits)
 
-        def serve(carrier: Connection) -> None:
-            connection = self._over(carrier, limits, url)
+        def serve(carrier: Connection) -> bool | None:
+            connection, kept = self._over(carrier, limits, url), None
             try:
-                accept(connection)
+                kept = accept(connection)
             finally:
-                connection.close()
+                if not kept:
+                    connection.close()
+            return kept
 
         try:
             listener = self._carrier.listen(below, limits_below, serve)

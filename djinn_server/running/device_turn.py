@@ -1,0 +1,30 @@
+"""The turn of a submission on the device."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn_server.batching.batch import PendingRun
+from djinn_server.running.bound_templates import BoundTemplate
+from djinn_server.running.responses import Responses
+from djinn_server.running.run import RunOutcome
+from djinn_server.running.run_request import RunRequest
+
+
+@attrs.define(eq=False)
+class DeviceTurn:
+    """What a submission does while its session has the device, and what comes of it.
+
+    Attributes:
+        begun: when it had the device first; 0.0 before that. executed: when its last op had run or was issued.
+        freed: handles that were freed before it ran.
+    """
+
+    known: BoundTemplate | None
+    work: RunRequest
+    pending: PendingRun | None
+    begun: float = 0.0
+    executed: float = 0.0
+    freed: set[int] = attrs.field(factory=set)
+    outcome: RunOutcome = attrs.field(init=False)
+    responses: Responses = attrs.field(init=False)

@@ -1,0 +1,176 @@
+"""Take the steps of a session: receive its messages, and run their handlers as `SessionMachine` says."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Iterator
+from typing import Final, Protocol
+
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.wire import limits
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.frames import weight
+from djinn_core.wire.messages import AnyMessage, Goodbye, TemplateReply
+from djinn_core.wire.upload_messages import AbortUpload, UploadPart
+from djinn_server.malformed import Unreadable, UnreadableTemplate, UnreadableUpload, decode_frame
+from djinn_server.recovery.executor_channel import ExecutorChannel
+from djinn_server.running.cancellation import CancellationState, ClientLeft, handle_control
+from djinn_server.session_machine import FRAME, Kind, SessionMachine, Step, Wait
+from djinn_server.session_pauses import LINGER_SECONDS, Pause
+from djinn_server.weights.reads import WeightReads
+
+_NO_WAITS: Final[Iterator[Wait]] = iter(())
+
+
+class MessageHandlers(Protocol):
+    """The handlers of a session's messages."""
+
+    def begin(
+        self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
+    ) -> Iterator[Wait] | None:
+        """Begin to handle a message that was received at `started`. Return the rest of its handler, if that may wait."""
+
+    def take_at_once(self, message: AnyMessage | Unreadable, frame: Frame) -> None:
+        """Handle a message for which the present message may wait."""
+
+    def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
+        """Run what is expected next until a frame comes. Return None if nothing more is expected."""
+
+    def between_messages(self, connection: ExecutorChannel) -> None:
+        """Called after a message if no other message waits."""
+
+    def idle_deadline(self, connection: ExecutorChannel) -> float | None:
+        """Return the time at which the idle session has something to do, which it does if that time has come; None: never."""
+
+
+class SessionLoop:
+    """The messages of one session.
+
+    Attributes:
+        machine: says what the session does next.
+    """
+
+    def __init__(
+        self, handlers: MessageHandlers, reads: WeightReads, cancellation: CancellationState, linger: float
+    ) -> None:
+        """`linger`: seconds for which an idle session waits for a frame before it pauses."""
+        self.machine: SessionMachine[tuple[AnyMessage | Unreadable, Frame]] = SessionMachine(
+            limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES
+        )
+        self._handlers, self._reads, self._cancellation, self._linger = handlers, reads, cancellation, linger
+        self._present = _NO_WAITS  # the handler of the present message
+        self._wait = Wait(())  # the wait of that handler
+        self._received_at = 0.0  # when the message was received that is handled next; 0.0: before it was queued
+
+    def next_frame(self) -> Generator[Wait, None, Frame]:
+        """Wait for the next frame, which belongs to the present message."""
+        yield Wait((FRAME,))
+        return self.machine.pop()[1]
+
+    def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
+        """Handle messages until the client leaves. Pause while nothing is to do."""
+        with contextlib.suppress(ClientLeft):
+            machine, left = self.machine, self._cancellation.client_left
+            while not left.is_set() and (step := machine.next(time.monotonic())) is not Step.END:
+                if step is Step.HANDLE:
+                    self._begin(connection)
+                elif step is Step.RESUME:
+                    self._advance(connection)
+                elif step is Step.WAIT or not self._receive(connection):
+                    self._cancellation.busy_since = 0.0
+                    yield self._pause(connection, listens=step is Step.RECEIVE)
+                    self._note_events(connection)
+
+    def _begin(self, connection: ExecutorChannel) -> None:
+        assert self.machine.current is not None
+        message, frame = self.machine.current
+        started, self._received_at = self._received_at or time.perf_counter(), 0.0
+        self._cancellation.busy_since = started
+        self._present = self._handlers.begin(message, frame, connection, started) or _NO_WAITS
+        self._advance(connection)
+
+    def _advance(self, connection: ExecutorChannel) -> None:
+        """Handle the present message as far as its next wait."""
+        machine = self.machine
+        self._cancellation.busy_since = self._cancellation.busy_since or time.perf_counter()
+        wait = next(self._present, None)
+        if wait is not None:
+            self._wait = wait
+            machine.wait(wait.missing, wait.until)
+            self._note_events(connection)
+            return
+        machine.ended()
+        self._present = _NO_WAITS
+        if (away := connection.away_until) is not None:
+            machine.connected(away)
+        if not len(machine):
+            self._handlers.between_messages(connection)
+
+    def _receive(self, connection: ExecutorChannel) -> bool:
+        """Receive a frame; False if none comes for a while."""
+        machine = self.machine
+        try:
+            frame = self._next(connection)
+        except TimeoutError:
+            machine.connected(connection.away_until)
+            return False
+        now = time.perf_counter()
+        if self._reads.reading:
+            self._reads.take_finished()
+        message = decode_frame(frame)
+        at_once = machine.arrived((message, frame), _kind_of(message), weight(frame))
+        if machine.current is None:
+            self._received_at = now
+            return True
+        if at_once:
+            self._handlers.take_at_once(message, frame)
+        elif isinstance(message, Goodbye):
+            handle_control(frame.head, self._cancellation, connection)
+        self._note_events(connection)
+        return True
+
+    def _next(self, connection: ExecutorChannel) -> Frame:
+        """Return the next frame.
+
+        Raises:
+            TimeoutError: none comes for a while.
+        """
+        if self.machine.current is not None:
+            return connection.receive(LINGER_SECONDS if self.machine.needs_client else 0.0)
+        self._cancellation.busy_since = 0.0
+        frame = self._handlers.receive_ahead(connection)
+        return connection.receive(self._linger) if frame is None else frame
+
+    def _pause(self, connection: ExecutorChannel, *, listens: bool) -> Pause:
+        machine = self.machine
+        deadline, idle = machine.deadline(), None
+        if machine.current is None:
+            idle = self._handlers.idle_deadline(connection)
+        if idle is not None:
+            deadline = idle if deadline is None else min(deadline, idle)
+        lingers = listens and (machine.current is None or machine.needs_client)
+        return Pause(deadline, connection if listens else None, lingers=lingers)
+
+    def _note_events(self, connection: ExecutorChannel) -> None:
+        """Tell the machine what has changed meanwhile."""
+        machine, wait = self.machine, self._wait
+        if machine.away_until is not None:
+            machine.connected(connection.away_until)
+        if self._reads.reading:
+            self._reads.take_finished()
+        if machine.missing:
+            if wait.cancelled is not None and wait.cancelled():
+                machine.cancelled()
+            for key in [key for key in machine.missing if wait.here(key)]:
+                machine.here(key)
+
+
+def _kind_of(message: AnyMessage | Unreadable) -> Kind:
+    if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):
+        return Kind.AT_ONCE
+    if isinstance(message, TemplateReply | UnreadableTemplate):
+        return Kind.TEMPLATE
+    if isinstance(message, UnreadableUpload):
+        return Kind.IN_ORDER if message.offered else Kind.AT_ONCE  # an offer needs a reply
+    return Kind.LAST if isinstance(message, Goodbye) else Kind.IN_ORDER

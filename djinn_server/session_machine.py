@@ -1,0 +1,192 @@
+"""Decide what a session does next: a machine without sockets, threads, clocks and torch.
+
+Events go in: a message arrived, a key is here, the present message ended or was cancelled, the connection broke or came back. `next`
+returns the next step. A message that waits is data: the keys that it misses. Messages behind it queue meanwhile, except those that are
+handled at once, because the present message may wait for them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Final, Generic, TypeVar
+
+import attrs
+
+from djinn_core.errors import ProtocolError
+
+M = TypeVar("M")
+
+
+class Cause(enum.Enum):
+    """What a message can wait for."""
+
+    UPLOAD = "upload"
+    TEMPLATE = "template"
+    FRAME = "frame"
+    READ = "read"
+    OPENING = "opening"
+    TRANSFER = "transfer"
+    ROOM = "room"
+
+
+Key = tuple[Cause, int]  # with a handle, or a number of the cause
+FROM_CLIENT: Final = frozenset({Cause.UPLOAD, Cause.TEMPLATE, Cause.FRAME})
+TEMPLATE: Final[Key] = (Cause.TEMPLATE, 0)
+FRAME: Final[Key] = (Cause.FRAME, 0)
+
+
+class Kind(enum.Enum):
+    """How a session treats a message that arrives while another message waits."""
+
+    IN_ORDER = "it queues"
+    AT_ONCE = "it is handled now"
+    TEMPLATE = "it is handled now, and is the template that was requested"
+    LAST = "it queues, and no message follows"
+
+
+class Step(enum.Enum):
+    """What a session does next."""
+
+    HANDLE = "begin to handle the message `current`"
+    RESUME = "go on with the message `current`"
+    RECEIVE = "receive a frame, or wait until one of the events"
+    WAIT = "receive nothing, and wait until one of the events"
+    END = "end the session: the client has left"
+
+
+def _nothing_here(_: Key) -> bool:
+    return False
+
+
+@attrs.frozen
+class Wait:
+    """What the handler of a message waits for.
+
+    Attributes:
+        missing: keys that it misses. until: time at which it goes on without them, on the clock of `SessionMachine.next`.
+        here: tells if a key is here, for those that no message brings. cancelled: tells if the message was cancelled.
+    """
+
+    missing: Collection[Key]
+    until: float | None = None
+    here: Callable[[Key], bool] = _nothing_here
+    cancelled: Callable[[], bool] | None = None
+
+
+@attrs.define(eq=False)
+class SessionMachine(Generic[M]):
+    """The messages of one session. Every method but `next` is an event.
+
+    Attributes:
+        most_frames, most_bytes: limits of the queue.
+        current: the message that is being handled. missing: keys that it waits for. until: time at which it goes on without them.
+        away_until: time until which the client, whose connection broke, may come back; None while it is connected.
+        nbytes: bytes of the queued messages.
+    """
+
+    most_frames: int
+    most_bytes: int
+    current: M | None = None
+    missing: set[Key] = attrs.field(factory=set)
+    until: float | None = None
+    away_until: float | None = None
+    nbytes: int = 0
+    _queue: deque[tuple[M, int]] = attrs.field(factory=deque)
+    _last: bool = False  # True once no message follows
+    _left: bool = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def arrived(self, message: M, kind: Kind = Kind.IN_ORDER, nbytes: int = 0) -> bool:
+        """A message arrived. Return True if the session handles it now, while the present message waits.
+
+        Raises:
+            ProtocolError: the queue is full.
+        """
+        if self.current is not None and kind in {Kind.AT_ONCE, Kind.TEMPLATE}:
+            if kind is Kind.TEMPLATE:
+                self.missing.discard(TEMPLATE)
+            return True
+        if len(self._queue) >= self.most_frames or self.nbytes >= self.most_bytes:
+            raise ProtocolError(
+                f"the client sent {len(self._queue):,} messages of {self.nbytes:,} bytes instead of the template or upload that the "
+                f"executor waits for; the limits are {self.most_frames:,} messages and {self.most_bytes:,} bytes"
+            )
+        self._last = self._last or kind is Kind.LAST
+        self._queue.append((message, nbytes))
+        self.nbytes += nbytes
+        return False
+
+    def wait(self, missing: Collection[Key], until: float | None = None) -> None:
+        """The present message waits for keys."""
+        self.missing, self.until = set(missing), until
+
+    def here(self, key: Key) -> None:
+        """A key that the present message waits for is here: an upload, a weight, a transfer."""
+        self.missing.discard(key)
+
+    def cancelled(self) -> None:
+        """The present message was cancelled: it waits for nothing any more."""
+        self.missing.clear()
+
+    def ended(self) -> None:
+        """The present message was handled."""
+        self.current, self.until = None, None
+        self.missing.clear()
+
+    def connected(self, away_until: float | None) -> None:
+        """The connection broke, and the client may come back until a time; or it came back, or is not waited for any more (None)."""
+        self.away_until = away_until
+
+    def left(self) -> None:
+        """The client said goodbye."""
+        self._left = True
+
+    def close(self) -> None:
+        """Drop the queue."""
+        self._queue.clear()
+        self.nbytes = 0
+
+    def pop(self) -> M:
+        """Give the present message, which waited for `FRAME`, the next message of the queue."""
+        message, nbytes = self._queue.popleft()
+        self.nbytes -= nbytes
+        return message
+
+    def next(self, now: float) -> Step:
+        """Return what the session does next."""
+        if self._left:
+            return Step.END
+        if self.current is not None:
+            return self._next_of_current(now)
+        if self.away_until is not None and now < self.away_until:
+            return Step.WAIT
+        if not self._queue:
+            return Step.RECEIVE
+        self.current = self.pop()
+        return Step.HANDLE
+
+    def _next_of_current(self, now: float) -> Step:
+        missing = self.missing
+        if not missing or (self.until is not None and now >= self.until) or (self._queue and FRAME in missing):
+            return Step.RESUME
+        if self.away_until is not None and now < self.away_until:
+            return Step.WAIT
+        if self._last:
+            return Step.END if self.needs_client else Step.WAIT
+        # Half of the queue: a submission in it may have to wait for a later message.
+        full = 2 * len(self._queue) >= self.most_frames or 2 * self.nbytes >= self.most_bytes
+        return Step.WAIT if full and not self.needs_client else Step.RECEIVE
+
+    @property
+    def needs_client(self) -> bool:
+        """True if the present message waits for something that a message of the client brings."""
+        return any(cause in FROM_CLIENT for cause, _ in self.missing)
+
+    def deadline(self) -> float | None:
+        """Return the time at which `next` may return another step without an event; None if it does not."""
+        times = [time for time in (self.until, self.away_until) if time is not None]
+        return min(times, default=None)

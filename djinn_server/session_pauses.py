@@ -1,0 +1,81 @@
+"""Pauses of a session, in which it needs no thread, and what ends them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import attrs
+
+from djinn_server.recovery.executor_channel import ExecutorChannel
+
+LOOK_SECONDS: Final = 0.25  # between looks for a frame while a session waits for something else, too
+LINGER_SECONDS: Final = 0.5  # for which a session waits for its next frame in the thread that handled the last one
+
+
+@attrs.frozen
+class Pause:
+    """A session waits for its wakeup.
+
+    Attributes:
+        until: time at which it goes on anyway, on the clock `time.monotonic`; None: never.
+        connection: the connection whose next frame ends the pause, too; None if no frame does.
+        lingers: True if the session waits for a frame for `LINGER_SECONDS` before its next pause.
+    """
+
+    until: float | None = None
+    connection: ExecutorChannel | None = None
+    lingers: bool = False
+
+
+def _nobody() -> None:
+    pass
+
+
+class Wakeup:
+    """Ends the pause of a session. Any thread may call it, also before the pause begins.
+
+    Attributes:
+        listener: called by the first call after `clear`.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.listener: Callable[[], None] = _nobody
+
+    def __call__(self) -> None:
+        """End the present pause, or the next one."""
+        if not self._event.is_set():
+            self._event.set()
+            self.listener()
+
+    @property
+    def called(self) -> bool:
+        """True if it was called since `clear`."""
+        return self._event.is_set()
+
+    def clear(self) -> None:
+        """The session goes on, and looks at what has changed."""
+        self._event.clear()
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait for a call since `clear`."""
+        self._event.wait(seconds)
+
+
+def serve_here(pauses: Iterator[Pause], wakeup: Wakeup) -> None:
+    """Take all steps of a session in the calling thread."""
+    for pause in pauses:
+        wait_here(pause, wakeup)
+        wakeup.clear()
+
+
+def wait_here(pause: Pause, wakeup: Wakeup) -> None:
+    """Wait in the calling thread until a pause ends."""
+    left = math.inf if pause.until is None else max(0.0, pause.until - time.monotonic())
+    if pause.connection is not None:
+        left = 0.0 if pause.lingers else min(left, LOOK_SECONDS)
+    wakeup.wait(None if left == math.inf else left)

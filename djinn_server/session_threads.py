@@ -1,0 +1,231 @@
+"""Threads of an executor's sessions. One of them waits for all paused sessions at a time, and the others run sessions.
+
+The thread that waits runs the session that it finds, and another thread waits in its place: no message is handed from thread to thread.
+(Leader/followers: Schmidt et al., Pattern-Oriented Software Architecture 2, section 5.4.) An executor with idle sessions only has at most
+`SPARE_THREADS` of these threads, however many sessions it has. A session that lingers for its next message has the thread that ran it.
+
+A session that computes does not read its connection. So the threads also look at sessions that have been busy with one message for
+`cancellation.LOOK_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Final
+
+import attrs
+
+from djinn_core.logs import get_logger
+from djinn_server.recovery.executor_channel import ExecutorChannel
+from djinn_server.running import cancellation
+from djinn_server.running.cancellation import CancellationState, look
+from djinn_server.session_pauses import Pause, Wakeup, wait_here
+
+SPARE_THREADS: Final = 4
+_log = get_logger("djinn.server")
+
+
+@attrs.define(eq=False)
+class SessionTask:
+    """A session that these threads run.
+
+    Attributes:
+        pauses: its steps. wakeup: ends a pause. context: the context variables of its steps.
+        pause: the present pause; None while a thread runs the session. descriptor: what the pause waits for, or -1.
+    """
+
+    pauses: Iterator[Pause]
+    wakeup: Wakeup
+    context: contextvars.Context
+    pause: Pause | None = None
+    descriptor: int = -1
+
+    def advance(self) -> bool:
+        """Run the session until it can pause without a thread. Return False if it has ended."""
+        while True:
+            self.wakeup.clear()
+            pause = self.context.run(next, self.pauses, None)
+            if pause is None:
+                return False
+            descriptor = pause.connection.descriptor() if pause.connection is not None else -1
+            if pause.connection is None or descriptor is not None:
+                self.pause, self.descriptor = pause, -1 if descriptor is None else descriptor
+                return True
+            wait_here(pause, self.wakeup)
+
+
+class SessionThreads:
+    """The threads of one executor. They end with its last session."""
+
+    def __init__(self) -> None:
+        self._leading = threading.Lock()  # held by the thread that waits
+        self._lock = threading.Lock()  # of the numbers of threads, and of the sessions
+        self._threads = self._free = 0
+        self._sessions: dict[int, tuple[CancellationState, ExecutorChannel]] = {}
+        self._changed: deque[SessionTask] = deque()  # paused, or woken
+        self._poke: socket.socket | None = None  # interrupts the thread that waits
+        self._is_poked = False
+        # Used by the thread that waits.
+        self._paused: set[SessionTask] = set()
+        self._ready: deque[SessionTask] = deque()
+        self._look_at = 0.0
+
+    @contextmanager
+    def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
+        """Look at a session inside the block while it is busy."""
+        with self._lock:
+            self._sessions[id(wanted)] = wanted, connection
+            if not self._threads:
+                self._start()
+        self._interrupt()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._sessions[id(wanted)]
+            self._interrupt()
+
+    def run(self, pauses: Iterator[Pause], wakeup: Wakeup) -> None:
+        """Run a session in the calling thread until its first pause, and in threads of this object from then on."""
+        task = SessionTask(pauses, wakeup, contextvars.copy_context())
+        wakeup.listener = partial(self._note, task)
+        if task.advance():
+            self._note(task)
+
+    def _note(self, task: SessionTask) -> None:
+        self._changed.append(task)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Have the thread that waits look at what has changed."""
+        poke = self._poke
+        if poke is not None and not self._is_poked:
+            self._is_poked = True
+            with suppress(OSError):  # the last thread has just ended
+                poke.send(b"\0")
+
+    def _start(self) -> None:
+        """Start another thread. The caller holds `_lock`."""
+        if self._poke is None:
+            self._poke, self._poked = socket.socketpair()
+            self._is_poked = False
+            self._selector = selectors.DefaultSelector()
+            self._selector.register(self._poked, selectors.EVENT_READ)
+        self._threads, self._free = self._threads + 1, self._free + 1
+        threading.Thread(target=self._work, name="djinn-session", daemon=True).start()
+
+    def _work(self) -> None:
+        while self._take_one():
+            with self._lock:
+                if self._free >= SPARE_THREADS:
+                    self._threads -= 1
+                    return
+                self._free += 1
+
+    def _take_one(self) -> bool:
+        """Wait for the next session that has something to do, and run it. Return False if the thread is to end."""
+        with self._leading:
+            task = self._next()
+            with self._lock:
+                if task is None and not self._sessions:
+                    self._threads, self._free = self._threads - 1, self._free - 1
+                    if not self._threads:
+                        self._close()
+                    return False
+                self._free -= 1
+                if not self._free:
+                    self._start()
+        if task is None:
+            self._look()
+            return True
+        try:
+            if task.advance():
+                self._note(task)
+        except Exception as error:
+            _log.exception("a session ended by an error of the executor's own", error=repr(error))
+        return True
+
+    def _close(self) -> None:
+        assert self._poke is not None
+        for one in (self._selector, self._poke, self._poked):
+            one.close()
+        self._poke = None
+
+    def _next(self) -> SessionTask | None:
+        """Wait for a session that has something to do; None: it is time to look at busy sessions, or there are no sessions."""
+        while True:
+            self._take_changes()
+            if self._ready:
+                return self._ready.popleft()
+            now = time.monotonic()
+            with self._lock:
+                count = len(self._sessions)
+            if not count:
+                return None
+            deadlines = [task.pause.until for task in self._paused if task.pause is not None and task.pause.until]
+            if count > len(self._paused):
+                if now >= self._look_at:
+                    self._look_at = now + cancellation.LOOK_SECONDS
+                    return None
+                deadlines.append(self._look_at)
+            until = min(deadlines, default=None)
+            for key, _ in self._selector.select(None if until is None else max(0.0, until - now)):
+                if key.data is not None:
+                    self._resume(key.data)
+                else:
+                    self._poked.recv(64)
+                    self._is_poked = False
+            now = time.monotonic()
+            for task in [task for task in self._paused if task.pause is not None and (task.pause.until or now) < now]:
+                self._resume(task)
+
+    def _take_changes(self) -> None:
+        while self._changed:
+            task = self._changed.popleft()
+            if task.pause is None or (task in self._paused and not task.wakeup.called):
+                continue
+            if task.wakeup.called or not self._watch(task):
+                self._resume(task)
+
+    def _watch(self, task: SessionTask) -> bool:
+        """Wait for a session that pauses. Return False if its descriptor was closed."""
+        self._paused.add(task)
+        if task.descriptor < 0:
+            return True
+        try:
+            if task.descriptor in self._selector.get_map():  # it was closed, and given out again
+                self._resume(self._selector.get_key(task.descriptor).data)
+            self._selector.register(task.descriptor, selectors.EVENT_READ, task)
+        except (OSError, ValueError):
+            task.descriptor = -1
+            return False
+        return True
+
+    def _resume(self, task: SessionTask) -> None:
+        self._paused.discard(task)
+        if task.descriptor >= 0:
+            with suppress(KeyError, ValueError, OSError):
+                if self._selector.get_key(task.descriptor).data is task:
+                    self._selector.unregister(task.descriptor)
+        task.pause, task.descriptor = None, -1
+        self._ready.append(task)
+
+    def _look(self) -> None:
+        """Look at the sessions that are busy."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for wanted, connection in sessions:
+            if wanted.busy():
+                try:
+                    look(wanted, connection)
+                    wanted.give_way()
+                except Exception as error:
+                    _log.exception("a session that computes could not be looked after", error=repr(error))

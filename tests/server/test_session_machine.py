@@ -1,0 +1,143 @@
+"""The machine of a session, for random and for all sequences of events: exactly once, in order, logged, fair, and nothing waits for ever.
+
+`RANDOM_SESSIONS=1000000` tries a million random sequences; `SESSION_DEPTH=12` explores all sequences of 12 events.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from session_world import World
+
+from djinn_core.errors import ProtocolError
+from djinn_server.session_machine import FRAME, TEMPLATE, Cause, Kind, SessionMachine, Step
+
+SEQUENCES = int(os.environ.get("RANDOM_SESSIONS", "100"))
+DEPTH = int(os.environ.get("SESSION_DEPTH", "3"))
+UPLOAD, READ = (Cause.UPLOAD, 1), (Cause.READ, 2)
+
+
+def test_random_events_keep_the_invariants():
+    for seed in range(SEQUENCES):
+        choose, world = random.Random(seed), World(crashes=2, breaks=2)
+        for _ in range(choose.randrange(60)):
+            if not (events := world.events()):
+                break
+            world.happen(choose.choice(events))
+        world.finish()
+
+
+def explored(depth):
+    """All sequences of events up to `depth`; of sequences that lead to the same state, one goes on. Returns the number of states."""
+    seen, frontier = {World().state()}, [()]
+    for _ in range(depth):
+        following = []
+        for path in frontier:
+            count = len(replayed(path).events())
+            for choice in range(count):
+                world = replayed((*path, choice))
+                state = world.state()
+                if state not in seen:
+                    seen.add(state)
+                    following.append((*path, choice))
+                    world.finish()
+        frontier = following
+    return len(seen)
+
+
+def replayed(path):
+    world = World()
+    for choice in path:
+        world.happen(world.events()[choice])
+    return world
+
+
+def test_all_sequences_keep_the_invariants():
+    assert explored(DEPTH) > DEPTH
+
+
+@pytest.fixture
+def machine():
+    return SessionMachine(8, 800)
+
+
+def test_messages_are_handled_in_order(machine):
+    assert machine.next(0.0) is Step.RECEIVE
+    machine.arrived("first")
+    assert machine.next(0.0) is Step.HANDLE
+    machine.wait([UPLOAD])
+    machine.arrived("second")
+    assert machine.next(0.0) is Step.RECEIVE
+    machine.here(UPLOAD)
+    assert (machine.next(0.0), machine.current) == (Step.RESUME, "first")
+    machine.ended()
+    assert (machine.next(0.0), machine.current) == (Step.HANDLE, "second")
+
+
+def test_a_waiting_message_lets_uploads_pass(machine):
+    assert not machine.arrived("part", Kind.AT_ONCE), "without a message that waits it is one like others"
+    assert (machine.next(0.0), machine.current) == (Step.HANDLE, "part")
+    machine.wait([TEMPLATE])
+    assert machine.arrived("other part", Kind.AT_ONCE)
+    assert machine.arrived("template", Kind.TEMPLATE)
+    assert machine.next(0.0) is Step.RESUME
+
+
+@pytest.mark.parametrize("way", ["deadline", "cancelled"])
+def test_a_wait_ends_at_its_deadline_or_when_it_is_cancelled(machine, way):
+    machine.arrived("first")
+    machine.next(0.0)
+    machine.wait([READ], until=5.0)
+    assert machine.deadline() == 5.0
+    assert machine.next(4.0) is Step.RECEIVE
+    if way == "cancelled":
+        machine.cancelled()
+    assert machine.next(4.0 if way == "cancelled" else 5.0) is Step.RESUME
+
+
+def test_a_message_takes_the_frames_behind_it(machine):
+    machine.arrived("header")
+    machine.next(0.0)
+    machine.wait([FRAME])
+    assert machine.next(0.0) is Step.RECEIVE
+    machine.arrived("chunk", nbytes=10)
+    assert machine.next(0.0) is Step.RESUME
+    assert machine.pop() == "chunk"
+    assert (len(machine), machine.nbytes) == (0, 0)
+
+
+def test_a_full_queue_stops_the_client_or_is_an_error(machine):
+    machine.arrived("first")
+    machine.next(0.0)
+    machine.wait([READ])
+    for number in range(4):
+        machine.arrived(number, nbytes=1)
+    assert machine.next(0.0) is Step.WAIT, "what it waits for comes from elsewhere"
+    machine.wait([UPLOAD])
+    assert machine.next(0.0) is Step.RECEIVE, "what it waits for comes from the client"
+    machine.arrived("large", nbytes=800)
+    with pytest.raises(ProtocolError, match="5 messages of 804 bytes"):
+        machine.arrived("more")
+
+
+def test_a_client_that_has_said_goodbye_is_not_waited_for(machine):
+    machine.arrived("first")
+    machine.next(0.0)
+    machine.wait([READ])
+    machine.arrived("goodbye", Kind.LAST)
+    assert machine.next(0.0) is Step.WAIT
+    machine.wait([UPLOAD])
+    assert machine.next(0.0) is Step.END
+
+
+def test_nothing_begins_while_the_client_is_away(machine):
+    machine.arrived("first")
+    machine.connected(9.0)
+    assert (machine.next(0.0), machine.deadline()) == (Step.WAIT, 9.0)
+    assert machine.next(9.0) is Step.HANDLE, "the lease is over, and the connection says so"
+    machine.wait([UPLOAD])
+    assert machine.next(0.0) is Step.WAIT
+    machine.connected(None)
+    assert machine.next(0.0) is Step.RECEIVE

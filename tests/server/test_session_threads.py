@@ -1,0 +1,153 @@
+"""Threads of an executor's sessions: idle sessions have none, and what ends a pause reaches its session."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import psutil
+
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.wire.messages import Attach, Attached, Goodbye, StatsReply, StatsRequest, encode
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.running.cancellation import CancellationState
+from djinn_server.running.fair_share import FairShare
+from djinn_server.session_pauses import Pause, Wakeup
+from djinn_server.session_threads import SPARE_THREADS, SessionThreads
+from djinn_server.usage_metrics import UsageMetrics
+
+SECONDS = 300.0
+
+
+def test_idle_sessions_need_no_threads(executor, dial, ask, wait_for):
+    process, url = psutil.Process(executor.process_id), executor.ready.urls[0]
+    connections = []
+
+    def attach(count):
+        while len(connections) < count:
+            connections.append(dial(url))
+            assert isinstance(ask(connections[-1], Attach(executor.issue_ticket(), "")), Attached)
+
+    attach(2)
+    few = process.num_threads()  # two of them may linger
+    attach(32)
+    wait_for(lambda: process.num_threads() <= few + SPARE_THREADS, "the end of the threads of idle sessions")
+    for connection in connections:
+        assert isinstance(ask(connection, StatsRequest()), StatsReply), "an idle session answers"
+        connection.send(Frame(encode(Goodbye())))
+        connection.close()
+    wait_for(lambda: not executor.status().sessions, "the end of the sessions")
+
+
+class Silent(Connection):
+    """A connection over which nothing comes, with a descriptor or without one."""
+
+    def __init__(self, number=None):
+        self.number = number
+
+    def descriptor(self):
+        return self.number
+
+    def send(self, frame):
+        raise NotImplementedError
+
+    def receive(self, timeout=None):
+        raise TimeoutError
+
+    def close(self):
+        pass
+
+
+def run(threads, pauses, wakeup):
+    """Run a session; an event that is set once it has ended."""
+    ended, wanted = threading.Event(), CancellationState(FairShare().share(), UsageMetrics(), wakeup)
+
+    def session():
+        with threads.over(wanted, PlainExecutorChannel(Silent())):
+            yield from pauses()
+        ended.set()
+
+    threads.run(session(), wakeup)
+    return ended
+
+
+def test_a_wakeup_ends_a_pause_in_another_thread():
+    wakeup, inside, seen = Wakeup(), threading.Event(), []
+
+    def pauses():
+        seen.append(threading.current_thread())
+        yield Pause()
+        seen.append(threading.current_thread())
+        inside.set()
+
+    ended = run(SessionThreads(), pauses, wakeup)
+    assert not inside.is_set()
+    wakeup()
+    assert ended.wait(SECONDS)
+    assert seen[0] is threading.current_thread() is not seen[1]
+
+
+def test_a_wakeup_before_the_pause_is_not_lost():
+    wakeup = Wakeup()
+
+    def pauses():
+        wakeup()
+        yield Pause()
+
+    assert run(SessionThreads(), pauses, wakeup).wait(SECONDS)
+
+
+def test_a_pause_ends_at_its_deadline():
+    def pauses():
+        yield Pause(until=0.001)
+
+    assert run(SessionThreads(), pauses, Wakeup()).wait(SECONDS)
+
+
+def test_a_session_without_a_descriptor_keeps_its_thread():
+    threads, wakeup, seen = SessionThreads(), Wakeup(), []
+
+    def pauses():
+        for _ in range(2):
+            seen.append(threading.current_thread())
+            yield Pause(connection=PlainExecutorChannel(Silent()), lingers=True)
+
+    assert run(threads, pauses, wakeup).is_set(), "it has run to its end before `run` returned"
+    assert set(seen) == {threading.current_thread()}
+
+
+def test_a_descriptor_that_was_closed_and_given_out_again_wakes_both_sessions():
+    threads, (near, far), (other, beyond) = SessionThreads(), socket.socketpair(), socket.socketpair()
+    number = near.fileno()
+
+    def pauses():
+        yield Pause(connection=PlainExecutorChannel(Silent(number)))
+
+    first = run(threads, pauses, Wakeup())
+    near.close()
+    assert other.fileno() != number
+    os.dup2(other.fileno(), number)
+    second = run(threads, pauses, Wakeup())
+    assert first.wait(SECONDS)
+    beyond.send(b"x")
+    assert second.wait(SECONDS)
+    os.close(number)
+    for one in (far, other, beyond):
+        one.close()
+
+
+def test_threads_end_with_the_last_session():
+    threads, wakeup = SessionThreads(), Wakeup()
+
+    def pauses():
+        yield Pause()
+
+    ended = run(threads, pauses, wakeup)
+    mine = [thread for thread in threading.enumerate() if thread.name == "djinn-session"]
+    assert mine
+    wakeup()
+    assert ended.wait(SECONDS)
+    for thread in mine:
+        thread.join(SECONDS)
+        assert not thread.is_alive()

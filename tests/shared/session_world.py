@@ -1,0 +1,383 @@
+"""A small world around the real machine of sessions: clients, executors, connections that break, and executors that die.
+
+Real are `SessionLoop`, `SessionMachine`, the numbers of frames (`Inbox`, `Outbox`), the order of turns (`TurnQueue`) and the messages. The
+world replaces sockets, tensors, files and time. Each of its events is an event of one thread or one machine, and the invariants of
+`World.check` hold after it.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.wire.binding_delta import pack_handles, unpack_handles
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.frame_order import FrameOrder, Inbox, Outbox
+from djinn_core.wire.messages import (
+    Completed,
+    InitialBindings,
+    Submit,
+    Template,
+    TemplateReply,
+    TemplateRequest,
+    decode,
+    encode,
+)
+from djinn_core.wire.peer_messages import AwaitTransfer, SendValues
+from djinn_core.wire.upload_messages import BlobNeeded, BlobOffer, UploadPart
+from djinn_core.wire.weight_messages import ReadWeights
+from djinn_server.running.turn_queue import Account, TurnQueue
+from djinn_server.session_loop import SessionLoop
+from djinn_server.session_machine import TEMPLATE, Cause, Wait
+
+SECONDS = 1.0  # of a turn
+A, B, C, D, E = range(5)  # handles
+PROGRAMS = {  # by digest: what a submission uses and makes; a digest that is new to the executor has no template there
+    b"x": ((A,), (B,)),
+    b"y": ((B, C), (D,)),
+    b"z": ((A,), (E,)),
+}
+
+
+def offer(handle):
+    return BlobOffer(handle, "uint8", (1,), (1,), 1, bytes(32))
+
+
+def part(handle):
+    return UploadPart(handle, "uint8", (1,), (1,), 1)
+
+
+def read(handle):
+    return ReadWeights(handle, "memory:x", bytes(32), "w", "uint8", (1,), 0, 1)
+
+
+def submit(number, program, free=()):
+    return Submit(number, digest=program, free=pack_handles(free))
+
+
+class Process:
+    """What one executor process has of a session. It may be the second process of the session, which replays the log."""
+
+    def __init__(self, session, received=0):
+        self.session, self.executor = session, session.executor
+        self.inbox, self.outbox = Inbox(), Outbox()
+        self.frames = [*session.log]  # received, and not taken by the session
+        self.inbox.take(len(self.frames))
+        if self.frames:
+            self.outbox.repeat(received)
+        self.values, self.freed, self.made = set(), set(), []
+        self.wanted, self.reading, self.templates = {}, {}, set()
+        self.arrived, self.sent = {*session.arrived}, set()
+        self.account, self.has_turn = Account(), False
+        self.cancelled = set()
+        cancellation = SimpleNamespace(client_left=threading.Event(), busy_since=0.0)
+        reads = SimpleNamespace(reading=self.reading, take_finished=lambda: None)
+        self.loop = SessionLoop(self, reads, cancellation, 0.0)
+        self.pauses = self.loop.pauses(self)
+
+    # --- as the channel of the session ------------------------------------------------------------------------------
+
+    @property
+    def away_until(self):
+        return None if self.session.connected else float("inf")
+
+    def receive(self, timeout):
+        if not self.frames:
+            raise TimeoutError
+        return self.frames.pop(0)
+
+    def send(self, message):
+        """Send a reply, and keep it until it is acknowledged."""
+        number = self.outbox.put(Frame(encode(message)))
+        if isinstance(message, Completed):
+            submissions = [one for one in map(decode_head, self.session.log) if isinstance(one, Submit)]
+            assert message.sequence in {one.sequence for one in submissions}, "a reply before its log record"
+        if self.outbox.ahead is None and self.session.connected:
+            self.session.to_client.append((number, encode(message)))
+
+    # --- as the handlers of its messages ----------------------------------------------------------------------------
+
+    def begin(self, message, frame, connection, started):
+        if isinstance(message, BlobOffer):
+            self.wanted[message.handle] = True
+            self.send(BlobNeeded(message.handle))
+        elif isinstance(message, ReadWeights):
+            self.reading[message.handle] = True
+        elif isinstance(message, Submit):
+            return self.submit(message)
+        elif isinstance(message, SendValues):
+            return self.send_values(message)
+        elif isinstance(message, AwaitTransfer):
+            return self.await_transfer(message)
+        else:
+            self.take_at_once(message, frame)
+        return None
+
+    def take_at_once(self, message, frame):
+        if isinstance(message, UploadPart):
+            self.wanted.pop(message.handle, None)
+            self.values.add(message.handle)
+        elif isinstance(message, CancelSubmissions):
+            self.cancelled.update(message.submissions)
+        elif isinstance(message, TemplateReply):
+            self.templates.add(self.asked)
+
+    def receive_ahead(self, connection):
+        return None
+
+    def between_messages(self, connection):
+        pass
+
+    def idle_deadline(self, connection):
+        return None
+
+    def offered(self):
+        return Wait([(Cause.UPLOAD, handle) for handle in self.wanted], here=lambda key: key[1] not in self.wanted)
+
+    def read(self, handles, cancelled=None):
+        wanted = [(Cause.READ, handle) for handle in handles if handle in self.reading]
+        return Wait(wanted, here=lambda key: key[1] not in self.reading, cancelled=cancelled)
+
+    def submit(self, message):
+        uses, makes = PROGRAMS[message.digest]
+        yield self.offered()
+        if message.digest not in self.templates:
+            self.asked = message.digest
+            self.send(TemplateRequest(message.sequence, message.digest))
+            yield Wait((TEMPLATE,))
+            assert message.digest in self.templates
+        cancelled = lambda: message.sequence in self.cancelled
+        yield self.read(uses, cancelled)
+        for handle in uses:
+            if self.reading.pop(handle, None):
+                assert cancelled(), "a submission runs before its weights were read"
+                self.values.add(handle)  # it is poison
+        self.executor.queue.ask(self.account, self.executor.world.now)
+        yield Wait(((Cause.ROOM, 0),), here=lambda _: self.has_turn)
+        self.has_turn = False
+        assert self.values.issuperset(uses), "a submission reads a value that was freed, or is not there"
+        self.made.append(message.sequence)
+        self.values.update(makes)
+        self.values.difference_update(unpack_handles(message.free))
+        self.freed.update(unpack_handles(message.free))
+        self.executor.queue.end(self.account, SECONDS, self.executor.world.now, returns=False)
+        self.send(Completed(message.sequence))
+
+    def send_values(self, message):
+        yield self.read([*self.reading])
+        yield self.offered()
+        assert self.values.issuperset(unpack_handles(message.handles)), "a value that was freed is sent"
+        self.sent.add(message.transfer)
+
+    def await_transfer(self, message):
+        yield Wait(((Cause.TRANSFER, message.transfer),), here=lambda key: key[1] in self.arrived)
+        self.values.update(unpack_handles(message.handles))
+
+    # --- as seen by the world ---------------------------------------------------------------------------------------
+
+    def run(self):
+        """Run the session until it pauses."""
+        if self.pauses is not None and next(self.pauses, None) is None:
+            self.pauses = None
+
+    def state(self):
+        machine = self.loop.machine
+        current = machine.current[1].head if machine.current is not None else b""
+        waits = tuple(sorted((cause.value, number) for cause, number in machine.missing))
+        sets = self.values, self.wanted, self.reading, self.templates, self.arrived, self.sent, self.cancelled
+        numbers = self.inbox.received, self.outbox.sent, self.outbox.ahead, len(machine), len(self.made)
+        turn = self.account.used, self.account.asked is not None, self.has_turn
+        return (*numbers, current, waits, *map(frozenset, sets), *turn, len(self.frames))
+
+
+class Session:
+    """A session of a client on an executor, with the client's end of its connection and the log of the executor."""
+
+    def __init__(self, executor, script, cancels=()):
+        self.executor, self.script, self.cancels = executor, script, list(cancels)
+        self.out, self.inn = Outbox(), Inbox()
+        self.to_executor, self.to_client, self.replies = [], [], []
+        self.connected, self.breaks = True, 1
+        self.log, self.arrived = [], []  # on the executor's disk
+        self.process = Process(self)
+        executor.sessions.append(self)
+        for message in script:
+            self.say(message)
+
+    def say(self, message):
+        frame = Frame(encode(message))
+        number = self.out.put(frame)
+        if self.connected:
+            self.to_executor.append((number, frame))
+
+    def events(self):
+        world = self.executor.world
+        if not self.connected:
+            yield self.reconnect
+            return
+        if self.to_executor:
+            yield self.deliver
+        if self.to_client:
+            yield self.reply
+        if self.breaks and world.breaks:
+            yield self.broken
+        if self.cancels:
+            yield self.cancel
+        if self.process.reading:
+            yield self.read_done
+
+    def deliver(self):
+        """A frame of the client arrives. It is in the log before the session has it."""
+        number, frame = self.to_executor.pop(0)
+        if self.process.inbox.judge(number) is FrameOrder.NEXT:
+            self.log.append(frame)
+            self.process.inbox.take()
+            self.process.frames.append(frame)
+            self.process.run()
+
+    def reply(self):
+        number, head = self.to_client.pop(0)
+        if self.inn.judge(number) is not FrameOrder.NEXT:
+            return
+        self.inn.take()
+        message = decode(head)
+        self.replies.append(message)
+        if isinstance(message, TemplateRequest):
+            self.say(TemplateReply(Template((), (), (), (), ()), InitialBindings((), pack_handles([]))))
+
+    def broken(self):
+        self.breaks -= 1
+        self.executor.world.breaks -= 1
+        self.disconnect()
+
+    def disconnect(self):
+        self.connected = False
+        self.to_executor, self.to_client = [], []
+        if self.process is not None:
+            self.process.run()
+
+    def reconnect(self):
+        """The client connects again; both ends say how much they have received, and repeat the rest."""
+        if self.process is None:
+            self.process = Process(self, self.inn.received)
+        process = self.process
+        self.out.acknowledge(process.inbox.received)
+        if process.outbox.ahead is None:
+            process.outbox.acknowledge(self.inn.received)
+        self.connected = True
+        self.to_executor = self.out.kept()
+        self.to_client = [(number, frame.head) for number, frame in process.outbox.kept()]
+        process.run()
+
+    def cancel(self):
+        self.say(CancelSubmissions((self.cancels.pop(0),)))
+
+    def read_done(self):
+        handle = min(self.process.reading)
+        del self.process.reading[handle]
+        self.process.values.add(handle)
+        self.process.run()
+
+    def state(self):
+        ends = len(self.to_executor), len(self.to_client), self.connected, self.breaks, len(self.cancels)
+        process = self.process.state() if self.process is not None else None
+        heads = tuple(frame.head for frame in self.log)
+        return (*ends, self.inn.received, self.out.sent, len(self.replies), heads, tuple(self.arrived), process)
+
+
+class Executor:
+    """A device, and the sessions on it."""
+
+    def __init__(self, world):
+        self.world, self.queue, self.sessions = world, TurnQueue(), []
+
+    def events(self):
+        if self.queue.running is None and self.queue.waiting:
+            yield self.turn
+        if self.world.crashes:
+            yield self.crash
+
+    def turn(self):
+        account = self.queue.start(self.world.now)
+        live = [one.process for one in self.sessions if one.process is not None]
+        waiting = [one.account.used for one in live if one.account.asked is not None]
+        assert account.used <= min(waiting, default=account.used), "unfair: a session that has used less waits"
+        process = next(one for one in live if one.account is account)
+        process.has_turn = True
+        process.run()
+
+    def crash(self):
+        """The process dies. Its log remains."""
+        self.world.crashes -= 1
+        self.queue = TurnQueue()
+        for session in self.sessions:
+            session.process = None
+            session.disconnect()
+
+
+class World:
+    """Two clients and two executors. One client has a session on both, and sends a value from one to the other."""
+
+    now = 0.0
+
+    def __init__(self, crashes=1, breaks=1):
+        self.crashes, self.breaks = crashes, breaks
+        self.executors = [Executor(self), Executor(self)]
+        first, second = self.executors
+        here = offer(A), submit(1, b"x"), part(A), SendValues(7, 1, pack_handles([B])), submit(2, b"z", [A])
+        there = AwaitTransfer(7, 0, pack_handles([B])), read(C), submit(1, b"y", [B])
+        other = part(A), submit(1, b"x", [A])
+        self.sessions = [Session(first, here), Session(second, there, [1]), Session(first, other)]
+
+    def events(self):
+        """The events that can happen now, in an order that is always the same."""
+        found = [event for session in self.sessions for event in session.events()]
+        found += [event for executor in self.executors for event in executor.events()]
+        sender, receiver = self.sessions[0].process, self.sessions[1].process
+        if sender is not None and receiver is not None and 7 in sender.sent and 7 not in receiver.arrived:
+            found.append(self.transfer)
+        return found
+
+    def transfer(self):
+        """A transfer arrives at the other executor, which logs it before its session has it."""
+        session = self.sessions[1]
+        session.arrived.append(7)
+        session.process.arrived.add(7)
+        session.process.run()
+
+    def happen(self, event):
+        event()
+        self.check()
+
+    def check(self):
+        """The invariants."""
+        for session in self.sessions:
+            answered = [reply.sequence for reply in session.replies if isinstance(reply, Completed)]
+            assert answered == [*range(1, len(answered) + 1)], "not exactly once, or not in order, for the client"
+            if session.process is not None:
+                made = session.process.made
+                assert made == [*range(1, len(made) + 1)], "not exactly once, or not in order, on the executor"
+
+    def finish(self):
+        """Let all happen that still can, without further accidents. Then each submission has its reply."""
+        self.crashes = self.breaks = 0
+        while events := self.events():
+            self.happen(events[0])
+        for session in self.sessions:
+            answered = sum(isinstance(reply, Completed) for reply in session.replies)
+            wanted = sum(isinstance(message, Submit) for message in session.script)
+            assert answered == wanted, "a submission waits for something that is there"
+
+    def state(self):
+        sessions = tuple(session.state() for session in self.sessions)
+        order = [[one.sessions.index(owner(one, who)) for who in one.queue.accounts()] for one in self.executors]
+        return hash((sessions, str(order), self.crashes, self.breaks, str([one.queue.clock for one in self.executors])))
+
+
+def owner(executor, account):
+    return next(one for one in executor.sessions if one.process is not None and one.process.account is account)
+
+
+def decode_head(frame):
+    return decode(frame.head)
