@@ -31,7 +31,7 @@ ROOT = "djinn"
 FORMAT_VARIABLE = "DJINN_LOG_FORMAT"
 HIDDEN = "[hidden]"
 RECENT_LINES = 30
-RECENT_CHARACTERS = 300  # of one
+RECENT_CHARACTERS = 256  # of one, as in a `Name`
 
 # What follows `djinn.` in the names of loggers; a test compares.
 PARTS = (

@@ -105,7 +105,7 @@ from djinn_server.session_loop import SessionLoop
 from djinn_server.session_machine import TEMPLATE, Wait
 from djinn_server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_server.session_overview import SessionNotes, SessionOverview
-from djinn_server.session_pauses import LINGER_SECONDS, Pause, Wakeup, serve_here
+from djinn_server.session_pauses import Pause, Wakeup, serve_here
 from djinn_server.usage_metrics import Holdings
 from djinn_server.weights.reads import WeightReads
 from djinn_server.weights.replies import (
@@ -150,8 +150,7 @@ class ExecutorSession:
         memory = DeviceMemory(device.runtime, device.turns)
         self.exchange = PeerExchange(peer_listener or PeerListener(), memory, self.wakeup)
         self._wanted = CancellationState(self._turn, self._usage, self.wakeup)
-        linger = min(LINGER_SECONDS, context.idle_seconds or LINGER_SECONDS)
-        self._loop = SessionLoop(self, self._reads, self._wanted, linger)
+        self._loop = SessionLoop(self, self._reads, self._wanted, context.idle_seconds)
         self._template: TemplateReply | UnreadableTemplate | None = None  # the reply to the last request
         self._peer_values = PeerValues(
             context,
@@ -263,15 +262,15 @@ class ExecutorSession:
         self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel
     ) -> Iterator[Wait] | None:
         """Handle a message that is no submission. Return the rest of its handler, if that may wait."""
-        self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if self._ahead is not None and not isinstance(message, UploadPart):  # which makes new values alone
             self._ahead.missed()
+        if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):
+            self.take_at_once(message, frame)
+            return None
+        self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if isinstance(message, Unreadable):
             return self._pass_over(message, connection)
-        if isinstance(message, UploadPart):
-            self._usage.check_values()
-            self._uploads.take_or_refuse(message, frame.body)
-        elif isinstance(message, BlobOffer):
+        if isinstance(message, BlobOffer):
             self._usage.check_values()
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
@@ -289,9 +288,6 @@ class ExecutorSession:
             connection.send_unchecked(Frame(encode(small_files(self._context.weights, message))))
         elif isinstance(message, RemoveWeights):
             answer_once(connection, lambda again: remove(self._context.weights, message, again))
-        elif isinstance(message, AbortUpload):
-            self._usage.check_values()
-            self._uploads.withdraw(message.handle)
         elif isinstance(message, ValueHints):
             self._notes.learn(message)
             if self._memory is not None:
@@ -308,8 +304,6 @@ class ExecutorSession:
             connection.send(Frame(encode(self._caches(message))))
         elif isinstance(message, NumericSettings):
             self._numeric_settings = message
-        elif isinstance(message, CancelSubmissions):
-            self._wanted.stop(message.submissions)
         elif isinstance(message, StateRequest):
             hand_out(self._state, self.values.nbytes(), message.limit, connection.send_unchecked)
         elif isinstance(message, StateHeader):

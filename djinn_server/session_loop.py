@@ -52,13 +52,14 @@ class SessionLoop:
     """
 
     def __init__(
-        self, handlers: MessageHandlers, reads: WeightReads, cancellation: CancellationState, linger: float
+        self, handlers: MessageHandlers, reads: WeightReads, cancellation: CancellationState, idle_seconds: float
     ) -> None:
-        """`linger`: seconds for which an idle session waits for a frame before it pauses."""
+        """`idle_seconds`: time after which an idle session has something to do; 0: never."""
         self.machine: SessionMachine[tuple[AnyMessage | Unreadable, Frame]] = SessionMachine(
             limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES
         )
-        self._handlers, self._reads, self._cancellation, self._linger = handlers, reads, cancellation, linger
+        self._handlers, self._reads, self._cancellation = handlers, reads, cancellation
+        self._linger = min(LINGER_SECONDS, idle_seconds or LINGER_SECONDS)
         self._present = _NO_WAITS  # the handler of the present message
         self._wait = Wait(())  # the wait of that handler
         self._received_at = 0.0  # when the message was received that is handled next; 0.0: before it was queued

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -79,10 +80,24 @@ class Network:
         return ours, answer.received
 
 
+def _receive(server: LeasedConnection) -> Frame:
+    """Receive the next frame, and wait for the client while it is away, as a session does."""
+    changed = threading.Event()
+    server.call_when_changed(changed.set)
+    while True:
+        changed.clear()
+        try:
+            return server.receive()
+        except TimeoutError:
+            until = server.away_until
+            if until is not None:
+                changed.wait(max(0.0, until - time.monotonic()))
+
+
 def _echo(server: LeasedConnection) -> None:
     with contextlib.suppress(TransportError):
         while True:
-            frame = server.receive()
+            frame = _receive(server)
             server.send(Frame(frame.head, frame.body))
 
 
@@ -156,7 +171,7 @@ def test_a_client_that_stays_away_is_given_up() -> None:
     server = LeasedConnection(theirs, 0.05, UsageMetrics())
     ours.close()
     with pytest.raises(TransportError, match=r"did not come back within 0\.05 s"):
-        server.receive()
+        _receive(server)
 
 
 def test_a_session_that_ends_waits_for_nobody() -> None:
@@ -165,7 +180,7 @@ def test_a_session_that_ends_waits_for_nobody() -> None:
     ours.close()
     threading.Timer(0.05, server.expire).start()
     with pytest.raises(TransportError, match="closed"):
-        server.receive()
+        _receive(server)
 
 
 @pytest.mark.parametrize("wrong", ["session", "secret"])
