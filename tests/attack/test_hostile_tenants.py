@@ -146,7 +146,10 @@ class Script:
         self.sent.append(decode(frame.head))
 
     def receive(self, timeout=None):
-        return next(self.frames)
+        frame = next(self.frames, None)
+        if frame is None:
+            raise TransportError("the client has hung up")
+        return frame
 
 
 @pytest.fixture
@@ -175,7 +178,7 @@ def test_uploads_that_a_program_waits_for_are_slowed_as_well(context, monkeypatc
     session = ExecutorSession(context)
     session._uploads.wanted[99] = bytes(32)
     frames = [Frame(encode(Submit(1))), *(upload(number) for number in range(1, 40))]
-    with pytest.raises(StopIteration):
+    with pytest.raises(TransportError, match="hung up"):
         session.serve(PlainExecutorChannel(Script(frames)))
     session.close()
     assert len(waited) >= 20
