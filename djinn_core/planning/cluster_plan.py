@@ -49,9 +49,14 @@ class ClusterPlan:
         return simulated(self.result, resident=self.resident, copies=self.copies)
 
 
-def planning_plugins() -> Registry:
-    """Return the plugins that planning asks, as the settings in the environment select them."""
-    return open_registry(Selection.from_settings(resolve().settings), builtins=builtin_plugins(), kinds=_KINDS)
+def planning_plugins(**settings: Any) -> Registry:
+    """Return the plugins that planning asks, as the settings in the environment select them, and those given here.
+
+    Args:
+        **settings: as `djinn.configure` takes them, such as `plugin_settings={"cleanup": {"on": True}}`.
+    """
+    found = resolve(settings).settings
+    return open_registry(Selection.from_settings(found), builtins=builtin_plugins(), kinds=_KINDS)
 
 
 def plan_for_cluster(

@@ -44,6 +44,7 @@ class Counted:
 def session(where: str, disabled: Sequence[str]) -> Iterator[None]:
     """Connect to one executor, two executors, or one on `fakegpu`."""
     settings: dict[str, Any] = {"exact": False, "disable": ("adaptive", *disabled)}
+    settings["plugin_settings"] = {} if "cleanup" in disabled else {"cleanup": {"on": True}}
     with ExitStack() as stack:
         djinn.shut_down()
         if where == "fakegpu":

@@ -35,6 +35,7 @@ from evaluation.clusters.zoo_clusters import record
 from evaluation.zoo.catalogue import ZOO
 
 GAIN, LOSS = 0.10, 0.02
+ON = {"cleanup": {"on": True}}  # off by default
 CLUSTERS = {"one": 1, "two": 2}
 KINDS = ("patterns", "optimizations")
 Planner = Callable[[int, Plugins], list[ClusterPlan]]
@@ -229,7 +230,7 @@ def main() -> None:
     models = [name for name in options.models.split(",") if name]
     if unknown := set(models) - ZOO.keys():
         parser.error(f"not in the zoo: {', '.join(sorted(unknown))}")
-    plugins = planning_plugins()
+    plugins = planning_plugins(plugin_settings=ON)
     programs = cases(models or list(ZOO)[:: options.every], scenarios=not models)
     found = [one for case in programs for one in compare(case, plugins)]
     rows = verdicts(found)

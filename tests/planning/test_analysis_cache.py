@@ -23,13 +23,17 @@ from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, load_registry
 from djinn_core.registry.selection import Selection
+from djinn_core.settings import PluginSetting
 
 PLUGINS = ("attention", "kv_cache", "cleanup")
 
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return load_registry(Selection(plugins=PLUGINS), builtins=builtin_plugins())
+    return load_registry(
+        Selection(plugins=PLUGINS, plugin_settings=(PluginSetting("cleanup", "on", "yes", "argument"),)),
+        builtins=builtin_plugins(),
+    )
 
 
 def again(program: Program) -> Program:

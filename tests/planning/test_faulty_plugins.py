@@ -18,6 +18,7 @@ from djinn_core.planning.request import Request
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
+from djinn_core.settings import PluginSetting
 
 SQUARE = (3, 3)
 WARNING = "a plugin failed and is left out"
@@ -25,7 +26,10 @@ WARNING = "a plugin failed and is left out"
 
 @pytest.fixture(scope="module")
 def registry():
-    return load_registry(Selection(plugins=("cleanup",)), builtins=builtin_plugins())
+    return load_registry(
+        Selection(plugins=("cleanup",), plugin_settings=(PluginSetting("cleanup", "on", "yes", "argument"),)),
+        builtins=builtin_plugins(),
+    )
 
 
 @pytest.fixture

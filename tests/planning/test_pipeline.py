@@ -22,13 +22,20 @@ from djinn_core.planning.scheduler import Scheduler
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
+from djinn_core.settings import PluginSetting
 
 FIELDS = dict(zip(STAGES, ("profile", "costs", "plan", "placement", "schedule"), strict=True))
 
 
 @pytest.fixture(scope="module")
 def registry():
-    return load_registry(Selection(plugins=("attention", "kv_cache", "cleanup")), builtins=builtin_plugins())
+    return load_registry(
+        Selection(
+            plugins=("attention", "kv_cache", "cleanup"),
+            plugin_settings=(PluginSetting("cleanup", "on", "yes", "argument"),),
+        ),
+        builtins=builtin_plugins(),
+    )
 
 
 @pytest.mark.parametrize("until", STAGES)

@@ -8,29 +8,40 @@ from djinn_optimizations.cleanup.dead import dead_nodes
 from djinn_optimizations.cleanup.equal import merge
 
 _MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
+_OFF = "it is off by default, because it saves little; the setting `plugins.cleanup.on` switches it on"
 _TIMED = "the program records events: what is timed runs as it was written"
 
 
-def _is_timed(context: OptimizationContext) -> bool:
-    return any(node.op == _MARK for node in context.graph.nodes)
+class _Cleanup(Optimization):
+    """What both have in common: a reason to leave a program as it is."""
 
-
-class CommonSubexpressions(Optimization):
-    """Computes once what is computed twice."""
-
-    name = "common_subexpressions"
     tolerates_growth = True
-    before = frozenset({"dead_code"})
+
+    def __init__(self, *, on: bool = True) -> None:
+        """`on`: False if it leaves all programs as they are."""
+        self._on = on
 
     def wants(self, ops: frozenset[str]) -> bool:
         """Return False: a plan for this alone saves less than it costs."""
         del ops
         return False
 
+    def _refused(self, context: OptimizationContext) -> OptimizationResult | None:
+        is_timed = self._on and any(node.op == _MARK for node in context.graph.nodes)
+        reason = _TIMED if is_timed else "" if self._on else _OFF
+        return OptimizationResult(self.name, applied=False, reason=reason) if reason else None
+
+
+class CommonSubexpressions(_Cleanup):
+    """Computes once what is computed twice."""
+
+    name = "common_subexpressions"
+    before = frozenset({"dead_code"})
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Replace each repeated computation by the first."""
-        if _is_timed(context):
-            return OptimizationResult(self.name, applied=False, reason=_TIMED)
+        if refused := self._refused(context):
+            return refused
         merged = merge(context.graph, context.plan, context.kept)
         if not merged.drop:
             return OptimizationResult(self.name, applied=False, reason="no op repeats another")
@@ -39,21 +50,15 @@ class CommonSubexpressions(Optimization):
         return OptimizationResult(self.name, True, f"{len(merged.drop)} ops repeat others{held}", rewrite)
 
 
-class DeadCode(Optimization):
+class DeadCode(_Cleanup):
     """Drops work without observable results."""
 
     name = "dead_code"
-    tolerates_growth = True
-
-    def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: a plan for this alone saves less than it costs."""
-        del ops
-        return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Drop every op that neither leads to a kept value nor has an effect."""
-        if _is_timed(context):
-            return OptimizationResult(self.name, applied=False, reason=_TIMED)
+        if refused := self._refused(context):
+            return refused
         dead = dead_nodes(context.graph, context.plan, context.kept)
         if not dead:
             return OptimizationResult(self.name, applied=False, reason="every op leads to something that is kept")

@@ -10,7 +10,7 @@ from djinn_core.planning.explain.units import duration, size
 from djinn_optimizations.recomputation.choices import ReplicaChoice, choices
 from djinn_optimizations.recomputation.cone import cones
 
-PAYS = 0.97  # predicted time with replicas, as a share of the time without, at most
+PAYS = 0.8  # predicted time with replicas, as a share of the time without, at most
 WORTH = 0.2  # seconds that a second of recomputing has to save: devices have other things to do
 MATTERS = 0.02  # of the program's time, which sending has to take for choices to be evaluated
 _MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
