@@ -473,7 +473,8 @@ class ExecutorSession:
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
             self._notes.ran(known.digest, known.inputs, work.outputs, took)
-        self._usage.completed(timing, known.template.count if known else 0, run.failures, responses.body)
+        ops = known.template.count if known else 0, run.native_ops
+        self._usage.completed(timing, ops, run.failures, responses.body)
         workload = known.workload if known is not None else None
         self._requests.ran(workload, started, done, answers=bool(responses.body))
         if run.layout_mismatches:
@@ -486,11 +487,12 @@ class ExecutorSession:
         found = tuple(responses.results), tuple(responses.described), failures, tuple(run.layout_mismatches)
         times: ExecutionTimes | None = None
         if timings is not None:
-            if self.device.timer.runs_late:  # its ops were issued before the device ran them
-                begun = max(begun, executed - took)
+            begun = (
+                max(begun, executed - took) if self.device.timer.runs_late else begun
+            )  # ops are issued before they run
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
-            ops = work.op_times.packed(known.template.count) if known is not None and work.op_times else b""
-            times = timings.times(moments, self.values.held, ops)
+            each = work.op_times.packed(known.template.count) if known is not None and work.op_times else b""
+            times = timings.times(moments, self.values.held, each)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
         room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
         completed = Completed(submit.sequence, *found, timing, links, room, times)

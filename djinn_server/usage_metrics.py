@@ -90,7 +90,7 @@ class UsageMetrics:
         self._labelled.update(dict.fromkeys([("op_failures", cause) for cause in (*_CAUSES.values(), _OTHER)], 0))
         self._holders: set[MeteredSession] = set()
         self._queued, self._executed = Histogram(), Histogram()
-        self._answered: deque[tuple[Timing, int, tuple[int, ...]]] = deque()  # and not counted yet
+        self._answered: deque[tuple[Timing, tuple[int, int], tuple[int, ...]]] = deque()  # and not counted yet
         self._requests = Buckets()
         self._served: dict[str, ModelTimes] = {}  # by model, of sessions that have ended
         self._process: psutil.Process | None = None
@@ -129,8 +129,10 @@ class UsageMetrics:
             if wait:
                 time.sleep(wait)
 
-    def completed(self, timing: Timing, ops: int, failures: Sequence[Failure], fetched: Sequence[Buffer]) -> None:
-        """A submission, which was not counted by `message`, was answered. Counted with others, when a report is asked for or they are many."""
+    def completed(
+        self, timing: Timing, ops: tuple[int, int], failures: Sequence[Failure], fetched: Sequence[Buffer]
+    ) -> None:
+        """A submission, which was not counted by `message`, was answered. `ops`: all, and those of the library. Counted with others, when a report is asked for or they are many."""
         self._answered.append((timing, ops, tuple(map(len, fetched))))
         if failures:
             with self._lock:
@@ -148,7 +150,8 @@ class UsageMetrics:
         self._messages["Submit"] += len(answered)
         totals = self._totals
         totals["submissions"] += len(answered)
-        totals["ops"] += sum(ops)
+        for name, amounts in zip(("ops", "native_ops"), zip(*ops, strict=True), strict=True):
+            totals[name] += sum(amounts)
         totals["fetched_tensors"] += sum(map(len, fetched))
         totals["fetched_bytes"] += sum(map(sum, fetched))
         for name in self._seconds:

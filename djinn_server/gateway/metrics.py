@@ -49,6 +49,7 @@ COUNTERS: Final = (
     ExecutorFamily("runs_ahead", "Submissions that had run, or begun to, before they came"),
     ExecutorFamily("runs_ahead_dropped", "Runs of expected submissions that did not come"),
     ExecutorFamily("ops", "Ops of all submissions"),
+    ExecutorFamily("native_ops", "Of these, ops that the library of the server replayed, not Python"),
     ExecutorFamily("op_failures", "Ops that failed, by cause", ("cause",)),
     ExecutorFamily("poisoned_results", "Values that a client fetched and that a failed op had left undefined"),
     ExecutorFamily("described_values", "Values whose metadata a client asked for because it could not infer it"),

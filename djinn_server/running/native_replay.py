@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from operator import itemgetter
+from itertools import compress, count
+from operator import is_not, itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from djinn_server.running.compiled_step import CompiledStep, ComplexSource, Envi
 from djinn_server.system.native_library import NativeLibrary
 
 LIBRARY: Final = NativeLibrary("the native replay", Path(__file__).resolve().parent / "csrc")
-LEAST_STEPS: Final = 4  # that are worth a call of the library
+LEAST_STEPS: Final = 8  # that are worth a call of the library
 BUILT_AT: Final = 3  # runs of a template: most templates never come so far
 _RANGES: Final = 64  # that end early, of one template, which are remembered with all that do not
 _DEFAULT, _PLACE, _LIST, _COMPLEX, _SCALAR_TENSOR = range(5)  # as `Given` in replay.cpp
@@ -46,6 +47,7 @@ _SCALAR_TENSORS: Final = {
     torch.float64: 7,
 }  # that the library makes, by PyTorch's numbers for them
 _PLAIN: Final = frozenset({torch.Tensor})
+_NEVER: Final = object()
 _log = get_logger("djinn.server")
 _loaded: bool | None = None  # None: not yet
 _asked = False  # whether this process has had it compiled
@@ -125,12 +127,13 @@ class NativeReplay:
         if not found.load(env):
             return start, None
         step, end, made = found.run(_address(halt), _address(progress), seconds)
+        error = found.error() if end == _FAILED else None
         places = found.leaves
         if step < stop:
             places, made = found.left()
         for place, value in zip(places, made, strict=True):
             env[place] = value
-        return step, found.error() if end == _FAILED else None
+        return step, error
 
 
 def _address(number: ctypes.c_int | None) -> int:
@@ -154,16 +157,21 @@ class _Range:
         one = slice(reads[0], reads[0] + 1) if reads else slice(0)
         self._get = itemgetter(*reads) if len(reads) > 1 else itemgetter(one)
         self._slots = slice(*native.slots())
+        self._sent: list[Any] = [_NEVER] * (self._slots.stop - self._slots.start)  # slots that the library has
 
     def load(self, env: Environment) -> bool:
         """Bring what the steps read. Return False if the library does not take it: poison, for example."""
         values = self._get(env)
         if not _PLAIN.issuperset(map(type, values)):
             return False
+        slots = env[self._slots]
+        changed = [*compress(count(), map(is_not, slots, self._sent))]  # by identity: 0, 0.0 and False are equal
         try:
-            self._load(values, env[self._slots])
+            self._load(values, changed, [slots[place] for place in changed])
         except (RuntimeError, TypeError, ValueError, OverflowError):  # a number that no kernel takes
+            self._sent = [_NEVER] * len(slots)
             return False
+        self._sent = slots
         del values  # else a consumed input would be alive until the end
         for place in self._released:
             env[place] = None

@@ -45,6 +45,7 @@ class RunOutcome(msgspec.Struct):
     progress: Progress | None = None  # likewise
     stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
     sharing: MemorySharing | None = None  # since the first failure
+    native_ops: int = 0  # that the library ran
 
 
 _NO_CLAIMS: Final[Mapping[int, list[Claim]]] = {}
@@ -341,7 +342,9 @@ def _advance_natively(
             step = _advance(steps, step, max(end, step + 1), env, claims, run)
             continue
         cell = None if run.progress is None else run.progress.cell(step)
+        begun = step
         step, error = native.run(step, end, env, run.halt, cell)
+        run.native_ops += step - begun
         if error is not None:
             raise FailedStep(step, error) from error
         step = _advance(steps, step, end, env, claims, run)  # stops where the run is halted

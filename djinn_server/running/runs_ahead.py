@@ -63,6 +63,7 @@ class RunAhead:
         "expected",
         "inputs",
         "known",
+        "native_ops",
         "nbytes",
         "phase",
         "seconds",
@@ -86,7 +87,7 @@ class RunAhead:
         self.shortcut = shortcut = None if self.phase is None else self.phase.shortcut()
         self.stop = stop if shortcut is None or shortcut.stop <= stop else min(stop, shortcut.start)
         self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
-        self._native = template.native()
+        self._native, self.native_ops = template.native(), 0
         self.step = self.nbytes = 0
         self.seconds = 0.0
 
@@ -118,6 +119,7 @@ class RunAhead:
             after, error = native.run(step, end, self.env, seconds=seconds)
             if error is not None:
                 raise error
+            self.native_ops += after - step
             if after > step:
                 return after
             self._native = None
@@ -146,7 +148,7 @@ class RunAhead:
         """As `run_template` for the submission that has come; the template runs ahead no more where it makes more than `limit` bytes."""
         began = time.perf_counter()
         run = TemplateRun(self.known.template, work, self.slots, values, self.shortcut)
-        run.env, run.step = self.env, self.step
+        run.env, run.step, run.outcome.native_ops = self.env, self.step, self.native_ops
         run.advance()
         if not self.over and self.made() > limit:
             self.known.runs_ahead = 0

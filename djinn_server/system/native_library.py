@@ -36,7 +36,7 @@ class NativeLibrary:
 
     @property
     def _flags(self) -> tuple[str, ...]:
-        return ("-std=c++20", self.optimization, "-g0", "-fPIC", "-fvisibility=hidden")
+        return ("-std=c++20", self.optimization, "-g0", "-fPIC", "-fvisibility=hidden", *_sanitizers())
 
     def path(self) -> Path:
         """Return the path of the library, compiled or not: beside its sources, or in the user's cache if it is not there and cannot be.
@@ -101,11 +101,11 @@ class NativeLibrary:
             with ThreadPoolExecutor(_UNITS) as pool:
                 objects = list(pool.map(compiled, range(min(_UNITS, len(sources)))))
             linked = folder / made.name
-            linking = ["-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}", "-Wl,-s"]
+            linking = ["-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}", "-Wl,-s", *_sanitizers()]
             self._run([compiler, "-shared", "-o", str(linked), *objects, f"-L{libraries}", *linking])
             linked.rename(made)
             for other in made.parent.glob(f"{made.name.partition('-')[0]}-*.so"):
-                if other != made:
+                if other != made and not _sanitizers():
                     other.unlink()
         finally:
             shutil.rmtree(folder)
@@ -114,3 +114,9 @@ class NativeLibrary:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             raise StartupError(f"{self.name} cannot be compiled: {done.stderr.strip() or command[0]}")
+
+
+def _sanitizers() -> Sequence[str]:
+    """Flags of the sanitizers that `DJINN_NATIVE_SANITIZE` names, as for djinn_native/setup.py."""
+    names = os.environ.get("DJINN_NATIVE_SANITIZE", "")
+    return (f"-fsanitize={names}", "-fno-sanitize=vptr", "-fno-sanitize-recover=all") if names else ()

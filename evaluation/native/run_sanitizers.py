@@ -1,4 +1,6 @@
-"""Random programs on the C++ of djinn_native under sanitizers of addresses and undefined behaviour; needs gcc.
+"""The C++ of djinn_native and of the server's replay under sanitizers of addresses and undefined behaviour; needs gcc.
+
+Random programs run on the client's library, and the tests of the replay, which has random templates, on the server's.
 
 python -m evaluation sanitizers [--programs 100000] [--seed 0]
 python -m evaluation sanitizers --program FILE [ARGS]       # another program
@@ -14,13 +16,16 @@ import sys
 from evaluation import ROOT
 
 LIBRARY = ROOT / "build" / "sanitized"
+SANITIZERS = {"DJINN_NATIVE_SANITIZE": "address,undefined"}
+REPLAY_TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/server/test_native_replay.py")
 
 
 def build() -> None:
     """Compile a copy of the package with a library of its own."""
-    environment = {"MAX_JOBS": "2"} | os.environ | {"DJINN_NATIVE_SANITIZE": "address,undefined"}
+    environment = {"MAX_JOBS": "2"} | os.environ | SANITIZERS
     command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", str(LIBRARY)]
     subprocess.run(command, cwd=ROOT / "djinn_native", env=environment, check=True)
+    subprocess.run([sys.executable, "-m", "djinn_server.running.native_replay"], env=environment, check=True)
 
 
 def _library(name: str) -> str:
@@ -31,7 +36,7 @@ def _library(name: str) -> str:
 def main() -> int:
     """Build, and run a program on it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default="evaluation/native/random_programs.py", help="instead of random programs")
+    parser.add_argument("--program", help="runs in place of random programs and tests of the replay")
     options, arguments = parser.parse_known_args()
     build()
     # PYTHONSAFEPATH keeps the checkout's package from being found first. libstdc++ lets libasan catch exceptions.
@@ -43,8 +48,14 @@ def main() -> int:
         "PYTHONPATH": str(LIBRARY),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-W", "ignore", options.program, *arguments]
-    return subprocess.run(command, env=environment, check=False).returncode
+    programs: list[tuple[str, ...]] = [(options.program or "evaluation/native/random_programs.py", *arguments)]
+    if options.program is None:
+        programs.append(REPLAY_TESTS)
+        environment |= SANITIZERS
+    return max(
+        subprocess.run([sys.executable, "-W", "ignore", *one], cwd=ROOT, env=environment, check=False).returncode
+        for one in programs
+    )
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from djinn_core.ir.handles import make_handle
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Claim, Template
 from djinn_server.running import native_replay
+from djinn_server.running import run as running
 from djinn_server.running.run import TemplateRun, run_template
 from djinn_server.running.run_request import CANCEL, Progress, RunRequest
 from djinn_server.running.template_compiler import compile_template
@@ -170,8 +171,10 @@ def _from_the_first_run(monkeypatch):
 
 @pytest.fixture
 def native(monkeypatch):
-    """Counts the ops that the library issued."""
+    """Counts the ops that the library issued; here it takes short ranges, too."""
     issued = []
+    for module in (native_replay, running):
+        monkeypatch.setattr(module, "LEAST_STEPS", 2)
     plain = native_replay.NativeReplay.run
 
     def run(self, start, stop, *others, **named):
@@ -425,3 +428,49 @@ def test_a_template_of_many_ranges_prepares_each_once(native, monkeypatch):
     for _ in range(3):
         run_template(compiled, request([output], [given]), [1.0] * 100, values)
     assert (native, len(prepared)) == ([4] * 300, 100)
+
+
+@pytest.mark.parametrize("length", [native_replay.LEAST_STEPS - 1, native_replay.LEAST_STEPS])
+def test_range_that_is_too_short_for_a_call_is_pythons(length):
+    compiled = compile_template(chain(length, form("neg", T)).template, CPU, {})
+    values, given = ValueTable(), make_handle(1, 1)
+    values[given] = torch.ones(2)
+    work = request([make_handle(2, 1)], [given])
+    ran = [run_template(compiled, work, [], values).native_ops for _ in range(native_replay.BUILT_AT)]
+    assert ran[-1] == (length if length >= native_replay.LEAST_STEPS else 0)
+    assert not any(ran[:-1])
+
+
+def test_lists_of_booleans_are_the_librarys(native):
+    pair = listed(SlotArg(), SlotArg())
+    mask = listed(Constant(True), Constant(False), Constant(False))
+    numbers = Constant(None), pair, pair, pair, Constant(False), pair, SlotArg(), mask
+    backward = form("convolution_backward", T, T, T, *numbers, new=3, sequence=True)
+    template = Template((backward, form("neg", T)), (0, 1), (0, 1, 2, 3, 4, 5, 3, 6), (0, 1, 2), (6,))
+    slots = [1, 1, 0, 0, 1, 1, 0, 0, 1]
+    values, handles = ValueTable(), [make_handle(n, 1) for n in range(1, 4)]
+    given = torch.rand(1, 2, 2, 2), torch.rand(1, 3, 4, 4), torch.rand(2, 3, 3, 3)
+    for handle, tensor in zip(handles, given, strict=True):
+        values[handle] = tensor
+    output, compiled = make_handle(10, 1), compile_template(template, CPU, {})
+    for _ in range(native_replay.BUILT_AT):
+        assert not run_template(compiled, request([output], handles), slots, values).failures
+    assert native == [2]
+    expected = torch.nn.grad.conv2d_input((1, 3, 4, 4), given[2], given[0])
+    assert torch.equal(values[output], -expected)
+
+
+def test_slots_that_are_equal_and_of_other_types_reach_the_op(native):
+    """The library has the slots of the last run: True, 1 and 1.0 differ, as 0.0 and -0.0 do."""
+    made = chain(4, form("mul.Scalar", T, SlotArg()), form("neg", T))
+    compiled = compile_template(made.template, CPU, {})
+    values, given, output = ValueTable(), make_handle(1, 1), make_handle(2, 1)
+    values[given] = torch.ones(2, dtype=torch.int64)
+    found = []
+    for slots in ([1, 1], [1, 1], [1, 1], [1.0, 1], [True, 1], [1, -0.0], [1, 0.0], [2, 3]):
+        run_template(compiled, request([output], [given]), slots, values)
+        found.append((values[output].dtype, str(values[output].tolist())))
+    kinds = [dtype for dtype, _ in found]
+    assert kinds == [torch.int64] * 3 + [torch.float32, torch.int64, torch.float32, torch.float32, torch.int64]
+    assert [text for _, text in found[-3:]] == ["[-0.0, -0.0]", "[0.0, 0.0]", "[6, 6]"]
+    assert native

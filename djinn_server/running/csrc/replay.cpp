@@ -11,6 +11,7 @@
 #include <ATen/core/stack.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -51,6 +52,7 @@ enum class Kind : uint8_t {
   kIntegers,
   kReals,
   kNumbers,
+  kBooleans,
 };
 
 struct Source {
@@ -82,6 +84,14 @@ enum class End : int64_t { kDone, kHalted, kTimeOver, kUnfit, kFailed };
 struct Frame {
   std::vector<IValue> values;
   std::exception_ptr error;
+
+  Frame() = default;
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+  // An error of a kernel in Python has references to objects of the interpreter, which may have ended before this thread: it is never freed.
+  ~Frame() {
+    if (error) new std::exception_ptr(std::move(error));
+  }
 };
 
 Frame& frame_here() {
@@ -353,6 +363,9 @@ class Program : public torch::CustomClassHolder {
       case TypeKind::NumberType:
         source.kind = Kind::kNumbers;
         break;
+      case TypeKind::BoolType:  // of constants: `decode_place` takes no others
+        source.kind = Kind::kBooleans;
+        break;
       default:
         return std::nullopt;
     }
@@ -395,6 +408,7 @@ template <typename Visit> void visit(const Source& source, Visit read) {
     case Kind::kIntegers:
     case Kind::kReals:
     case Kind::kNumbers:
+    case Kind::kBooleans:
       for (const Source& item : source.items) visit(item, read);
       break;
   }
@@ -434,6 +448,11 @@ std::optional<IValue> list_of(const Source& source, const std::vector<IValue>& v
         const IValue& value = at(item);
         if (value.isScalar()) list.push_back(value.toScalar());
         return value.isScalar();
+      });
+    case Kind::kBooleans:
+      return listed(c10::List<bool>(), source.items, [&](const Source& item, auto& list) {
+        list.push_back(at(item).toBool());
+        return true;
       });
     default:
       return std::nullopt;
@@ -537,6 +556,7 @@ class Range : public torch::CustomClassHolder {
       }
     }
     first_slot_ = std::min(first_slot_, end_slot_);
+    slots_.resize(static_cast<size_t>(end_slot_ - first_slot_));
     for (int64_t place : touched) {
       const uint8_t found = state[place];
       if (found == kRead || found == kReadAndReleased) reads_.push_back(place);
@@ -552,9 +572,10 @@ class Range : public torch::CustomClassHolder {
   // The first slot that it reads, and the end of these.
   std::tuple<int64_t, int64_t> slots() const { return {first_slot_, end_slot_}; }
 
-  // Bring the values at `reads`, and the slots.
-  void load(c10::List<at::Tensor> values, Values slots) const {
-    TORCH_CHECK(values.size() == reads_.size() && slots.size() == static_cast<size_t>(end_slot_ - first_slot_), "not what the range reads");
+  // Bring the values at `reads`, and the slots that changed since the last call: `places` counts from the first one.
+  void load(c10::List<at::Tensor> values, const std::vector<int64_t>& places, Values changed) {
+    TORCH_CHECK(values.size() == reads_.size() && places.size() == changed.size(), "not what the range reads");
+    for (size_t i = 0; i < places.size(); ++i) slots_.at(static_cast<size_t>(places[i])) = changed.get(i);
     Frame& frame = frame_here();
     // Sources without a place name one.
     if (frame.values.size() <= program_->places()) frame.values.resize(program_->places() + 1);
@@ -562,9 +583,7 @@ class Range : public torch::CustomClassHolder {
     for (size_t i = 0; i < reads_.size(); ++i) {
       frame.values[static_cast<size_t>(reads_[i])] = values.extract(i);
     }
-    for (size_t i = 0; i < slots.size(); ++i) {
-      frame.values.at(static_cast<size_t>(first_slot_) + i) = slots.get(i);
-    }
+    std::copy(slots_.begin(), slots_.end(), frame.values.begin() + first_slot_);
   }
 
   // Run on what was loaded. Return the first instruction that has not run, why it has not, and the values at `leaves` if all have run. `halt`
@@ -640,6 +659,7 @@ class Range : public torch::CustomClassHolder {
   std::vector<int64_t> reads_;
   std::vector<int64_t> released_;
   std::vector<int64_t> leaves_;
+  std::vector<IValue> slots_;  // of the last run
 };
 
 }  // namespace
