@@ -487,9 +487,8 @@ class ExecutorSession:
         found = tuple(responses.results), tuple(responses.described), failures, tuple(run.layout_mismatches)
         times: ExecutionTimes | None = None
         if timings is not None:
-            begun = (
-                max(begun, executed - took) if self.device.timer.runs_late else begun
-            )  # ops are issued before they run
+            if self.device.timer.runs_late:  # its ops were issued before the device ran them
+                begun = max(begun, executed - took)
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
             each = work.op_times.packed(known.template.count) if known is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, each)
@@ -891,11 +890,7 @@ def _synchronize(what: Any, work: RunRequest, run: RunOutcome) -> None:
     try:
         what.synchronize()
     except RuntimeError as error:
-        run.failures.append(_not_synchronized(work, error))
-
-
-def _not_synchronized(work: RunRequest, error: Exception) -> Failure:
-    return Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error))
+        run.failures.append(Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error)))
 
 
 def _abridged(failure: Failure) -> Failure:
