@@ -40,13 +40,13 @@ class AllowedOperators:
 class CustomOperators:
     """The custom ops of an executor. Its one tenant is known when the first client attaches."""
 
-    def __init__(self, chosen: Sequence[str], libraries: Sequence[OperatorLibrary]) -> None:
-        """Import what `chosen`, the values of `--operators`, names.
+    def __init__(self, chosen: Sequence[str], libraries: Sequence[OperatorLibrary], *, own: bool = False) -> None:
+        """Import what `chosen`, the values of `--operators`, names. `own`: the executor is a program's own and has no tenants.
 
         Raises:
             StartupError: there is no such library or module, it cannot be imported, or it does not register an op.
         """
-        self._allowed = tuple([_allowed(text, libraries) for text in chosen])
+        self._allowed = tuple([_allowed(text, libraries, own) for text in chosen])
         self.offered: tuple[CustomOperator, ...] = ()
 
     def assign(self, tenant: str) -> None:
@@ -64,17 +64,17 @@ class CustomOperators:
             _log.info("custom ops are allowed", tenant=tenant, ops=len(found))
 
 
-def _allowed(text: str, libraries: Sequence[OperatorLibrary]) -> AllowedOperators:
+def _allowed(text: str, libraries: Sequence[OperatorLibrary], own: bool) -> AllowedOperators:
     name, _, tenant = text.partition("@")
     try:
         if name.startswith(MODULE):
             return AllowedOperators(dict(_of_module(name.removeprefix(MODULE))), tenant)
-        return _of_library(name, tenant, libraries)
+        return _of_library(name, tenant, libraries, own)
     except StartupError as error:
         raise StartupError(f"--operators {text}: {error}") from error.__cause__
 
 
-def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary]) -> AllowedOperators:
+def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary], own: bool) -> AllowedOperators:
     library = next((one for one in libraries if one.name == name), None)
     if library is None:
         there = ", ".join(sorted(one.name for one in libraries)) or "none"
@@ -82,7 +82,7 @@ def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary]) ->
             f"no plugin offers an operator library of this name (there are: {there}). Install its package on this machine, or allow the "
             "Python ops of a module: `--operators module:NAME`"
         )
-    if not library.every_tenant and not tenant:
+    if not library.every_tenant and not tenant and not own:
         raise StartupError(
             f"its kernels do not validate arguments of hostile clients: name a tenant that you trust, `{name}@TENANT`"
         )

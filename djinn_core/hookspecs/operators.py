@@ -39,7 +39,7 @@ class OperatorLibrary:
         package: what to install on the server, as an error message says it: `the package djinn-torchvision`.
         data_dependent: names of the ops whose result shapes depend on data. Each call waits for the executor, as `nonzero` does.
         every_tenant: False if the kernels do not validate arguments of hostile clients. The server then refuses `--operators NAME` and needs
-            a tenant: `--operators NAME@TENANT`.
+            a tenant: `--operators NAME@TENANT`. Programs may name the library for executors of their own.
     """
 
     name: str

@@ -282,6 +282,10 @@ def test_a_server_refuses_what_it_cannot_allow(chosen, said):
         CustomOperators([chosen], [library.Library(), library.Trusting()])
 
 
+def test_a_program_may_run_any_library_on_its_own_executor():
+    CustomOperators(["trusting"], [library.Trusting()], own=True)
+
+
 # --- hostile clients ----------------------------------------------------------------------------------------------
 
 
