@@ -27,7 +27,7 @@ class Published:
 
 _NOTES = "github.com/ymcrcat/rgpu, docs/performance-notes.md, 2026-09-14"
 PUBLISHED = (
-    Published("rgpu, op by op", "nanogpt", "Mac to an A40, 116 ms", "139,931 messages, 5 waits, 70.9 MB up, 20.8 s", _NOTES, 139_931),
+    Published("rgpu, op by op", "nanogpt", "Mac to an A40, 116 ms, batch 64 x 256", "139,931 messages, 5 waits, 70.9 MB up, 20.8 s", _NOTES, 139_931),
     Published("rgpu, graphs", "nanogpt", "Mac to its own GPU, 0 ms, batch 8 x 64", "44,880 messages, 48.0 MB, 8.3 s", _NOTES, 44_880),
     Published("rgpu", "resnet18", "Mac to an A40, 44.7 ms", "1 wait and 90 to 106 ms a step", "github.com/ymcrcat/rgpu, README.md, 2026-09"),
     Published(

@@ -11,6 +11,9 @@ from evaluation.rivals.published import PUBLISHED
 
 PAGE, PICTURE, README = ROOT / "docs" / "rivals.md", ROOT / "docs" / "images" / "rivals.svg", ROOT / "README.md"
 BEGIN, END = "<!-- {}: written by `python -m evaluation rivals --page` -->", "<!-- end -->"
+BUSY = (
+    "Other programs kept the machine busy, so seconds are left out: they have not been measured on an idle machine yet."
+)
 Figures = Mapping[str, Any]
 SHOWN = {  # the phases of the short table
     "nanogpt": "20 iterations",
@@ -41,7 +44,8 @@ def table(found: Figures) -> str:
         "client s",
         "wall s",
     )
-    return "\n".join([_row(heads), _row(["---"] * len(heads)), *map(_row, _rows(found))])
+    ran = f"{found['date']}, {found['machine']}. {BUSY if found['busy'] else ''}".rstrip()
+    return "\n".join([ran, "", _row(heads), _row(["---"] * len(heads)), *map(_row, _rows(found))])
 
 
 def _rows(found: Figures) -> Iterator[list[str]]:
@@ -82,7 +86,7 @@ def pays(found: Figures) -> str:
     phase = SHOWN["resnet18"]
     heads = ("link", "a step with a read pays", "below this device time a step, it pays more than 10 %")
     if found["busy"]:
-        return "Not measured yet: the machine was busy."
+        return BUSY
     rows = [_row(heads), _row(["---"] * len(heads))]
     for link in _with(found, "resnet18"):
         one = link["programs"]["resnet18"][phase]
@@ -95,7 +99,13 @@ def published() -> str:
     """Return the published figures of other systems as Markdown."""
     heads = ("system", "program", "hardware and link", "published", "source")
     rows = [
-        (p.system, PROGRAMS[p.program].title if p.program in PROGRAMS else p.program, p.hardware, p.figure, p.source)
+        (
+            p.system,
+            PROGRAMS[p.program].title.partition(",")[0] if p.program in PROGRAMS else p.program,
+            p.hardware,
+            p.figure,
+            p.source,
+        )
         for p in PUBLISHED
     ]
     return "\n".join([_row(heads), _row(["---"] * len(heads)), *map(_row, rows)])
