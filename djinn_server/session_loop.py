@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Final, Protocol
 
 from djinn_core.hookspecs.transports import Frame
@@ -21,6 +21,15 @@ from djinn_server.session_pauses import LINGER_SECONDS, Pause
 from djinn_server.weights.reads import WeightReads
 
 _NO_WAITS: Final[Iterator[Wait]] = iter(())
+_KINDS: Final[Mapping[type, Kind]] = {
+    UploadPart: Kind.AT_ONCE,
+    AbortUpload: Kind.AT_ONCE,
+    CancelSubmissions: Kind.AT_ONCE,
+    UnreadableUpload: Kind.AT_ONCE,
+    TemplateReply: Kind.TEMPLATE,
+    UnreadableTemplate: Kind.TEMPLATE,
+    Goodbye: Kind.LAST,
+}
 
 
 class MessageHandlers(Protocol):
@@ -120,10 +129,11 @@ class SessionLoop:
         if self._reads.reading:
             self._reads.take_finished()
         message = decode_frame(frame)
-        at_once = machine.arrived((message, frame), _kind_of(message), weight(frame))
         if machine.current is None:
+            machine.arrived((message, frame))
             self._received_at = now
             return True
+        at_once = machine.arrived((message, frame), _kind_of(message), weight(frame))
         if at_once:
             self._handlers.take_at_once(message, frame)
         elif isinstance(message, Goodbye):
@@ -168,10 +178,6 @@ class SessionLoop:
 
 
 def _kind_of(message: AnyMessage | Unreadable) -> Kind:
-    if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):
-        return Kind.AT_ONCE
-    if isinstance(message, TemplateReply | UnreadableTemplate):
-        return Kind.TEMPLATE
-    if isinstance(message, UnreadableUpload):
-        return Kind.IN_ORDER if message.offered else Kind.AT_ONCE  # an offer needs a reply
-    return Kind.LAST if isinstance(message, Goodbye) else Kind.IN_ORDER
+    if isinstance(message, UnreadableUpload) and message.offered:
+        return Kind.IN_ORDER  # an offer needs a reply
+    return _KINDS.get(type(message), Kind.IN_ORDER)

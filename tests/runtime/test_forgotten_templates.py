@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_server import session, session_reader
+from djinn_core.wire.messages import TemplateRequest
+from djinn_server import session
 
 DEVICE = "remote_accelerator:0"
 
@@ -14,14 +15,13 @@ DEVICE = "remote_accelerator:0"
 def test_a_forgotten_template_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process, so that the executor alone can be made to remember a single template."""
     monkeypatch.setattr(session, "TEMPLATES_LIMIT", 1)
-    asked: list[bytes] = []
-    await_template = session_reader.SessionReader.await_template
+    asked: list[tuple[object, ...]] = []
 
-    def counted(self: session_reader.SessionReader, connection: object) -> object:
-        asked.append(b"")
-        return await_template(self, connection)
+    def request(*said: object) -> TemplateRequest:
+        asked.append(said)
+        return TemplateRequest(*said)  # type: ignore[arg-type] # as the session calls it
 
-    monkeypatch.setattr(session_reader.SessionReader, "await_template", counted)
+    monkeypatch.setattr(session, "TemplateRequest", request)
     djinn.shut_down()
     djinn.configure(executor="inline", threads=1)
     try:
