@@ -56,10 +56,6 @@ class Step(enum.Enum):
     END = "end the session: the client has left"
 
 
-def _nothing_here(_: Key) -> bool:
-    return False
-
-
 @attrs.frozen
 class Wait:
     """What the handler of a message waits for.
@@ -71,7 +67,7 @@ class Wait:
 
     missing: Collection[Key]
     until: float | None = None
-    here: Callable[[Key], bool] = _nothing_here
+    here: Callable[[Key], bool] = lambda _: False
     cancelled: Callable[[], bool] | None = None
 
 

@@ -31,10 +31,6 @@ class Pause:
     lingers: bool = False
 
 
-def _nobody() -> None:
-    pass
-
-
 class Wakeup:
     """Ends the pause of a session. Any thread may call it, also before the pause begins.
 
@@ -44,7 +40,7 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self.listener: Callable[[], None] = _nobody
+        self.listener: Callable[[], None] = lambda: None
 
     def __call__(self) -> None:
         """End the present pause, or the next one."""
