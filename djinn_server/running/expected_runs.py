@@ -19,7 +19,7 @@ from djinn_core.wire.binding_delta import Slot, SlotChanges
 from djinn_core.wire.messages import Submit
 
 LONGEST_STEP: Final = 64  # submissions
-LEAST_SECONDS: Final = 0.0005  # of a step; one that takes less is not worth the work
+LEAST_SECONDS: Final = 0.0002  # of a step; one that takes less is not worth the work
 _HELD: Final = 2  # repetitions from which on a relation is relied on
 _CHANGES: Final = 16  # of a relation, after which there is none
 _RELATIONS: Final = 256
@@ -194,8 +194,7 @@ class SubmissionPredictor:
     def held(self, expected: ExpectedSubmission) -> None:
         """Note that a prediction held."""
         expected.relation.changed = 0
-        if self._wanted:
-            self._wanted -= 1
+        self._wanted //= 2
 
     def missed(self, expected: ExpectedSubmission, *, came: bool) -> None:
         """Note that a prediction did not hold: more submissions have to be as expected before the next one.
@@ -205,7 +204,7 @@ class SubmissionPredictor:
         if came:
             expected.relation.held = 0
             expected.relation.changed += 1
-        self._wanted = min(2 * max(self._wanted, self._step, 1), _MOST_PAUSE)
+        self._wanted = min(2 * max(self._wanted, 1), _MOST_PAUSE)
         self._repeated = 0
         self.repeats = False
 

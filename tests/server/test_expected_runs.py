@@ -62,3 +62,20 @@ def test_slots_that_grow_by_the_same_are_expected(slots, expected):
         predictor.note(submit, [], [], SECONDS, awaited=False)
     found = predictor.expected(1)
     assert (found and found.slots([0] * len(expected or [0]))) == expected
+
+
+def test_generations_of_some_tokens_are_expected_again_and_again():
+    """The first program of each generation comes over other values: that must not keep later tokens from running ahead."""
+    predictor, held, number = SubmissionPredictor(), [], 0
+    for _ in range(20):
+        held.append(0)
+        for name in "p" + 40 * "t":
+            expected = predictor.expected(1) if predictor.repeats else None
+            if expected is not None and expected.digest == b"t" and name == "t":
+                predictor.held(expected)
+                held[-1] += 1
+            elif expected is not None:
+                predictor.missed(expected, came=expected.digest == name.encode())
+            number += 1
+            predictor.note(Submit(number, digest=name.encode()), [], [number << 32], SECONDS, awaited=True)
+    assert min(held[2:]) >= 30, held
