@@ -292,6 +292,13 @@ def test_a_program_may_run_any_library_on_its_own_executor():
 def test_names_that_were_not_allowed_are_refused_in_any_spelling(server, tokens):
     with talking(server.url("tcp"), tokens[1]["bob"]) as talk:
         assert {"djinn_custom::scale", "djinn_library::pick.out"} < talk.allowed
+        for registered in (
+            "djinn_library::hidden",
+            "prims::sin",
+            "djinn_custom::hidden",
+            "profiler::_record_function_exit",
+        ):
+            assert talk.run(registered).failures, "the process has this op, and nobody allowed it"
         found = try_names(talk, 3000, seed=5)
         assert set(found) == {"UnsupportedOperation"}
         assert not talk.run("djinn_library::same").failures
