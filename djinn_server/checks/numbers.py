@@ -21,19 +21,19 @@ def alike(*names: str) -> Rule:
 
 def cdist_backward(a: Arguments) -> None:
     """Distances and their gradients are those between the rows of `x1` and `x2`."""
-    x1, x2 = a.x1, a.x2
+    x1, x2, grad = a.x1, a.x2, a.grad if "grad" in a else a.grad_output  # the name in PyTorch 2.14
     a.require(x1.dim() >= 2 and x2.dim() >= 2 and x1.shape[-1] == x2.shape[-1], "x1 and x2 do not fit each other")
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     expected = (*batch, x1.shape[-2], x2.shape[-2])
-    a.require(tuple(a.grad.shape) == tuple(a.cdist.shape) == expected, f"grad and cdist must have shape {expected}")
-    a.require(a.grad.dtype == a.cdist.dtype == x1.dtype == x2.dtype, "all must have one dtype")
+    a.require(tuple(grad.shape) == tuple(a.cdist.shape) == expected, f"grad and cdist must have shape {expected}")
+    a.require(grad.dtype == a.cdist.dtype == x1.dtype == x2.dtype, "all must have one dtype")
 
 
 def pdist(a: Arguments) -> None:
     """Distances are those between the rows of a matrix."""
     a.require(a.self.dim() == 2, "self must have two dimensions")
     rows = a.self.shape[0]
-    for name in ("grad", "pdist"):
+    for name in ("grad", "grad_output", "pdist"):
         tensor = a.__getattr__(name)
         if tensor is not None:
             a.count(name, rows * (rows - 1) // 2)

@@ -37,7 +37,7 @@ CALLS = {
         ([F(3), F(2)], [F(3)], []),
     ),
     "_log_softmax_backward_data": ((F(2, 3), F(2, 3), 1, torch.float32), (F(2, 4), F(2, 3), 1, torch.float32)),
-    "_pdist_backward": ((F(1), F(2, 3), 2.0, F(1)), (F(10), F(5, 1), 2.0, F(()))),
+    "_pdist_backward": ((F(1), F(2, 3), 2.0, F(1)), (F(1), F(5, 1), 2.0, F(10))),
     "_reshape_alias": ((F(6), [2, 3], [3, 1]), (F(6), [2, 3], [1000, 1])),
     "_unsafe_masked_index": (
         (F(0, 0), torch.ones(2, 2, dtype=torch.bool), [ints([0, 1]), ints([1, 0])], 2),
