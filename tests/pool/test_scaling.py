@@ -126,7 +126,7 @@ def test_executors_that_have_joined_stay_when_the_call_is_interrupted(pooled, mo
         expected = trained()
         kept = torch.arange(4.0).to(REMOTE)
         with monkeypatch.context() as interrupted:
-            interrupted.setattr(scaling, "missing_operators", raising(KeyboardInterrupt))
+            interrupted.setattr(scaling, "compare_operators", raising(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 djinn.scale(executors=2)
         assert len(open_connections()) == len(executor_processes()) == client.settings().executors == 2

@@ -180,6 +180,7 @@ def test_autocast_casts_as_registered_for_the_cpu(offering):
         assert torch.ops.djinn_library.pick(half, torch.tensor([1], device=offering)).dtype is torch.float16
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own, also on the CPU
 def test_vmap_uses_the_registered_rule_and_a_loop_without_one(offering):
     def program(device):
         x = values(device=device)

@@ -42,6 +42,7 @@ FULL = ExecutorConfig(
     memory=MemoryConfig(1 << 40, "lru"),
     compilers=("inductor",),
     batch_sessions=True,
+    operators=("torchvision",),
     admission=AdmissionLimits(7, 1.5),
     store=StoreConfig(Path("/store"), 5, (Path("/a.safetensors"),)),
     models=ModelConfig((Path("/models"),), ("hf://org/*",)),
