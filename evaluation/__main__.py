@@ -86,6 +86,7 @@ PROGRAMS: Mapping[str, Program] = {
         default=("--programs", "2000", "--ops"),
     ),
     "zoo": _module("zoo.run_zoo", summary="models of many architectures, here and on a server"),
+    "torchvision": _module("detection.run_detection", summary="detection models of torchvision, here and on a server; or torchvision's own op tests"),
     "curves": _module("zoo.run_curves", summary="training runs of 200 steps with every optimizer, here and on a server; minutes"),
     "pytorch": _module("pytorch.run_pytorch_tests", summary="PyTorch's own tests, from the folder of its unpacked source"),
     "transformers": _module(
