@@ -49,7 +49,9 @@ def session(where: str, disabled: Sequence[str]) -> Iterator[None]:
         djinn.shut_down()
         if where == "fakegpu":
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djinn-ablation-")))
-            server = stack.enter_context(serving(folder, {**os.environ, "XDG_CACHE_HOME": str(folder)}))
+            server = stack.enter_context(
+                serving(folder, {**os.environ, "XDG_CACHE_HOME": str(folder), "DJINN_START_TIMEOUT": "300"})
+            )
             settings |= {"servers": [server.url("tcp")], "token": server.token}
             settings["disable"] += ("local",)
         else:
