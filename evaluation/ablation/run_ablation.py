@@ -201,9 +201,7 @@ def markdown(rows: Sequence[Verdict]) -> str:
     """Return the table of the documents."""
     day = dt.datetime.now(tz=dt.UTC).date().isoformat()
     head = f"Made by `python -m evaluation ablation` on {day}.\n\n"
-    head += (
-        "| part | devices | matches | acts | gains 10 % | loses 2 % | median | worst | launches | bytes | rule |\n"
-    )
+    head += "| part | devices | matches | acts | gains 10 % | loses 2 % | median | worst | launches | bytes | rule |\n"
     lines = [head + "|" + " --- |" * 11]
     for row in rows:
         cells = [row.part, row.cluster, row.matched, row.acts]
