@@ -151,7 +151,6 @@ class ExecutorSession:
         self.exchange = PeerExchange(peer_listener or PeerListener(), memory, self.wakeup)
         self._wanted = CancellationState(self._turn, self._usage, self.wakeup)
         self._loop = SessionLoop(self, self._reads, self._wanted, context.idle_seconds)
-        self._template: TemplateReply | UnreadableTemplate | None = None  # the reply to the last request
         self._peer_values = PeerValues(
             context,
             self.values,
@@ -232,9 +231,6 @@ class ExecutorSession:
 
     def take_at_once(self, message: AnyMessage | Unreadable, frame: Frame) -> None:
         """As `MessageHandlers.take_at_once`."""
-        if isinstance(message, TemplateReply | UnreadableTemplate):
-            self._template = message
-            return
         if isinstance(message, UnreadableUpload):
             self._refuse_upload(message)
             return
@@ -592,8 +588,8 @@ class ExecutorSession:
             self._counts.template_requests += 1
             connection.send(Frame(encode(TemplateRequest(submit.sequence, submit.digest))))
             yield Wait((TEMPLATE,))
-            definition = self._template
-            assert definition is not None
+            definition = self._loop.machine.template()[0]
+            assert isinstance(definition, TemplateReply | UnreadableTemplate)
             if isinstance(definition, UnreadableTemplate):
                 raise _Refused(ProtocolError(definition.reason), definition.first)
             template, first = definition.template, definition.first

@@ -155,10 +155,8 @@ class SessionLoop:
 
     def _pause(self, connection: ExecutorChannel, *, listens: bool) -> Pause:
         machine = self.machine
-        deadline, idle = machine.deadline(), None
-        if machine.current is None:
-            idle = self._handlers.idle_deadline(connection)
-        if idle is not None:
+        deadline = machine.deadline()
+        if machine.current is None and (idle := self._handlers.idle_deadline(connection)) is not None:
             deadline = idle if deadline is None else min(deadline, idle)
         lingers = listens and (machine.current is None or machine.needs_client)
         return Pause(deadline, connection if listens else None, lingers=lingers)

@@ -42,7 +42,7 @@ class Kind(enum.Enum):
 
     IN_ORDER = "it queues"
     AT_ONCE = "it is handled now"
-    TEMPLATE = "it is handled now, and is the template that was requested"
+    TEMPLATE = "it queues until its template is requested"
     LAST = "it queues, and no message follows"
 
 
@@ -89,7 +89,7 @@ class SessionMachine(Generic[M]):
     until: float | None = None
     away_until: float | None = None
     nbytes: int = 0
-    _queue: deque[tuple[M, int]] = attrs.field(factory=deque)
+    _queue: deque[tuple[M, int, Kind]] = attrs.field(factory=deque)
     _last: bool = False  # True once no message follows
     _left: bool = False
 
@@ -102,9 +102,7 @@ class SessionMachine(Generic[M]):
         Raises:
             ProtocolError: the queue is full.
         """
-        if self.current is not None and kind in {Kind.AT_ONCE, Kind.TEMPLATE}:
-            if kind is Kind.TEMPLATE:
-                self.missing.discard(TEMPLATE)
+        if self.current is not None and kind is Kind.AT_ONCE:
             return True
         if len(self._queue) >= self.most_frames or self.nbytes >= self.most_bytes:
             raise ProtocolError(
@@ -112,7 +110,7 @@ class SessionMachine(Generic[M]):
                 f"executor waits for; the limits are {self.most_frames:,} messages and {self.most_bytes:,} bytes"
             )
         self._last = self._last or kind is Kind.LAST
-        self._queue.append((message, nbytes))
+        self._queue.append((message, nbytes, kind))
         self.nbytes += nbytes
         return False
 
@@ -148,7 +146,15 @@ class SessionMachine(Generic[M]):
 
     def pop(self) -> M:
         """Give the present message, which waited for `FRAME`, the next message of the queue."""
-        message, nbytes = self._queue.popleft()
+        message, nbytes, _ = self._queue.popleft()
+        self.nbytes -= nbytes
+        return message
+
+    def template(self) -> M:
+        """Give the present message, which waited for `TEMPLATE`, the first template of the queue. In a replay it may come early."""
+        index = next(at for at, (_, _, kind) in enumerate(self._queue) if kind is Kind.TEMPLATE)
+        message, nbytes, _ = self._queue[index]
+        del self._queue[index]
         self.nbytes -= nbytes
         return message
 
@@ -168,6 +174,8 @@ class SessionMachine(Generic[M]):
     def _next_of_current(self, now: float) -> Step:
         missing = self.missing
         if not missing or (self.until is not None and now >= self.until) or (self._queue and FRAME in missing):
+            return Step.RESUME
+        if TEMPLATE in missing and any(kind is Kind.TEMPLATE for _, _, kind in self._queue):
             return Step.RESUME
         if self.away_until is not None and now < self.away_until:
             return Step.WAIT

@@ -81,8 +81,10 @@ def test_a_waiting_message_lets_uploads_pass(machine):
     assert (machine.next(0.0), machine.current) == (Step.HANDLE, "part")
     machine.wait([TEMPLATE])
     assert machine.arrived("other part", Kind.AT_ONCE)
-    assert machine.arrived("template", Kind.TEMPLATE)
+    machine.arrived("other message")
+    machine.arrived("template", Kind.TEMPLATE)
     assert machine.next(0.0) is Step.RESUME
+    assert (machine.template(), len(machine)) == ("template", 1)
 
 
 @pytest.mark.parametrize("way", ["deadline", "cancelled"])

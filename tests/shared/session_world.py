@@ -120,8 +120,6 @@ class Process:
             self.values.add(message.handle)
         elif isinstance(message, CancelSubmissions):
             self.cancelled.update(message.submissions)
-        elif isinstance(message, TemplateReply):
-            self.templates.add(self.asked)
 
     def receive_ahead(self, connection):
         return None
@@ -143,10 +141,10 @@ class Process:
         uses, makes = PROGRAMS[message.digest]
         yield self.offered()
         if message.digest not in self.templates:
-            self.asked = message.digest
             self.send(TemplateRequest(message.sequence, message.digest))
             yield Wait((TEMPLATE,))
-            assert message.digest in self.templates
+            assert isinstance(self.loop.machine.template()[0], TemplateReply)
+            self.templates.add(message.digest)
         cancelled = lambda: message.sequence in self.cancelled
         yield self.read(uses, cancelled)
         for handle in uses:
