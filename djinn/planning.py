@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from djinn_core.ir.values import TensorMeta
     from djinn_core.planning.builtins.cluster import read_cluster
     from djinn_core.planning.builtins.work import Work, work_of
+    from djinn_core.planning.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
+    from djinn_core.planning.explain.text import explain
     from djinn_core.planning.matching.gradients import Gradients
     from djinn_core.planning.matching.layers import is_given, layer_at, linear
     from djinn_core.planning.matching.matcher import matcher
@@ -88,6 +90,7 @@ __all__ = [
     "SOFTMAX",
     "BlockHomes",
     "Calibration",
+    "ClusterPlan",
     "Colocation",
     "CostEstimate",
     "Costs",
@@ -140,6 +143,7 @@ __all__ = [
     "data_kinds",
     "estimate",
     "execute",
+    "explain",
     "fx_graph",
     "group",
     "homes_of_values",
@@ -153,6 +157,8 @@ __all__ = [
     "memory_peaks",
     "op",
     "origin",
+    "plan_for_cluster",
+    "planning_plugins",
     "query_shape",
     "read_cluster",
     "resident_blocks",
@@ -191,6 +197,8 @@ _PLACES = {
     "djinn_core.ir.values": "TensorMeta",
     "djinn_core.planning.builtins.cluster": "read_cluster",
     "djinn_core.planning.builtins.work": "Work work_of",
+    "djinn_core.planning.cluster_plan": "ClusterPlan plan_for_cluster planning_plugins",
+    "djinn_core.planning.explain.text": "explain",
     "djinn_core.planning.matching.gradients": "Gradients",
     "djinn_core.planning.matching.layers": "is_given layer_at linear",
     "djinn_core.planning.matching.matcher": "matcher",

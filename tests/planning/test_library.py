@@ -13,9 +13,7 @@ for name in ("djinn_client", "djinn_native", "djinn_server"):
 
 import torch
 
-from djinn_core.ir.fx_graph import fx_graph
-from djinn_core.planning.builtins.cluster import read_cluster
-from djinn_core.planning.cluster_plan import plan_for_cluster
+from djinn.planning import fx_graph, plan_for_cluster, read_cluster
 
 NODE = 'name = "node"\\ncount = COUNT\\ndevices = 1\\nmemory_gib = 80\\ntflops = 100\\ngbs = 2000'
 CLUSTER = "client = { gbs = 100, us = 1 }\\nnetwork = { gbs = 25, us = 10 }\\n[[machines]]\\n" + NODE

@@ -81,6 +81,8 @@ UNMOVED = {
     "djinn_executor_batched_products": "the same",
     "djinn_executor_batched_rows": "the same",
     "djinn_executor_batch_weight_bytes": "the same",
+    "djinn_executor_device_utilization_ratio": "of a GPU, by NVML",
+    "djinn_executor_device_temperature_celsius": "the same",
     "djinn_executor_peer_pending_bytes": "until the other executor has answered",
 }
 
