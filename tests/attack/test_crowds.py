@@ -167,7 +167,8 @@ def test_too_many_connections_for_operations_make_room(watched, dial, closes, mo
     [
         (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + b"t" * 32 + b"\r\n\r\n", b" 200 "),
         (b"GET /livez HTTP/1.0\r\nHost: localhost\r\nAuthorization: Bearer " + b"t" * 32 + b"\r\n\r\n", b" 200 "),
-        (b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", b" 405 "),
+        (b"PUT /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", b" 405 "),
+        (b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", b" 401 "),
         (b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", b" 401 "),
         (b"GET /livez HTTP/1.1\r\nHost: evil.example\r\n\r\n", b" 421 "),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nX\x1b[2J: forged\r\n\r\n", b" 400 "),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -17,9 +17,11 @@ from djinn_client.interception.native.library import ops, set_kernel
 from djinn_client.interception.runtime_interface import port
 from djinn_client.torch_dispatch import cast_by_autocast, has_kernel
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
 from djinn_core.ir.operators import allow_custom
 from djinn_core.torch_private import defining_module, overload_called, python_operator, schema_of
+
+if TYPE_CHECKING:  # importing Djinn does not import pluggy
+    from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
 
 _FOLDERS: Final = MappingProxyType({"torchvision": "torchvision"})  # of the packages, in `plugins`, by namespace
 kept_whole: Final[set[str]] = set()  # names of ops with a kernel that records them
@@ -140,5 +142,7 @@ def _cast_policy(func: Any) -> CastPolicy | None:
     if definition is None:
         return None
     dtypes = definition._autocast_dtype
+    from djinn_core.hookspecs.operators import CastPolicy
+
     dtype: torch.dtype | None = dtypes.get("cuda") or next(iter(dtypes.values()), None)
     return None if dtype is None else CastPolicy(dtype)
