@@ -116,13 +116,17 @@ class FairShare:
     def device_seconds(self) -> float:
         """Device time of all sessions so far. It grows while a turn runs."""
         self.settle()
-        running = self.running_seconds()
         with self._lock:
-            self._reported = max(self._reported, self._used + running)
+            self._reported = max(self._reported, self._used + self._running_seconds())
             return self._reported
 
     def running_seconds(self) -> float:
         """Seconds for which the device has run the turn that it runs now."""
+        self.settle()
+        with self._lock:
+            return self._running_seconds()
+
+    def _running_seconds(self) -> float:
         if self._simulated is not None:
             return 0.0
         since = self._issued.running_since() if self._issued is not None else None
@@ -203,13 +207,13 @@ class FairShare:
 
     def _start(self, share: Share) -> bool:
         with self._lock:
-            free = self._queue.start_at_once(share)
+            if free := self._queue.start_at_once(share):
+                share.began = time.perf_counter()
         if free:
             self._begin(share)
         return free
 
     def _begin(self, share: Share) -> None:
-        share.began = time.perf_counter()
         if self._issued is not None:
             share.begun = self._issued.begin()
 
@@ -285,10 +289,12 @@ class FairShare:
                         return None
             self._keep_up()
             with self._lock:
-                share: Any = self._queue.start(time.perf_counter())
-                if share is not None and share.steps is None:
-                    share.woken.notify()
-                    share = None
+                share: Any = self._queue.start(now := time.perf_counter())
+                if share is not None:
+                    share.began = now
+                    if share.steps is None:
+                        share.woken.notify()
+                        share = None
             if share is not None:
                 self._begin(share)
                 return share  # type: ignore[no-any-return]

@@ -98,6 +98,36 @@ def test_the_session_that_has_had_less_is_awaited_for_a_moment():
     assert queue.start(1.0) is slow
 
 
+def test_a_turn_begins_when_it_is_given_not_when_its_thread_wakes():
+    began = time.perf_counter()
+    turns, woken, may_go_on = FairShare(), threading.Event(), threading.Event()
+    late = turns.share()
+
+    class Slow(threading.Condition):
+        def wait(self, timeout=None):
+            super().wait(timeout)
+            self.release()
+            woken.set()
+            may_go_on.wait(60.0)
+            self.acquire()
+
+    late.woken = Slow(turns._lock)
+
+    def session():
+        with late:
+            pass
+
+    thread = threading.Thread(target=session)
+    with turns.share():
+        thread.start()
+        until(lambda: turns.waiting == 1)
+    woken.wait(60.0)
+    assert 0.0 < turns.device_seconds() <= time.perf_counter() - began
+    may_go_on.set()
+    thread.join()
+    assert turns.device_seconds() <= time.perf_counter() - began
+
+
 def steps(name, had, count):
     for _ in range(count):
         had.append((name, threading.current_thread().name))
