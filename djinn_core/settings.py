@@ -29,6 +29,7 @@ FILE_VARIABLE = "DJINN_CONFIG"
 HIDDEN = "(set, not shown)"
 DEFAULT_SCHEDULER = "sequential"
 PARALLEL_CONNECTIONS_LIMIT = 16  # of a session: executors refuse more
+_LONGEST_SECONDS = 1_000_000.0  # selectors raise OverflowError for more than 24 days
 
 # Variables that are read elsewhere and are no settings.
 OTHER_VARIABLES = frozenset({FILE_VARIABLE, "DJINN_LOG_FORMAT", "DJINN_HTTP_HOSTS"})
@@ -238,8 +239,8 @@ def _seconds(value: object) -> float:
         number = float(str(value))
     except ValueError:
         number = 0.0
-    if isinstance(value, bool) or not 0.0 < number < float("inf"):
-        raise ValueError("must be a number of seconds above 0")
+    if isinstance(value, bool) or not 0.0 < number <= _LONGEST_SECONDS:
+        raise ValueError(f"must be a number of seconds above 0, at most {_LONGEST_SECONDS:,.0f}")
     return number
 
 

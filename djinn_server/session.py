@@ -105,7 +105,7 @@ from djinn_server.session_loop import SessionLoop
 from djinn_server.session_machine import TEMPLATE, Wait
 from djinn_server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_server.session_overview import SessionNotes, SessionOverview
-from djinn_server.session_pauses import Pause, Wakeup, serve_here
+from djinn_server.session_pauses import Pause, Wakeup, clamp_timeout, serve_here
 from djinn_server.usage_metrics import Holdings
 from djinn_server.weights.reads import WeightReads
 from djinn_server.weights.replies import (
@@ -648,7 +648,7 @@ class ExecutorSession:
 
     def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> Iterator[Wait]:
         """Answer how much is still to be read, after the client's patience at the latest."""
-        yield attrs.evolve(self._reads.wait(), until=time.monotonic() + request.patience)
+        yield attrs.evolve(self._reads.wait(), until=time.monotonic() + clamp_timeout(request.patience))
         connection.send_unchecked(Frame(encode(ReadProgressReply(self._reads.left()))))
 
     def _read_weights(self, request: ReadWeights) -> None:

@@ -14,6 +14,7 @@ from djinn_server.recovery.executor_channel import ExecutorChannel
 
 LOOK_SECONDS: Final = 0.25  # between looks for a frame while a session waits for something else, too
 LINGER_SECONDS: Final = 0.5  # for which a session waits for its next frame in the thread that handled the last one
+LONGEST_TIMEOUT: Final = 3600.0  # a selector raises OverflowError for more than 24 days
 
 
 @attrs.frozen
@@ -71,7 +72,12 @@ def serve_here(pauses: Iterator[Pause], wakeup: Wakeup) -> None:
 
 def wait_here(pause: Pause, wakeup: Wakeup) -> None:
     """Wait in the calling thread until a pause ends."""
-    left = math.inf if pause.until is None else max(0.0, pause.until - time.monotonic())
+    left = math.inf if pause.until is None else clamp_timeout(pause.until - time.monotonic())
     if pause.connection is not None:
         left = 0.0 if pause.lingers else min(left, LOOK_SECONDS)
     wakeup.wait(None if left == math.inf else left)
+
+
+def clamp_timeout(seconds: float) -> float:
+    """Return `seconds`, at least 0 and at most `LONGEST_TIMEOUT`. The caller waits again if its deadline has not passed."""
+    return min(max(0.0, seconds), LONGEST_TIMEOUT)

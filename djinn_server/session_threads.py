@@ -27,7 +27,7 @@ from djinn_core.logs import get_logger
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running import cancellation
 from djinn_server.running.cancellation import CancellationState, look
-from djinn_server.session_pauses import Pause, Wakeup, wait_here
+from djinn_server.session_pauses import Pause, Wakeup, clamp_timeout, wait_here
 
 SPARE_THREADS: Final = 4
 _log = get_logger("djinn.server")
@@ -55,9 +55,12 @@ class SessionTask:
             pause = self.context.run(next, self.pauses, None)
             if pause is None:
                 return False
-            descriptor = pause.connection.descriptor() if pause.connection is not None else -1
+            descriptor = pause.connection.descriptor() if pause.connection is not None else None
+            if descriptor is not None and descriptor < 0:
+                descriptor = None  # a closed socket
             if pause.connection is None or descriptor is not None:
-                self.pause, self.descriptor = pause, -1 if descriptor is None else descriptor
+                self.descriptor = -1 if descriptor is None else descriptor
+                self.pause = pause  # last: the thread that waits reads `descriptor` once it sees a pause
                 return True
             wait_here(pause, self.wakeup)
 
@@ -71,6 +74,7 @@ class SessionThreads:
         self._threads = self._free = 0
         self._sessions: dict[int, tuple[CancellationState, ExecutorChannel]] = {}
         self._changed: deque[SessionTask] = deque()  # paused, or woken
+        self._poking = threading.Lock()  # of `_poke` and `_is_poked`; taken last
         self._poke: socket.socket | None = None  # interrupts the thread that waits
         self._is_poked = False
         # Used by the thread that waits.
@@ -81,12 +85,12 @@ class SessionThreads:
     @contextmanager
     def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
         """Look at a session inside the block while it is busy."""
-        with self._lock:
-            self._sessions[id(wanted)] = wanted, connection
-            if not self._threads:
-                self._start()
-        self._interrupt()
         try:
+            with self._lock:
+                self._sessions[id(wanted)] = wanted, connection
+                if not self._free:
+                    self._start()
+            self._interrupt()
             yield
         finally:
             with self._lock:
@@ -106,21 +110,39 @@ class SessionThreads:
 
     def _interrupt(self) -> None:
         """Have the thread that waits look at what has changed."""
-        poke = self._poke
-        if poke is not None and not self._is_poked:
-            self._is_poked = True
-            with suppress(OSError):  # the last thread has just ended
-                poke.send(b"\0")
+        with self._poking:
+            if self._poke is not None and not self._is_poked:
+                self._is_poked = True
+                self._poke.send(b"\0")
 
     def _start(self) -> None:
-        """Start another thread. The caller holds `_lock`."""
-        if self._poke is None:
-            self._poke, self._poked = socket.socketpair()
-            self._is_poked = False
-            self._selector = selectors.DefaultSelector()
-            self._selector.register(self._poked, selectors.EVENT_READ)
+        """Start another thread. The caller holds `_lock`, so the thread changes the counts after they include it.
+
+        Raises:
+            OSError: the process has too many open descriptors.
+            RuntimeError: the process can start no thread.
+        """
+        if not self._threads:
+            self._open()
+        try:
+            threading.Thread(target=self._work, name="djinn-session", daemon=True).start()
+        except BaseException:
+            if not self._threads:
+                self._close()
+            raise
         self._threads, self._free = self._threads + 1, self._free + 1
-        threading.Thread(target=self._work, name="djinn-session", daemon=True).start()
+
+    def _open(self) -> None:
+        selector = selectors.DefaultSelector()
+        try:
+            poke, self._poked = socket.socketpair()
+        except OSError:
+            selector.close()
+            raise
+        selector.register(self._poked, selectors.EVENT_READ)
+        self._selector = selector
+        with self._poking:
+            self._poke, self._is_poked = poke, False
 
     def _work(self) -> None:
         while self._take_one():
@@ -142,22 +164,28 @@ class SessionThreads:
                     return False
                 self._free -= 1
                 if not self._free:
-                    self._start()
+                    try:
+                        self._start()
+                    except (OSError, RuntimeError) as error:
+                        _log.warning(
+                            "no other thread can wait for sessions: this one waits again later", error=repr(error)
+                        )
         if task is None:
             self._look()
             return True
         try:
             if task.advance():
                 self._note(task)
-        except Exception as error:
+        except BaseException as error:  # also the SystemExit of a custom op: the thread goes on
             _log.exception("a session ended by an error of the executor's own", error=repr(error))
         return True
 
     def _close(self) -> None:
-        assert self._poke is not None
-        for one in (self._selector, self._poke, self._poked):
+        with self._poking:
+            poke, self._poke = self._poke, None
+        assert poke is not None
+        for one in (self._selector, poke, self._poked):
             one.close()
-        self._poke = None
 
     def _next(self) -> SessionTask | None:
         """Wait for a session that has something to do; None: it is time to look at busy sessions, or there are no sessions."""
@@ -177,7 +205,7 @@ class SessionThreads:
                     return None
                 deadlines.append(self._look_at)
             until = min(deadlines, default=None)
-            for key, _ in self._selector.select(None if until is None else max(0.0, until - now)):
+            for key, _ in self._selector.select(None if until is None else clamp_timeout(until - now)):
                 if key.data is not None:
                     self._resume(key.data)
                 else:
@@ -227,5 +255,6 @@ class SessionThreads:
                 try:
                     look(wanted, connection)
                     wanted.give_way()
-                except Exception as error:
+                except BaseException as error:  # also the SystemExit of a plugin's transport
                     _log.exception("a session that computes could not be looked after", error=repr(error))
+                    wanted.wakeup()  # the session may have paused meanwhile

@@ -166,9 +166,11 @@ class CancellationState:
 def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
     """Read the frames that arrived while a session is busy, and detect a client that is gone."""
     broken: TransportError | None = None
+    is_readable = True
     try:
         connection.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
     except ProtocolError as error:
+        is_readable = False
         _log.debug("a frame cannot be read; the session will report it", error=str(error))
     except TransportError as error:
         broken = error
@@ -176,8 +178,8 @@ def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
     for frame in connection.queued():
         if not frame.body and handle_control(frame.head, wanted, connection):
             return
-    if connection.queued():
-        wanted.wakeup()  # the session may have paused meanwhile
+    if connection.queued() or broken is not None or not is_readable:
+        wanted.wakeup()  # the session may have paused meanwhile, and nothing more comes over a broken connection
     if broken is not None and connection.gone() and wanted.stop_all():
         _log.warning("a program is stopped: its client did not reconnect", reason=str(broken))
 

@@ -64,6 +64,7 @@ def test_the_file_is_looked_for_in_the_usual_place():
         ({"parallel_connections": 17}, {}, "16 at most"),
         ({"threads": True}, {}, "whole number"),
         ({"connect_timeout": "nan"}, {}, "seconds above 0"),
+        ({"start_timeout": 1e7}, {}, "at most 1,000,000"),
         ({"start_timeout": -1}, {}, "seconds above 0"),
         ({"strict": "perhaps"}, {}, "true or false"),
         ({"executor": "thread"}, {}, "'process' or 'inline'"),

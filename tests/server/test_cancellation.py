@@ -12,7 +12,7 @@ import djinn
 from djinn_client.interception.deadlines import due
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.runtime_interface import port
-from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
+from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
 from djinn_core.wire import limits
@@ -25,14 +25,16 @@ from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.tickets import NO_TENANT
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity
 from djinn_server.recovery.leased_connection import LeasedConnection
 from djinn_server.running import cancellation
-from djinn_server.running.cancellation import CancellationState
+from djinn_server.running.cancellation import CancellationState, look
 from djinn_server.running.fair_share import FairShare
 from djinn_server.running.poisoning import STOPPED
 from djinn_server.running.run_request import RunRequest
 from djinn_server.session import ExecutorSession
+from djinn_server.session_pauses import Wakeup
 from djinn_server.usage_metrics import UsageMetrics
 
 DEVICE = "remote_accelerator:0"
@@ -260,6 +262,26 @@ def test_a_client_that_is_gone_for_longer_than_its_lease_has_its_program_stopped
     thread.join(300)
     assert not thread.is_alive()
     assert "did not come back" in str(errors[0]) or "gone" in str(errors[0])
+
+
+class Garbled(Line):
+    """A line over which bytes come that are no frame."""
+
+    def receive(self, timeout=None):
+        raise ProtocolError("no frame begins like this")
+
+
+@pytest.mark.parametrize("kind", [Line, Garbled], ids=["broken", "garbled"])
+@pytest.mark.parametrize(
+    "channel",
+    [PlainExecutorChannel, lambda line: LeasedConnection(line, 600.0, UsageMetrics())],
+    ids=["plain", "leased"],
+)
+def test_a_look_that_meets_a_broken_connection_wakes_the_session(kind, channel):
+    wakeup, line = Wakeup(), kind()
+    line.end()
+    look(CancellationState(FairShare().share(), UsageMetrics(), wakeup), channel(line))
+    assert wakeup.called, "it may have paused meanwhile, and its connection tells it nothing more"
 
 
 @pytest.mark.parametrize("behind", [0, 100])

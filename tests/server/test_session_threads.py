@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import selectors
 import socket
 import threading
+import time
 
 import psutil
+import pytest
 
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.wire.messages import Attach, Attached, Goodbye, StatsReply, StatsRequest, encode
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.fair_share import FairShare
-from djinn_server.session_pauses import Pause, Wakeup
+from djinn_server.session_pauses import Pause, Wakeup, wait_here
 from djinn_server.session_threads import SPARE_THREADS, SessionThreads
 from djinn_server.usage_metrics import UsageMetrics
 
@@ -105,13 +109,37 @@ def test_a_pause_ends_at_its_deadline():
     assert run(SessionThreads(), pauses, Wakeup()).wait(SECONDS)
 
 
-def test_a_session_without_a_descriptor_keeps_its_thread():
+@pytest.mark.parametrize("seconds", [1e12, float("inf")])
+def test_a_wakeup_ends_a_pause_with_a_distant_deadline(seconds):
+    threads, wakeup = SessionThreads(), Wakeup()
+
+    def pauses():
+        yield Pause(until=time.monotonic() + seconds)
+
+    ended = run(threads, pauses, wakeup)
+    assert run(threads, lambda: iter([Pause(until=0.001)]), Wakeup()).wait(SECONDS), "another session goes on"
+    assert not ended.is_set()
+    wakeup()
+    assert ended.wait(SECONDS)
+
+
+def test_a_wait_in_the_calling_thread_takes_a_distant_deadline():
+    wakeup = Wakeup()
+    timer = threading.Timer(0.05, wakeup)
+    timer.start()
+    wait_here(Pause(until=time.monotonic() + 1e12), wakeup)
+    assert wakeup.called
+    timer.join()
+
+
+@pytest.mark.parametrize("number", [None, -1], ids=["none", "closed"])
+def test_a_session_without_a_descriptor_keeps_its_thread(number):
     threads, wakeup, seen = SessionThreads(), Wakeup(), []
 
     def pauses():
         for _ in range(2):
             seen.append(threading.current_thread())
-            yield Pause(connection=PlainExecutorChannel(Silent()), lingers=True)
+            yield Pause(connection=PlainExecutorChannel(Silent(number)), lingers=True)
 
     assert run(threads, pauses, wakeup).is_set(), "it has run to its end before `run` returned"
     assert set(seen) == {threading.current_thread()}
@@ -151,3 +179,87 @@ def test_threads_end_with_the_last_session():
     for thread in mine:
         thread.join(SECONDS)
         assert not thread.is_alive()
+
+
+@pytest.fixture
+def no_thread_starts(monkeypatch):
+    """An event. While it is set, no thread of a session can be started."""
+    refuse, start = threading.Event(), threading.Thread.start
+
+    def start_or_refuse(thread):
+        if refuse.is_set() and thread.name == "djinn-session":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    return refuse
+
+
+def one_pause():
+    yield Pause()
+
+
+def test_sessions_go_on_while_no_thread_can_be_started(no_thread_starts, wait_for):
+    threads, wakeups = SessionThreads(), [Wakeup() for _ in range(3)]
+    before = {thread for thread in threading.enumerate() if thread.name == "djinn-session"}
+    ended = [run(threads, one_pause, wakeup) for wakeup in wakeups]
+    no_thread_starts.set()
+    for one, wakeup in zip(ended[:2], wakeups, strict=False):
+        wakeup()
+        assert one.wait(SECONDS), "the only thread runs the session, and then waits again"
+    no_thread_starts.clear()
+    wakeups[2]()
+    assert ended[2].wait(SECONDS)
+    wait_for(
+        lambda: before.issuperset(thread for thread in threading.enumerate() if thread.name == "djinn-session"),
+        "the end of the threads",
+    )
+
+
+def test_a_session_is_refused_if_no_thread_waits_for_it(no_thread_starts):
+    threads, wakeup = SessionThreads(), Wakeup()
+    no_thread_starts.set()
+    with pytest.raises(RuntimeError, match="can't start"):
+        run(threads, one_pause, Wakeup())
+    no_thread_starts.clear()
+    ended = run(threads, one_pause, wakeup)
+    wakeup()
+    assert ended.wait(SECONDS), "the next session is served"
+
+
+@pytest.mark.parametrize("place", [(selectors, "DefaultSelector"), (socket, "socketpair")], ids=["selector", "pair"])
+def test_a_session_is_refused_if_no_descriptor_is_free(monkeypatch, place):
+    threads, wakeup = SessionThreads(), Wakeup()
+
+    def refuse():
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, refuse)
+        with pytest.raises(OSError, match="too many open files"):
+            run(threads, one_pause, Wakeup())
+    ended = run(threads, one_pause, wakeup)
+    wakeup()
+    assert ended.wait(SECONDS), "the next session is served"
+
+
+def test_a_session_that_raises_systemexit_leaves_the_threads_usable():
+    threads, before, ended = SessionThreads(), set(threading.enumerate()), threading.Event()
+
+    def exits():
+        try:
+            yield Pause()
+            raise SystemExit
+        finally:
+            ended.set()
+
+    wakeups = Wakeup(), Wakeup()
+    run(threads, exits, wakeups[0])
+    wakeups[0]()
+    assert ended.wait(SECONDS)
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "djinn-session":
+            thread.join(SECONDS)
+    ended = run(threads, one_pause, wakeups[1])
+    wakeups[1]()
+    assert ended.wait(SECONDS), "the next session is served"
