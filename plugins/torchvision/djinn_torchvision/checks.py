@@ -7,7 +7,7 @@ executor's process; on a GPU the check would wait for the device, and its memory
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ Given = Mapping[str, Any]
 Check = Callable[[Given], None]
 _LARGEST: Final = 1 << 31  # kernels count with 32 bits
 _FARTHEST: Final = 1 << 20  # elements from the corner of an image; kernels convert coordinates to integers
+_LARGEST_SCALE: Final = 1 << 15  # finite in each dtype
 _LARGEST_REGION: Final = 1 << 26  # elements; kernels look at each if they choose the sampling ratio
 
 
@@ -44,18 +45,37 @@ def _within(name: str, tensor: torch.Tensor, least: int, stop: int) -> None:
     _require(fits, f"{name} must lie in {least} to {stop - 1}")
 
 
-def _regions(given: Given, batch: int) -> None:
+def _finite(name: str, tensor: torch.Tensor) -> None:
+    """Require finite elements. Contents on other devices than CPUs are not looked at."""
+    if tensor.device.type == "cpu":
+        _require(bool(torch.isfinite(tensor).all()), f"{name} must be finite")
+
+
+def _bounded(what: str, sizes: Sequence[int]) -> None:
+    fits = all(0 <= size < _LARGEST for size in sizes) and math.prod(sizes) < _LARGEST
+    _require(fits, f"{what} must have less than {_LARGEST} elements")
+
+
+def _regions(given: Given, images: Sequence[int]) -> None:
+    """Check regions of images of shape `images`."""
     rois = given["rois"]
     _require(rois.dim() == 2 and rois.shape[1] == 5, f"rois must have shape (K, 5), not {_shape(rois)}")
+    _bounded("rois", rois.shape)
+    _bounded("input", images)
+    batch, _, *sides = images
+    _require(not len(rois) or min(sides) > 0, "images with regions must have pixels")
     _within("the first column of rois, indices of images,", rois[:, 0], 0, batch)
     height, width, scale = given["pooled_height"], given["pooled_width"], given["spatial_scale"]
     _require(height > 0 and width > 0, "the pooled size must be positive")
-    _require(math.isfinite(scale), "spatial_scale must be finite")
+    _require(abs(scale) < _LARGEST_SCALE, f"spatial_scale must be less than {_LARGEST_SCALE}")  # nan is not
+    if "sampling_ratio" in given:
+        _require(-1 <= given["sampling_ratio"] <= 1 << 10, "sampling_ratio must be at most 1024")
     if rois.device.type != "cpu" or not len(rois):
         return
     corners = rois[:, 1:].double() * scale
+    limit = min(_FARTHEST, torch.finfo(rois.dtype).max / 4)  # kernels subtract and add corners in this dtype
     farthest = float(corners.abs().max())
-    _require(farthest < _FARTHEST, f"corners of rois times spatial_scale must be less than {_FARTHEST}")  # nan is not
+    _require(farthest < limit, f"corners of rois times spatial_scale must be less than {limit}")  # nan is not
     width_of, height_of = (corners[:, 2 + axis] - corners[:, axis] for axis in (0, 1))
     area = float((width_of.clamp(min=1) * height_of.clamp(min=1)).max())
     _require(
@@ -63,18 +83,11 @@ def _regions(given: Given, batch: int) -> None:
     )
 
 
-def _bounded(given: Given, *sizes: int) -> None:
-    _require(
-        all(0 <= size < _LARGEST for size in sizes) and math.prod(sizes) < _LARGEST, "the result would be too large"
-    )
-    if "sampling_ratio" in given:
-        _require(-1 <= given["sampling_ratio"] <= 1 << 10, "sampling_ratio must be at most 1024")
-
-
 def _nms(given: Given) -> None:
     boxes, scores = given["dets"], given["scores"]
     _same_dtype(given, "dets", "scores")
     _require(boxes.dim() == 2 and boxes.shape[1] == 4, f"boxes must have shape (N, 4), not {_shape(boxes)}")
+    _bounded("boxes", boxes.shape)
     _require(_shape(scores) == (boxes.shape[0],), f"scores must have shape ({boxes.shape[0]},), not {_shape(scores)}")
 
 
@@ -85,12 +98,12 @@ def _forward(by_position: bool) -> Check:
         images = given["input"]
         _require(images.dim() == 4, "input must have 4 dimensions")
         _same_dtype(given, "input", "rois")
-        _regions(given, images.shape[0])
+        _regions(given, images.shape)
         parts = given["pooled_height"] * given["pooled_width"]
         if by_position:
             _require(images.shape[1] % parts == 0, f"the channels of input must be a multiple of {parts}")
         channels = images.shape[1] // parts if by_position else images.shape[1]
-        _bounded(given, given["rois"].shape[0], channels, parts)
+        _bounded("the result", (given["rois"].shape[0], channels, parts))
 
     return check
 
@@ -100,12 +113,12 @@ def _backward(indices: str = "") -> Check:
 
     def check(given: Given) -> None:
         _same_dtype(given, "grad", "rois")
-        grad, batch, channels = given["grad"], given["batch_size"], given["channels"]
-        _bounded(given, batch, channels, given["height"], given["width"])
-        _regions(given, batch)
+        grad, channels = given["grad"], given["channels"]
+        _regions(given, (given["batch_size"], channels, given["height"], given["width"]))
         parts = given["pooled_height"] * given["pooled_width"]
         made = channels // parts if indices == "channel_mapping" else channels
         expected = (given["rois"].shape[0], made, given["pooled_height"], given["pooled_width"])
+        _bounded("grad", expected)
         _require(_shape(grad) == expected, f"grad must have shape {expected}, not {_shape(grad)}")
         if indices:
             found = given[indices]
@@ -127,6 +140,8 @@ def _deform(given: Given) -> None:
     _require(min(stride) > 0 and min(dilation) > 0 and min(padding) >= 0, "stride, dilation or padding is too small")
     _require(max(*stride, *dilation, *padding) < 1 << 20, "stride, dilation or padding is too large")
     _require(groups > 0 and parts > 0, "groups must be positive")
+    for name in names:
+        _bounded(name, given[name].shape)
     batch, channels = images.shape[:2]
     made, each, *kernel = weight.shape
     _require(min(kernel) > 0, "the kernel must have elements")
@@ -137,8 +152,9 @@ def _deform(given: Given) -> None:
     out = [(size + 2 * pad - span) // step + 1 for size, pad, span, step in sides]
     _require(min(out) > 0, "the kernel is larger than the input")
     cells = parts * kernel[0] * kernel[1]
-    _bounded(given, batch, max(made, channels * kernel[0] * kernel[1]), *out)
+    _bounded("the result or its columns", (batch, max(made, channels * kernel[0] * kernel[1]), *out))
     _require(_shape(offset) == (batch, 2 * cells, *out), f"offset must have shape {(batch, 2 * cells, *out)}")
+    _finite("offset", offset)
     if given["use_mask"]:
         _require(_shape(given["mask"]) == (batch, cells, *out), f"mask must have shape {(batch, cells, *out)}")
     _require(_shape(given["bias"]) == (made,), f"bias must have shape ({made},)")

@@ -120,11 +120,73 @@ BAD_REGIONS = {
 }
 
 
+POOLINGS = [name for name in NAMES if "roi" in name]
+
+
 @pytest.mark.parametrize("rois", BAD_REGIONS.values(), ids=list(BAD_REGIONS))
-@pytest.mark.parametrize("name", [name for name in NAMES if "roi" in name])
+@pytest.mark.parametrize("name", POOLINGS)
 def test_regions_beyond_an_image_are_refused(name, rois):
     with pytest.raises(ValueError):
         CHECKS[f"torchvision::{name}"](given(name, rois=rois))
+
+
+@pytest.mark.parametrize("side", ["height", "width"])
+@pytest.mark.parametrize("name", POOLINGS)
+def test_regions_of_an_image_without_pixels_are_refused(name, side):
+    size = [2, 8, 8, 8]
+    size[2 if side == "height" else 3] = 0
+    changes = {side: 0} if name.startswith("_") else {"input": torch.ones(size)}
+    with pytest.raises(ValueError, match="must have pixels"):
+        CHECKS[f"torchvision::{name}"](given(name, **changes))
+
+
+@pytest.mark.parametrize("name", ["roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"])
+def test_no_regions_of_an_image_without_pixels_are_taken(name):
+    CHECKS[f"torchvision::{name}"](given(name, input=torch.ones(2, 8, 0, 8), rois=torch.ones(0, 5)))
+
+
+@pytest.mark.parametrize("scale", [1e300, -1e300, 1e39, 1e5, math.inf, math.nan])
+@pytest.mark.parametrize("name", POOLINGS)
+def test_a_scale_that_is_infinite_in_a_kernel_is_refused(name, scale):
+    """In float32 or float16. Times a corner at 0 it is NaN."""
+    with pytest.raises(ValueError, match="spatial_scale must be"):
+        CHECKS[f"torchvision::{name}"](given(name, spatial_scale=scale, rois=torch.zeros(2, 5)))
+
+
+def test_corners_that_are_infinite_in_float16_are_refused():
+    rois = torch.tensor([[0.0, 30000.0, 0.0, 30000.0, 1.0]]).half()
+    changes = {"input": torch.ones(2, 8, 8, 8).half(), "rois": rois, "spatial_scale": 4.0}
+    with pytest.raises(ValueError, match="corners of rois"):
+        CHECKS["torchvision::roi_align"](given("roi_align", **changes))
+
+
+def repeated(*shape):
+    """A tensor of one element in memory."""
+    return torch.ones(()).expand(shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("roi_align", {"input": repeated(2, 8, 1 << 15, 1 << 15)}),
+        ("ps_roi_pool", {"input": repeated(1 << 20, 1 << 12, 1, 1)}),
+        ("_roi_align_backward", {"rois": repeated(1 << 29, 5)}),
+        ("roi_pool", {"input": repeated(2, 0, 8, 8), "rois": repeated(1 << 29, 5)}),
+        ("deform_conv2d", {"input": repeated(1 << 20, 4, 1 << 10, 8)}),
+        ("nms", {"dets": repeated(1 << 29, 4), "scores": repeated(1 << 29)}),
+    ],
+)
+def test_tensors_with_more_elements_than_kernels_count_are_refused(name, changes):
+    with pytest.raises(ValueError, match=r"must have less than \d+ elements"):
+        CHECKS[f"torchvision::{name}"](given(name, **changes))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["deform_conv2d", "_deform_conv2d_backward"])
+def test_an_offset_that_is_not_finite_is_refused(name, wrong):
+    (offset := torch.zeros(2, 36, 6, 6))[1, 35, 5, 5] = wrong
+    with pytest.raises(ValueError, match="offset must be finite"):
+        CHECKS[f"torchvision::{name}"](given(name, offset=offset))
 
 
 @pytest.mark.parametrize(
