@@ -21,9 +21,10 @@ LEAST_LOADED: Final = "least_loaded"  # the default, also in place of a policy t
 
 def _pairs(texts: Iterable[str], wanted: str) -> list[tuple[str, str]]:
     split = [text.partition("=") for text in texts]
-    if not all(left and right for left, _, right in split):
+    pairs = [(left.strip(), right.strip()) for left, _, right in split]
+    if not all(left and right for left, right in pairs):
         raise ValueError(f"must be entries like {wanted}")
-    return [(left.strip(), right.strip()) for left, _, right in split]
+    return pairs
 
 
 def _check_shares(_: object, __: object, shares: Iterable[str]) -> None:

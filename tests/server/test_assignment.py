@@ -110,7 +110,15 @@ def test_fair_share_keeps_reserved_executors_for_their_tenants():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"shares": ("alice",)}, {"shares": ("alice=0",)}, {"reservations": ("0=",)}, {"margin": -1.0}]
+    "wrong",
+    [
+        {"shares": ("alice",)},
+        {"shares": ("alice=0",)},
+        {"shares": (" =2",)},
+        {"reservations": ("0=",)},
+        {"reservations": ("0= ",)},
+        {"margin": -1.0},
+    ],
 )
 def test_settings_of_the_policies_are_checked(wrong):
     with pytest.raises(ValueError):
