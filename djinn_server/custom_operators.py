@@ -11,12 +11,13 @@ import attrs
 import torch
 
 from djinn_core import torch_private
-from djinn_core.errors import StartupError
+from djinn_core.errors import ConfigurationError, StartupError
 from djinn_core.hookspecs.operators import OperatorLibrary
 from djinn_core.ir.operators import allow_custom, custom_refusal
 from djinn_core.logs import get_logger
 from djinn_core.wire import limits
 from djinn_core.wire.messages import CustomOperator
+from djinn_server.launch.token_table import check_tenant
 
 MODULE: Final = "module:"
 _log = get_logger("djinn.server")
@@ -40,13 +41,13 @@ class AllowedOperators:
 class CustomOperators:
     """The custom ops of an executor. Its one tenant is known when the first client attaches."""
 
-    def __init__(self, chosen: Sequence[str], libraries: Sequence[OperatorLibrary], *, own: bool = False) -> None:
-        """Import what `chosen`, the values of `--operators`, names. `own`: the executor is a program's own and has no tenants.
+    def __init__(self, chosen: Sequence[str], libraries: Sequence[OperatorLibrary], *, tenants: bool = True) -> None:
+        """Import what `chosen`, the values of `--operators`, names. `tenants`: as in `ExecutorConfig`.
 
         Raises:
-            StartupError: there is no such library or module, it cannot be imported, or it does not register an op.
+            StartupError: there is no such library or module, it cannot be imported, it does not register an op, or a tenant's name is invalid.
         """
-        self._allowed = tuple([_allowed(text, libraries, own) for text in chosen])
+        self._allowed = tuple([_allowed(text, libraries, tenants) for text in chosen])
         self.offered: tuple[CustomOperator, ...] = ()
 
     def assign(self, tenant: str) -> None:
@@ -64,17 +65,23 @@ class CustomOperators:
             _log.info("custom ops are allowed", tenant=tenant, ops=len(found))
 
 
-def _allowed(text: str, libraries: Sequence[OperatorLibrary], own: bool) -> AllowedOperators:
-    name, _, tenant = text.partition("@")
+def _allowed(text: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> AllowedOperators:
+    name, at, tenant = text.partition("@")
     try:
+        if at:
+            check_tenant(tenant)
         if name.startswith(MODULE):
             return AllowedOperators(dict(_of_module(name.removeprefix(MODULE))), tenant)
-        return _of_library(name, tenant, libraries, own)
+        return _of_library(name, tenant, libraries, tenants)
+    except ConfigurationError as error:
+        raise StartupError(
+            f"--operators {text}: {error}. Name a tenant after @, or leave out @ to allow the ops to every tenant"
+        ) from error
     except StartupError as error:
         raise StartupError(f"--operators {text}: {error}") from error.__cause__
 
 
-def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary], own: bool) -> AllowedOperators:
+def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> AllowedOperators:
     library = next((one for one in libraries if one.name == name), None)
     if library is None:
         there = ", ".join(sorted(one.name for one in libraries)) or "none"
@@ -82,16 +89,16 @@ def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary], ow
             f"no plugin offers an operator library of this name (there are: {there}). Install its package on this machine, or allow the "
             "Python ops of a module: `--operators module:NAME`"
         )
-    if not library.every_tenant and not tenant and not own:
+    if not library.every_tenant and not tenant and tenants:
         raise StartupError(
             f"its kernels do not validate arguments of hostile clients: name a tenant that you trust, `{name}@TENANT`"
         )
     _import(library.module)
-    own = type(library).check is not OperatorLibrary.check
+    checks = type(library).check is not OperatorLibrary.check
     return AllowedOperators(
         {op: _registered(op, library.module) for op in sorted(library.operators)},
         tenant,
-        library.check if own else None,
+        library.check if checks else None,
     )
 
 

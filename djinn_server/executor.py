@@ -551,7 +551,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     registry = load_plugins(config)
-    operators = CustomOperators(config.operators, registry.operators, own=config.network is None)
+    operators = CustomOperators(config.operators, registry.operators, tenants=config.tenants)
     disk, policy = DiskQuota(), decider(registry, config.memory.policy)
     found, evicts = open_device(registry.devices, device), not config.batch_sessions
     opened = limited(found, config.memory.limit, disk, policy, on_demand=evicts)

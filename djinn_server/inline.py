@@ -107,7 +107,7 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)
     begin_compiling(context, registry, settings.compilers)
-    operators = CustomOperators(settings.operators, registry.operators, own=True)
+    operators = CustomOperators(settings.operators, registry.operators, tenants=False)
     executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession, operators=operators)
     ours, theirs = connected_pair()
 

@@ -115,4 +115,6 @@ class GatewayConfig:
     def executor_on(self, device: str, accounts: Path) -> ExecutorConfig:
         """Configuration of the executor on a device. `accounts`: where its tenants' time on it is recorded."""
         log = attrs.evolve(self.executor.log, level=self.log_level)
-        return attrs.evolve(self.executor, device=device, network=self.network, log=log, accounts=accounts)
+        return attrs.evolve(
+            self.executor, device=device, network=self.network, tenants=True, log=log, accounts=accounts
+        )

@@ -74,7 +74,8 @@ def _start_executor(
     settings: Settings, engine: ExecutorEngine, request: LaunchRequest, unused_seconds: float
 ) -> OwnExecutor:
     models = attrs.evolve(EVERYTHING, published=_published()) if engine.name == LOCAL else EVERYTHING
-    config = ExecutorConfig(settings.device, models=models, unused_seconds=unused_seconds).with_settings(settings)
+    config = ExecutorConfig(settings.device, tenants=False, models=models, unused_seconds=unused_seconds)
+    config = config.with_settings(settings)
     if settings.recover and engine.name != LOCAL:  # the engine knows a folder on the other machine
         recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
         return OwnExecutor(attrs.evolve(config, recovery=recovery), engine, request)

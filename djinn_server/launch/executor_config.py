@@ -233,6 +233,7 @@ class ExecutorConfig(ExecutorOptions):
         batch_sessions: True if sessions with the same weights may have the same template run together.
         accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
             from zero.
+        tenants: True if a gateway sends it clients; False: it belongs to the program that started it, and trusts this program.
         module: the Python module that the process runs; only tests change it.
         unused_seconds: it ends where no session has begun after so long; 0: it waits for one.
     """
@@ -270,6 +271,7 @@ class ExecutorConfig(ExecutorOptions):
     plugins: Selection = attrs.field(factory=Selection)
     log: LogConfig = attrs.field(factory=LogConfig)
     accounts: Path | None = None
+    tenants: bool = True
     module: str = EXECUTOR_MODULE
     unused_seconds: float = 0.0
 

@@ -9,12 +9,16 @@ import custom_op_library as library
 import pytest
 import torch
 from configured import configured
+from held_engine import HeldEngine, HeldPlugin
 from servers import start_server
 
 import djinn
 from djinn_client.interception.runtime_interface import port
 from djinn_core.errors import StartupError, UnsupportedOperation
+from djinn_core.registry.selection import Selection
 from djinn_server.custom_operators import CustomOperators
+from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig
+from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.token_table import change_table, create
 from evaluation.fuzz.op_names import talking, try_names
 
@@ -276,6 +280,9 @@ def test_the_first_op_of_a_program_with_its_own_executor_waits_for_what_that_off
         ("nothing", r"no plugin offers an operator library .*there are: tests, trusting"),
         ("module:no_such_module", r"importing the module 'no_such_module' .*ModuleNotFoundError"),
         ("module:json", r"the module json defines no op"),
+        ("module:custom_op_library@", r"--operators module:custom_op_library@: .*Name a tenant after @"),
+        ("tests@", r"--operators tests@: .*Name a tenant after @"),
+        ("trusting@ alice", r"' alice' cannot be the name of a tenant"),
     ],
 )
 def test_a_server_refuses_what_it_cannot_allow(chosen, said):
@@ -284,7 +291,24 @@ def test_a_server_refuses_what_it_cannot_allow(chosen, said):
 
 
 def test_a_program_may_run_any_library_on_its_own_executor():
-    CustomOperators(["trusting"], [library.Trusting()], own=True)
+    CustomOperators(["trusting"], [library.Trusting()], tenants=False)
+
+
+def test_a_program_may_run_any_library_on_an_executor_that_an_engine_holds(importable, monkeypatch):
+    """Such an executor listens for other machines, as those of a gateway do."""
+    monkeypatch.syspath_prepend(importable)
+    plugins = ["tcp", "custom_op_library", HeldPlugin(HeldEngine())]
+    with configured(plugins=plugins, engine="held", threads=1, operators=["trusting"]):
+        djinn.init()
+        assert torch.equal(torch.ops.djinn_library.hidden(values(device=DEVICE)).cpu(), values() + 1)
+
+
+@pytest.mark.parametrize("network", [None, NetworkConfig()])
+def test_an_executor_with_tenants_refuses_libraries_that_trust_clients(network, importable, monkeypatch):
+    monkeypatch.syspath_prepend(importable)
+    config = ExecutorConfig("cpu", network, 1, operators=("trusting",), plugins=Selection(("tcp", "custom_op_library")))
+    with ExecutorProcess(config) as executor, pytest.raises(StartupError, match=r"trusting@TENANT"):
+        executor.wait_ready(60.0)
 
 
 # --- hostile clients ----------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ FULL = ExecutorConfig(
     plugins=Selection(("one",), frozenset({"two"}), plugin_settings=(PluginSetting("one", "secret", "hush", "file"),)),
     log=LogConfig("info", "server"),
     accounts=Path("/accounts"),
+    tenants=False,
     module="other",
     unused_seconds=7.5,
 )
@@ -143,6 +144,11 @@ def test_settings_stand_in_for_what_the_command_line_does_not_say():
     assert given.executor.log.debug == "server"
     on = given.executor_on("cpu:0", Path("/accounts/0"))
     assert (on.device, on.network, on.log.level) == ("cpu:0", given.network, "info")
+
+
+def test_executors_of_a_gateway_have_tenants():
+    config = GatewayConfig(executor=ExecutorConfig(tenants=False))
+    assert config.executor_on("cpu:0", Path("/accounts/0")).tenants
 
 
 FOLDERS = {
