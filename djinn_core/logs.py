@@ -58,6 +58,7 @@ STAGE_PARTS = dict.fromkeys(
 
 _SECRET_KEYS = re.compile(r"token|secret|password|ticket|authorization|cookie|credential", re.IGNORECASE)
 _SECRET_TEXT = (
+    re.compile(r"(?i)(?P<keep>\b(?:signature|sig|credential|\w*access(?:key)?id)=)[^\s&,;#'\"]+"),  # S3, GCS, Azure
     re.compile(r"(?i)(?P<keep>\b(?:token|ticket|secret|password|access_token)\s*[=:]\s*)[^\s&,;'\"]+"),
     re.compile(r"(?P<keep>\bdjinn_)[\w-]{40,}"),  # what `djinn token create` makes
     re.compile(r"(?i)(?P<keep>\bbearer\s+)[\w.~+/=-]+"),
@@ -278,7 +279,8 @@ class RecentLines(logging.Handler):
         """As `logging.Handler`."""
         event = {"event": record.getMessage(), **getattr(record, "djinn", {})}
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        self._kept.append(one_line(f"{clock} {record.levelname.lower()} {_line(event)}")[:RECENT_CHARACTERS])
+        line = _without_secrets(one_line(f"{clock} {record.levelname.lower()} {_line(event)}"))
+        self._kept.append(line[:RECENT_CHARACTERS])
 
     def lines(self) -> tuple[str, ...]:
         """The lines, the newest last."""

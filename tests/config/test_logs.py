@@ -109,6 +109,33 @@ def test_secrets_are_hidden(log, style):
     assert "x=1" in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=s3cr3t%2F20261129&X-Amz-Security-Token=s3cr3t%2B&x=1&X-Amz-Signature=s3cr3t",
+        "AWSAccessKeyId=s3cr3t&Signature=s3cr3t%3D&x=1&Expires=1764450000",
+        "X-Goog-Algorithm=GOOG4-RSA-SHA256&X-Goog-Credential=s3cr3t%40x.iam&x=1&X-Goog-Signature=s3cr3t",
+        "GoogleAccessId=s3cr3t@x.iam&Expires=1764450000&Signature=s3cr3t%2B&x=1",
+        "sv=2024-11-04&se=2026-11-30&sr=b&sp=r&x=1&sig=s3cr3t%3D",
+    ],
+    ids=["s3-v4", "s3-v2", "gcs-v4", "gcs-v2", "azure"],
+)
+def test_signatures_of_urls_are_hidden(log, query):
+    stream, recent = shown(), logs.RecentLines()
+    logging.getLogger("djinn").addHandler(recent)
+    try:
+        url = f"https://bucket.example/weights?{query}"
+        log.info("reading", url=url, error=OSError(f"{url}: 403"))
+        logging.getLogger("djinn.runtime").info("reading %s", url)  # a logger of the standard library
+    finally:
+        logging.getLogger("djinn").removeHandler(recent)
+    for text in (stream.getvalue(), *recent.lines()):
+        assert "s3cr3t" not in text
+        assert "weights?" in text
+    assert "x=1" in stream.getvalue()
+    assert len(recent.lines()) == 2
+
+
 def test_debug_of_some_parts(log):
     stream = shown("warning")
     logs.set_debug_level("runtime,djinn.pool")
