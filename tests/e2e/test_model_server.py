@@ -33,39 +33,119 @@ def model():
     return LlamaForCausalLM(LlamaConfig(**sizes, **ends, num_attention_heads=2)).eval()
 
 
-def test_concurrent_requests_get_the_tokens_of_the_local_model(example, model, monkeypatch):
-    tokenizer, port, batches = ByT5Tokenizer(), free_port(), []
-    asked = [("one", 3), ("a longer prompt", 5), ("two", 4)]
-    expected = []
-    for prompt, length in asked:
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
-        found = model.generate(ids, max_new_tokens=length, do_sample=False)
-        expected.append(found[0, ids.shape[1] :].tolist())
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def tokenizer():
+    found = ByT5Tokenizer()
+    found.pad_token = None  # as GPT-2's
+    return found
+
+
+def local(model, tokenizer, prompt, length):
+    """The tokens that the model generates on the CPU."""
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    return model.generate(ids, max_new_tokens=length, do_sample=False)[0, ids.shape[1] :].tolist()
+
+
+async def post(session, port, **body):
+    """The status of a request, and the tokens of its answer."""
+    async with session.post(f"http://localhost:{port}/generate", **body) as response:
+        tokens = [json.loads(line)["token"] async for line in response.content] if response.status == 200 else []
+        return response.status, tokens
+
+
+async def with_server(example, model, tokenizer, use):
+    """Serve the model, and return what `use` returns for a function that posts."""
+    port = free_port()
+    serving = asyncio.create_task(example.serve(model.to("remote_accelerator:0"), tokenizer, port))
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                await post(session, port)
+                break
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(0.01)
+        found = await use(lambda **body: post(session, port, **body))
+    assert not serving.done()
+    serving.cancel()
+    return found
+
+
+def test_concurrent_requests_get_the_tokens_of_the_local_model(example, model, tokenizer, monkeypatch):
+    batches = []
+    asked = [("xyz", 3), ("zzzzzz", 5), ("Q", 4)]
+    expected = [(200, local(model, tokenizer, *one)) for one in asked]
     run = example.Batch.run
     monkeypatch.setattr(
         example.Batch, "run", lambda batch, *given: batches.append(len(batch.prompts)) or run(batch, *given)
     )
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
-    async def request(session, prompt, length):
-        body = {"prompt": prompt, "tokens": length}
-        async with session.post(f"http://localhost:{port}/generate", json=body) as response:
-            return [json.loads(line)["token"] async for line in response.content]
+    async def use(post):
+        requests = [{"prompt": prompt, "tokens": length} for prompt, length in asked]
+        return await post(json=requests[0]), await asyncio.gather(*[post(json=request) for request in requests])
 
-    async def everything():
-        serving = asyncio.create_task(example.serve(model.to("remote_accelerator:0"), tokenizer, port))
-        async with aiohttp.ClientSession() as session:
-            while True:
-                try:
-                    first = await request(session, *asked[0])
-                    break
-                except aiohttp.ClientConnectorError:
-                    await asyncio.sleep(0.01)
-            found = await asyncio.gather(*[request(session, *one) for one in asked])
-        serving.cancel()
-        return first, found
-
-    first, found = asyncio.run(everything())
+    first, found = asyncio.run(with_server(example, model, tokenizer, use))
     assert first == expected[0]
     assert found == expected
     assert max(batches) >= 2
+
+
+def test_a_prompt_ends_at_its_eos_while_its_neighbour_goes_on(example, model):
+    tokenizer, prompts = ByT5Tokenizer(), ("xyz", "a longer prompt")
+    short, long = (local(model, tokenizer, prompt, 8) for prompt in prompts)
+    eos = short[2]
+    assert eos not in long
+    sent = [[], []]
+    model.generation_config.eos_token_id = [eos, 383]
+    batch = example.Batch([(prompt, 8, tokens.append) for prompt, tokens in zip(prompts, sent, strict=True)])
+    batch.run(model.to("remote_accelerator:0"), tokenizer)
+    ended, full = ([token for token in tokens if token is not None] for tokens in sent)
+    assert ended == short[: short.index(eos) + 1]
+    assert full == long
+    assert [tokens.index(None) for tokens in sent] == [len(ended), 8], "no token follows the end"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"json": {"prompt": "a", "tokens": 0}}, 400),
+        ({"json": {"prompt": "a", "tokens": "3"}}, 400),
+        ({"json": {"prompt": ["a"], "tokens": 3}}, 400),
+        ({"json": {"prompt": "a", "tokens": 1.5}}, 400),
+        ({"json": {"prompt": "a", "tokens": 1025}}, 400),
+        ({"json": {"prompt": 1025 * "a", "tokens": 3}}, 400),
+        ({"json": {"prompt": "\ud800", "tokens": 3}}, 400),
+        ({"json": ["a"]}, 400),
+        ({"data": "{", "headers": {"Content-Type": "application/json"}}, 400),
+        ({"data": '{"prompt": "a", "tokens": 3}'}, 415),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused(example, model, tokenizer, body, status):
+    async def use(post):
+        return await post(**body), await post(json={"prompt": "a", "tokens": 2})
+
+    refused, served = asyncio.run(with_server(example, model, tokenizer, use))
+    assert refused == (status, [])
+    assert (served[0], len(served[1])) == (200, 2)
+
+
+def test_a_batch_that_fails_ends_its_answers_and_no_others(example, model, tokenizer, monkeypatch, caplog):
+    run = example.Batch.run
+
+    def fail_once(batch, model, tokenizer):
+        monkeypatch.setattr(example.Batch, "run", run)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(example.Batch, "run", fail_once)
+
+    async def use(post):
+        return [await post(json={"prompt": "a", "tokens": 2}) for _ in range(2)]
+
+    failed, served = asyncio.run(with_server(example, model, tokenizer, use))
+    assert failed == (200, [])
+    assert (served[0], len(served[1])) == (200, 2)
+    assert "out of memory" in caplog.text
