@@ -45,7 +45,10 @@ def relayed(registry):
             opened.append(transport_for(url, registry.transports).listen(url, LIMITS, accept))
             return opened[-1].url
 
-        inner_url = listen("unix://", executor)
+        def serve(connection):
+            executor(connection)  # what it returns does not matter: the listener closes the connection
+
+        inner_url = listen("unix://", serve)
 
         def pass_on(connection):
             inner = transport_for(inner_url, registry.transports).connect(inner_url, LIMITS, SECONDS)
