@@ -11,8 +11,9 @@ A server sees submissions, not requests. It counts these:
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -26,6 +27,21 @@ MODELS_LIMIT: Final = 32  # of which the figures are kept apart
 OTHER_MODELS: Final = "other"
 NAMES: Final = ("request_duration_seconds", "first_token_seconds", "token_seconds")
 ANSWERS_LIMIT: Final = 16  # after a prefill without a decode step
+
+
+class ModelNames:
+    """The first `MODELS_LIMIT` names of models. Clients choose names. A name keeps its label, so that counters do not fall."""
+
+    def __init__(self) -> None:
+        self._kept: set[str] = set()
+        self._lock = threading.Lock()
+
+    def label(self, name: str) -> str:
+        """Return `name` if it is one of the first, else `OTHER_MODELS`."""
+        with self._lock:
+            if len(self._kept) < MODELS_LIMIT and name != OTHER_MODELS:
+                self._kept.add(name)
+            return name if name in self._kept else OTHER_MODELS
 
 
 @attrs.define(eq=False)
@@ -125,11 +141,13 @@ class RequestTimes:
     """The durations of a session's requests by model. Only the session's thread adds to them.
 
     Attributes:
-        by_model: the durations.
+        by_model: the durations, by labels of `names`.
         model: the model that ran last, as its client names it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: ModelNames) -> None:
+        """`names`: those of all sessions of the executor."""
+        self._names = names
         self.by_model: dict[str, ModelTimes] = {}
         self.model = ""
         self._prefill: _Prefill | None = None
@@ -193,8 +211,7 @@ class RequestTimes:
     def _times(self) -> ModelTimes:
         found = self.by_model.get(self.model)
         if found is None:
-            name = self.model if len(self.by_model) < MODELS_LIMIT else OTHER_MODELS
-            found = self.by_model.setdefault(name, ModelTimes())
+            found = self.by_model.setdefault(self._names.label(self.model), ModelTimes())
         return found
 
     def figures(self) -> ServingFigures:
@@ -206,15 +223,6 @@ class RequestTimes:
 
 
 def include_models(totals: dict[str, ModelTimes], more: Mapping[str, ModelTimes]) -> None:
-    """Add the durations of a session to those of its executor, which keeps `MODELS_LIMIT` models apart."""
+    """Add the durations of a session to those of its executor."""
     for model, times in list(more.items()):
-        name = model if model in totals or len(totals) < MODELS_LIMIT else OTHER_MODELS
-        totals.setdefault(name, ModelTimes()).include(times)
-
-
-def together(sessions: Iterable[Mapping[str, ModelTimes]]) -> dict[str, ModelTimes]:
-    """The durations of several sessions by model."""
-    found: dict[str, ModelTimes] = {}
-    for one in sessions:
-        include_models(found, one)
-    return found
+        totals.setdefault(model, ModelTimes()).include(times)

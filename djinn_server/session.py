@@ -167,7 +167,7 @@ class ExecutorSession:
         self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, moved)
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
-        self._requests = RequestTimes()
+        self._requests = RequestTimes(self._usage.model_names)
         self._ahead = self._runs_ahead(context.ahead_bytes)
         self._observed = context.events.wants("completed")
         self._usage.enter(self)

@@ -22,7 +22,7 @@ from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Timing
 from djinn_server.histogram import Histogram
 from djinn_server.rate_limit import Buckets
-from djinn_server.request_times import NAMES, ModelTimes, include_models, together
+from djinn_server.request_times import NAMES, ModelNames, ModelTimes, include_models
 from djinn_server.session_metrics import EVERY_SESSION, MeteredSession, SessionGauges
 from djinn_server.usage_quota import UsageQuota
 
@@ -78,10 +78,15 @@ _NOTHING: Final[tuple[int, Mapping[int, int]]] = 0, MappingProxyType({})
 
 
 class UsageMetrics:
-    """Counters of the sessions of this process, all of which are one tenant's."""
+    """Counters of the sessions of this process, all of which are one tenant's.
+
+    Attributes:
+        model_names: the models whose requests are counted apart. A session's first request of a model gives the model its label.
+    """
 
     def __init__(self) -> None:
         self.quota = Quota()
+        self.model_names = ModelNames()
         self._lock = threading.Lock()
         self._totals: dict[str, float] = defaultdict(int)
         self._seconds = dict.fromkeys(("queue", "decode", "encode"), 0.0)
@@ -175,8 +180,11 @@ class UsageMetrics:
 
     def models(self) -> dict[str, ModelTimes]:
         """Durations of requests by model, of all sessions and those that have ended."""
+        found: dict[str, ModelTimes] = {}
         with self._lock:
-            return together([self._served, *[holder.served() for holder in self._holders]])
+            for times in (self._served, *[holder.served() for holder in self._holders]):
+                include_models(found, times)
+        return found
 
     def check(self) -> None:
         """Check that the tenant is within its quota.

@@ -14,6 +14,7 @@ from djinn_core.registry.version import djinn_version
 from djinn_core.wire.executor_reports import Distribution, ExecutorMetrics, Sessions
 from djinn_server.gateway.context import GatewayContext
 from djinn_server.gateway.pool import SupervisedExecutor
+from djinn_server.request_times import ModelNames
 
 
 @attrs.frozen
@@ -204,6 +205,7 @@ class _Collector:
     def __init__(self, context: GatewayContext, families: Any) -> None:
         self._context = context
         self._families = families
+        self._model_names: dict[str, ModelNames] = {}  # by tenant
 
     def describe(self) -> Iterable[Any]:
         """As `Collector.describe`: empty, so that no executor is asked when this is registered."""
@@ -309,9 +311,20 @@ class _Collector:
             labels = (*_LABELS, *one.labels)
             family = self._families.HistogramMetricFamily(f"djinn_executor_{one.name}", one.text, labels=labels)
             for own, metered in known:
-                for seen in metered.distributions.get(one.name, ()):
+                for seen in self._distributions(one, own, metered):
                     family.add_metric((*own, *seen.labels), _buckets(seen), seen.total)
             yield family
+
+    def _distributions(self, family: ExecutorFamily, own: Labels, metered: ExecutorMetrics) -> Sequence[Distribution]:
+        """Histograms of an executor, with a limited number of models: executors that restart take any number of new names."""
+        found = metered.distributions.get(family.name, ())
+        if "model" not in family.labels:
+            return found
+        names = self._model_names.setdefault(own[-1], ModelNames())
+        by_label: dict[str, list[Distribution]] = {}
+        for one in found:
+            by_label.setdefault(names.label(*one.labels), []).append(one)
+        return [_sum(label, parts) for label, parts in by_label.items()]
 
     def _each(self, name: str, text: str, rows: list[_ExecutorRow], value: Callable[[_ExecutorRow], float]) -> Any:
         family = self._families.GaugeMetricFamily(f"djinn_executor_{name}", text, labels=_LABELS)
@@ -349,6 +362,11 @@ def _measured(family: ExecutorFamily, own: Labels, metered: ExecutorMetrics) -> 
         return [((*own, *one.labels), one.value) for one in metered.labelled.get(family.name, ())]
     values = (metered.counters.get(family.name), metered.gauges.get(family.name))
     return [(own, value) for value in values if value is not None]
+
+
+def _sum(label: str, parts: Sequence[Distribution]) -> Distribution:
+    counts = tuple(map(sum, zip(*[one.counts for one in parts], strict=True)))
+    return Distribution(parts[0].bounds, counts, sum(one.total for one in parts), (label,))
 
 
 def _buckets(seen: Distribution) -> list[tuple[str, float]]:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
+from configured import configured
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from djinn_client.runtime.connecting.servers import read_status
-from djinn_core.wire.messages import Workload
-from djinn_server.request_times import MODELS_LIMIT, OTHER_MODELS, RECENT, RequestTimes, together
+from djinn_core.wire.executor_reports import Sessions
+from djinn_core.wire.messages import DeviceInfo, Workload
+from djinn_server.events import ServerEvents
+from djinn_server.gateway.context import GatewayContext
+from djinn_server.gateway.metrics import exporter
+from djinn_server.request_times import MODELS_LIMIT, OTHER_MODELS, RECENT, ModelNames, RequestTimes
+from djinn_server.session_metrics import SessionGauges
+from djinn_server.usage_metrics import UsageMetrics
+
+pytestmark = pytest.mark.usefixtures("forked_processes")
 
 PREFILL, DECODE, PLAIN = Workload("Llama", 8), Workload("Llama", 1), Workload("ResNet")
 
@@ -16,8 +28,8 @@ PREFILL, DECODE, PLAIN = Workload("Llama", 8), Workload("Llama", 1), Workload("R
 class Clock:
     """Feeds submissions that take a second each to a session's `RequestTimes`."""
 
-    def __init__(self):
-        self.times = RequestTimes()
+    def __init__(self, names=None):
+        self.times = RequestTimes(names or ModelNames())
         self.now = 1.0
 
     def run(self, workload, answers=True, pause=0.0):
@@ -93,22 +105,79 @@ def test_figures_are_bounded(clock):
     for _ in range(2 * RECENT):
         clock.run(Workload("ResNet"))
     assert clock.counts == (2 * MODELS_LIMIT + 2 * RECENT, 0)
-    models = together([clock.times.by_model, {"Another": clock.times.by_model["Model0"]}])
+    models = clock.times.by_model
     assert len(models) == MODELS_LIMIT + 1
-    assert models[OTHER_MODELS].requests == MODELS_LIMIT + 2 * RECENT + 1
+    assert models[OTHER_MODELS].requests == MODELS_LIMIT + 2 * RECENT
     assert len(models[OTHER_MODELS].answers.recent) == RECENT
 
 
-def test_a_server_counts_what_a_model_generates(over_tcp, serving, url_of, monkeypatch):
-    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).eval().to("remote_accelerator:0")
-    for length in (4, 5):
-        prompt = torch.ones(1, length, dtype=torch.int64, device="remote_accelerator:0")
-        model.generate(prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0).cpu()
-    plain = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).to("remote_accelerator:0")
-    plain(torch.ones(1, 4, device="remote_accelerator:0")).sum().item()
-    monkeypatch.setenv("DJINN_TOKEN", serving.token)
-    (row,) = read_status([url_of("tcp")])
+class Served:
+    """Stands for a session that ran these models."""
+
+    def __init__(self, usage, models):
+        clock = Clock(usage.model_names)
+        for model in models:
+            clock.run(Workload(model))
+        self.served = lambda: clock.times.by_model
+        self.counted = dict
+        self.holdings = lambda: (0, {})
+        self.measured = SessionGauges
+
+
+def test_the_first_models_of_an_executor_keep_their_names():
+    usage = UsageMetrics()
+    sessions = [Served(usage, [f"Model{n}" for n in range(first, first + 24)]) for first in (0, 24, 0)]
+    expected = {f"Model{n}": 2 if n < 24 else 1 for n in range(MODELS_LIMIT)} | {OTHER_MODELS: 48 - MODELS_LIMIT}
+    for session in sessions:
+        usage.enter(session)
+    for session in (None, *sessions):  # the order in which sessions end changes nothing
+        if session is not None:
+            usage.leave(session)
+        assert {name: times.requests for name, times in usage.models().items()} == expected
+
+
+def test_metrics_keep_the_first_model_names_of_a_tenant_over_restarts():
+    """Executors that restart have new names each time. `/metrics` keeps the first ones, and adds up the others."""
+    restarted, tenants = [UsageMetrics() for _ in range(3)], ("alice", "bob")
+    for life, usage in enumerate(restarted):
+        usage.enter(Served(usage, ["Always", *[f"Model{life}_{n}" for n in range(24)]]))
+    load = SimpleNamespace(busy=0.0, beginning=0)
+    executor = SimpleNamespace(device_id="cpu:0", restarts=0, assigned=0, load=load)
+    pools = [(tenant, SimpleNamespace(executors=[executor])) for tenant in tenants]
+    authentication = SimpleNamespace(tenants=tenants)
+    context = GatewayContext(authentication, SimpleNamespace(pools=lambda: pools, ready=True), ServerEvents())
+    export = exporter(context)
+
+    def scrape(usage):
+        """Requests by model, of each tenant."""
+        metered = usage.report(usage.holdings())
+        executor.report = lambda: Sessions(1, DeviceInfo("cpu:0", "cpu"), (), metered)
+        text = export("")[0].decode()
+        name = r'djinn_executor_request_duration_seconds_count\{.*model="(\w+)",tenant="%s"\} (\S+)'
+        return [{model: float(count) for model, count in re.findall(name % tenant, text)} for tenant in tenants]
+
+    expected = [
+        {"Always": 1, **{f"Model0_{n}": 1 for n in range(24)}},
+        {"Always": 1, **{f"Model1_{n}": 1 for n in range(7)}, OTHER_MODELS: 17},
+        {"Always": 1, OTHER_MODELS: 24},
+        {"Always": 1, **{f"Model0_{n}": 1 for n in range(24)}},
+    ]
+    for usage, models in zip((*restarted, restarted[0]), expected, strict=True):
+        assert scrape(usage) == [models, models]
+
+
+def test_a_server_counts_what_a_model_generates(own_server, monkeypatch):
+    server = own_server("--threads", "1")
+    with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
+        sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).eval().to("remote_accelerator:0")
+        for length in (4, 5):
+            prompt = torch.ones(1, length, dtype=torch.int64, device="remote_accelerator:0")
+            model.generate(prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0).cpu()
+        plain = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).to("remote_accelerator:0")
+        plain(torch.ones(1, 4, device="remote_accelerator:0")).sum().item()
+        monkeypatch.setenv("DJINN_TOKEN", server.token)
+        (row,) = read_status([server.url("tcp")])
     models = {one["model"]: one for executor in row["executors"] for one in executor["models"]}
     llama = models["LlamaForCausalLM"]
     assert (llama["requests"], llama["tokens"]) == (2, 12)
