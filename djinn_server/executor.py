@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -290,7 +290,13 @@ class Executor:
         name, client = owner.session, owner.client
         events.tell("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
-        try:
+        with ExitStack() as ending:  # from the last to the first, each of them also if another one fails
+            ending.callback(talk.close)
+            ending.callback(self._context.trimmer.soon)
+            ending.callback(self._left)
+            ending.callback(session.close)
+            ending.callback(self._leases.end, name)
+            ending.callback(lambda: events.tell("session_ended", duration=time.monotonic() - began))
             with (
                 self._roster.enter(SessionEntry(name, client, session, owner.badge.token, talk)),
                 _log_session(talk, name, client, partial(self._context.usage.count_as, "sessions_closed"), self._check),
@@ -299,13 +305,6 @@ class Executor:
                 send_message(connection, greeting)
                 talk.resend()
                 yield from session.pauses(talk)
-        finally:
-            events.tell("session_ended", duration=time.monotonic() - began)
-            self._leases.end(name)
-            session.close()
-            self._left()
-            self._context.trimmer.soon()
-            talk.close()
 
     def _attached(self, owner: SessionIdentity, admitted: AdmittedClient) -> Attached:
         caches_weights, leases = self._tenancy.store is not None, self._leases

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -273,16 +274,29 @@ def test_a_refusal_says_when_to_come_again():
     assert connection.answers == [Refused("later", retry=True, retry_after=2.5)]
 
 
-def test_an_executor_has_room_when_it_says_so():
+class EndsBadly(ExecutorSession):
+    """A session that frees its values and then fails."""
+
+    def close(self):
+        super().close()
+        raise MemoryError("of this session")
+
+
+@pytest.mark.parametrize("session", [ExecutorSession, EndsBadly])
+def test_an_executor_has_room_when_it_says_so(session):
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     device, key = open_device(registry.devices, "cpu"), new_key()
     context = ExecutorContext(SharedDevice(device.runtime), weights=WeightReader((), WeightPermissions()))
     config = ExecutorConfig("cpu", admission=AdmissionLimits(sessions=1), recovery=RecoveryConfig(lease_seconds=0.0))
-    executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession, config)
+    executor = Executor(device, context, registry, TicketChecker(key), session, config)
+
+    def serve(connection):
+        with suppress(MemoryError):
+            executor.serve(connection)
 
     def attach():
         ours, theirs = connected_pair()
-        threading.Thread(target=executor.serve, args=(theirs,), daemon=True).start()
+        threading.Thread(target=serve, args=(theirs,), daemon=True).start()
         ours.send(Frame(encode(Attach(issue_ticket(key, "a client"), ""))))
         return ours, decode(ours.receive(300.0).head)
 
