@@ -86,7 +86,7 @@ from djinn_server.recovery.snapshot_format import (
     put_values,
     take_values,
 )
-from djinn_server.recovery.state_migration import hand_out, restored, take_in
+from djinn_server.recovery.state_migration import restored, state_frames, take_in
 from djinn_server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_server.request_times import ModelTimes, RequestTimes
 from djinn_server.running.bound_templates import BoundTemplate, begin, bind
@@ -301,7 +301,8 @@ class ExecutorSession:
         elif isinstance(message, NumericSettings):
             self._numeric_settings = message
         elif isinstance(message, StateRequest):
-            hand_out(self._state, self.values.nbytes(), message.limit, connection.send_unchecked)
+            frames = state_frames(self._state, self.values.nbytes(), message.limit)
+            return connection.send_each(frames, connection.send_unchecked)
         elif isinstance(message, StateHeader):
             return self._take_over(message)
         elif isinstance(message, Goodbye):

@@ -105,6 +105,8 @@ class SessionLoop:
         machine = self.machine
         self._cancellation.busy_since = self._cancellation.busy_since or time.perf_counter()
         wait = next(self._present, None)
+        if (away := connection.away_until) is not None:
+            machine.connected(away)
         if wait is not None:
             self._wait = wait
             machine.wait(wait.missing, wait.until)
@@ -112,8 +114,6 @@ class SessionLoop:
             return
         machine.ended()
         self._present = _NO_WAITS
-        if (away := connection.away_until) is not None:
-            machine.connected(away)
         if not len(machine):
             self._handlers.between_messages(connection)
 

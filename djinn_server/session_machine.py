@@ -29,12 +29,14 @@ class Cause(enum.Enum):
     OPENING = "opening"
     TRANSFER = "transfer"
     ROOM = "room"
+    CLIENT = "client"
 
 
 Key = tuple[Cause, int]  # with a handle, or a number of the cause
 FROM_CLIENT: Final = frozenset({Cause.UPLOAD, Cause.TEMPLATE, Cause.FRAME})
 TEMPLATE: Final[Key] = (Cause.TEMPLATE, 0)
 FRAME: Final[Key] = (Cause.FRAME, 0)
+CLIENT: Final[Key] = (Cause.CLIENT, 0)  # which is away, and has too much to receive when it comes back
 
 
 class Kind(enum.Enum):

@@ -99,8 +99,8 @@ class PeerValues:
         handles, begun = unpack_handles(ship.handles), time.perf_counter()
         if ship.peer == CLIENT:
             packed = self._pack(ship, handles)
-            for frame in frames_of(TransferHeader(ship.transfer, tuple(item for item, _ in packed)), packed):
-                connection.send(frame)
+            header = TransferHeader(ship.transfer, tuple(item for item, _ in packed))
+            yield from connection.send_each(frames_of(header, packed), connection.send)
         else:
             yield from self.exchange.send(ship.transfer, ship.peer, partial(self._pack, ship, handles))
         if timings is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -14,6 +14,7 @@ from djinn_core.protocol.delivery.record_log import Buffers
 from djinn_core.wire.frames import FrameQueue
 from djinn_server.recovery.journal import Journal, JournalReader
 from djinn_server.recovery.transfer_log import TransferRecord
+from djinn_server.session_machine import CLIENT, Wait
 
 # State of a session between two frames: the encoded snapshot, the memory of its values, and records of queued and unfinished
 # transfers. The memory is valid until the next frame.
@@ -30,6 +31,18 @@ class ExecutorChannel(SessionChannel):
     def away_until(self) -> float | None:
         """Time until which a client that is not connected may come back, on the clock `time.monotonic`; None if it is not waited for."""
         return None
+
+    @property
+    def is_full(self) -> bool:
+        """True while a client that is waited for has not received as many bytes as may be unacknowledged."""
+        return False
+
+    def send_each(self, frames: Iterable[Frame], send: Callable[[Frame], None]) -> Iterator[Wait]:
+        """Send frames, with `send` of this channel. Wait while it `is_full`: all that is sent meanwhile is kept in memory."""
+        for frame in frames:
+            send(frame)
+            if self.is_full:
+                yield Wait((CLIENT,), here=lambda _: not self.is_full)
 
     def decided(self) -> bytes | None:
         """Return the result of the next decision if a former process has journaled it."""

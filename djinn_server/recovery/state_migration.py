@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
 from djinn_core.hookspecs.transports import Frame
@@ -20,29 +20,29 @@ from djinn_server.session_machine import Wait
 _PIECE_HEAD = encode(StateChunk())
 
 
-def hand_out(take: Callable[[], StateParts | None], held: int, limit: int, send: Callable[[Frame], None]) -> None:
-    """Send the session's state, as `take` returns it, if it fits in `limit` bytes; otherwise the reason why it is not sent.
+def state_frames(take: Callable[[], StateParts | None], held: int, limit: int) -> Iterator[Frame]:
+    """Frames of the session's state, as `take` returns it, if it fits in `limit` bytes; otherwise of the reason why it is not sent.
 
     `held`: bytes that its values have.
     """
     found = take() if held <= limit else None
     if found is None:
         other = "it is in the middle of something, has a memory limit, or has values that failed, or events"
-        send(Frame(encode(StateHeader(reason=_too_long(held) if held > limit else other))))
+        yield Frame(encode(StateHeader(reason=_too_long(held) if held > limit else other)))
         return
     state, memory, transfers = found
     nbytes = len(state) + sum(sizes_of(memory))
     if transfers or nbytes > limit:
-        send(Frame(encode(StateHeader(reason="it exchanges values with others" if transfers else _too_long(nbytes)))))
+        yield Frame(encode(StateHeader(reason="it exchanges values with others" if transfers else _too_long(nbytes))))
         return
     try:
         parts = [flatten(part) for part in (state, *memory)]
     except (RuntimeError, MemoryError) as error:
-        send(Frame(encode(StateHeader(reason=f"its values cannot be read: {error}"[: limits.FAILURE_TEXT]))))
+        yield Frame(encode(StateHeader(reason=f"its values cannot be read: {error}"[: limits.FAILURE_TEXT])))
         return
-    send(Frame(encode(StateHeader(tuple(map(len, parts))))))
+    yield Frame(encode(StateHeader(tuple(map(len, parts)))))
     for piece in pieces_of(parts):
-        send(Frame(_PIECE_HEAD, [piece]))
+        yield Frame(_PIECE_HEAD, [piece])
 
 
 def _too_long(nbytes: int) -> str:

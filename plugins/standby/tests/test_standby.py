@@ -30,7 +30,7 @@ from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import Item, View
 from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, StateRequest, count_pieces
 from djinn_server.recovery.snapshot_format import KnownTemplate, Snapshot, encode_snapshot
-from djinn_server.recovery.state_migration import hand_out, take_in
+from djinn_server.recovery.state_migration import state_frames, take_in
 from djinn_standby import Standby
 from djinn_standby.connection import StandbyConnection
 from djinn_standby.failover_log import SentFrames
@@ -84,7 +84,7 @@ class Server:
             completed = Completed(message.sequence, timing=Timing(execute=len(self.taken)))
             self.answers.append(Frame(encode(completed), [self.value(message.sequence)]))
         elif isinstance(message, StateRequest) and (self.state is not None or self.stateless):
-            hand_out(lambda: self.state, 0, message.limit, self.answers.append)
+            self.answers.extend(state_frames(lambda: self.state, 0, message.limit))
 
     def receive(self, timeout=None):
         if self.answers:
@@ -303,9 +303,8 @@ def test_frames_are_read_as_they_were_written():
 
 
 def frames_of(state):
-    frames = []
-    hand_out(lambda: state, 0, 1 << 30, frames.append)
-    return decode(frames[0].head), iter(frames[1:])
+    head, *frames = state_frames(lambda: state, 0, 1 << 30)
+    return decode(head.head), iter(frames)
 
 
 def taken(state, receive):
@@ -331,9 +330,8 @@ def test_a_state_goes_out_and_comes_in_as_it_was():
 
 
 def test_a_state_that_is_too_long_is_not_even_taken():
-    frames = []
-    hand_out(lambda: pytest.fail("it was"), 1001, 1000, frames.append)
-    hand_out(lambda: (bytes(500), [bytes(501)], ()), 501, 1000, frames.append)
+    frames = [*state_frames(lambda: pytest.fail("it was"), 1001, 1000)]
+    frames += state_frames(lambda: (bytes(500), [bytes(501)], ()), 501, 1000)
     assert [decode(frame.head) for frame in frames] == [StateHeader(reason="it has 1,001 bytes")] * 2
 
 
