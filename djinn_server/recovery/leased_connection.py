@@ -217,7 +217,12 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
     def read_ahead(self, frames: int, nbytes: int) -> None:
         """As `ReliableConnection.read_ahead`; nothing during a replay."""
         if self._past is None or self._past.over:
-            super().read_ahead(frames, nbytes)
+            inner = self._inner
+            try:
+                super().read_ahead(frames, nbytes)
+            except TransportError as error:
+                self._note_break(inner, error)
+                raise
 
     def _check_ahead(self) -> None:
         if self._early.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
@@ -227,11 +232,18 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             )
 
     def gone(self) -> bool:
-        """True if the connection broke more than the lease ago. The clock starts at the first call after the break."""
+        """True if the connection broke more than the lease ago. The clock starts when this end finds out."""
+        left = self.lease_seconds_left()
+        return left is not None and left < 0.0
+
+    def _note_break(self, broken: Connection, error: TransportError) -> None:
+        """Begin the lease, if `broken` is the present connection and has not begun it before."""
         with self._lock:
-            if self._missed is not self._inner:
-                self._missed, self._missed_at = self._inner, time.monotonic()
-            return time.monotonic() - self._missed_at > self._seconds
+            if self._inner is not broken or self._missed is broken:
+                return
+            self._missed, self._missed_at = broken, time.monotonic()
+        if not self._expired:
+            _log.info("a client's connection broke; its session waits", seconds=self._seconds, reason=str(error))
 
     def lease_seconds_left(self) -> float | None:
         """Return the seconds until the lease of a disconnected client ends; None while the client is connected. Thread-safe."""
@@ -252,7 +264,13 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         """As `ExecutorChannel.away_until`."""
         if self._missed is not self._inner or self._client_left or self._expired or self._closed:
             return None
-        return self._missed_at + self._seconds
+        until = self._missed_at + self._seconds
+        return until if time.monotonic() < until else None
+
+    @property
+    def is_full(self) -> bool:
+        """As `ExecutorChannel.is_full`."""
+        return self.away_until is not None and self._outbox.nbytes > self._window
 
     def decided(self) -> bytes | None:
         """As `ExecutorChannel.decided`."""
@@ -261,15 +279,10 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
     def _restore(self, broken: Connection, error: TransportError) -> None:
         self._copy_borrowed()  # the wait may be long, and ops overwrite borrowed memory
         self._read_goodbye()
+        self._note_break(broken, error)
         with self._lock:
             if self._inner is not broken:
                 return
-            if self._missed is not broken:
-                self._missed, self._missed_at = broken, time.monotonic()
-                if not self._expired:
-                    _log.info(
-                        "a client's connection broke; its session waits", seconds=self._seconds, reason=str(error)
-                    )
             until = self._missed_at + self._seconds
         if self._client_left:
             with self._keeping:
@@ -298,12 +311,23 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
 
         Raises:
             ProtocolError: the client cannot have received that many.
-            TransportError: the connection broke at once.
+            TransportError: the connection broke at once, or the session has ended meanwhile.
         """
-        self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine, instance())))
-        self._usage.count("sessions_resumed")
-        resumed()
-        self._changed()
+
+        def greet(mine: int) -> None:
+            if self._closed:  # before `inner` was the connection that `close` closes
+                raise TransportError(self._closed)
+            send_message(inner, Resumed(mine, instance()))
+
+        try:
+            self._adopt(inner, taken, greet)
+            self._usage.count("sessions_resumed")
+            resumed()
+        except TransportError:
+            inner.close()
+            raise
+        finally:
+            self._changed()  # the former connection, for which a session may wait, is closed
 
     def expire(self) -> None:
         """As `ReliableConnection.expire`; a session that waits for its client ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 import time
@@ -13,15 +14,26 @@ import pytest
 from djinn_client.runtime.connecting.reconnect import ResumingConnection
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.frame_order import KEPT_LIMIT, AckFlags, FrameOrder, Inbox, Outbox, Prefix, split
-from djinn_core.wire.messages import Refused, decode, encode
+from djinn_core.wire.messages import Goodbye, Refused, decode, encode
+from djinn_core.wire.peer_messages import CLIENT, SendValues
 from djinn_core.wire.resume_messages import Resume, Resumed
+from djinn_core.wire.state_messages import PIECE, StateRequest
+from djinn_core.wire.upload_messages import UploadPart
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.inline import QueueConnection, connected_pair
 from djinn_server.launch.executor_config import RecoveryConfig
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.journal import SessionIdentity
 from djinn_server.recovery.leased_connection import LeasedConnection, Leases
+from djinn_server.running.cancellation import CancellationState, look
+from djinn_server.running.fair_share import FairShare
+from djinn_server.session import ExecutorSession
+from djinn_server.session_machine import Cause
+from djinn_server.session_pauses import serve_here
 from djinn_server.usage_metrics import UsageMetrics
 
 
@@ -277,3 +289,90 @@ def test_an_answer_to_an_earlier_question_says_nothing_of_what_followed() -> Non
     assert split(Frame(answer.encode())) == (answer, b"")
     with pytest.raises(ProtocolError, match="answers"):
         split(Frame(Prefix(5, 6, AckFlags.ACK_REPLY).encode()[:-1]))
+
+
+@pytest.mark.parametrize("asked", [StateRequest(1 << 30), SendValues(1, CLIENT, pack_handles([1 << 32 | 1]))])
+def test_a_large_answer_waits_for_a_client_that_broke_off_in_it(asked: StateRequest | SendValues) -> None:
+    network, data = Network(0), random.Random(1).randbytes(6 * PIECE)
+    client, server, session = network.client, network.server, ExecutorSession(ExecutorContext.of(CpuRuntime()))
+    server._window = PIECE
+    client.send(Frame(encode(UploadPart(1 << 32 | 1, "uint8", (len(data),), (1,), len(data))), [data]))
+    client.send(Frame(encode(asked)))
+    client._inner.close()
+    pauses = session.pauses(server)
+    pause = next(pauses)
+    assert server._outbox.nbytes <= 3 * PIECE, "it keeps more than the window for a client that is away"
+    came = bytearray()
+
+    def read() -> None:
+        while len(came) < len(data):
+            for part in client.receive(120.0).body:
+                came.extend(part if len(part) == PIECE else b"")
+        client.send(Frame(encode(Goodbye())))
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    serve_here(itertools.chain([pause], pauses), session.wakeup)
+    reading.join(120.0)
+    assert came == data
+    session.close()
+    server.close()
+
+
+def test_a_large_answer_ends_with_the_lease_of_a_client_that_stays_away() -> None:
+    ours, theirs = connected_pair()
+    server = LeasedConnection(theirs, 0.05, UsageMetrics())
+    server._window = PIECE
+    ours.close()
+    steps = server.send_each((Frame(b"a", [bytes(PIECE)]) for _ in range(100)), server.send)
+    wait = next(steps)
+    while not wait.here((Cause.CLIENT, 0)):
+        time.sleep(0.01)
+    with pytest.raises(TransportError, match=r"did not come back within 0\.05 s"):
+        next(steps)
+
+
+@pytest.mark.parametrize(("received", "error"), [(0, TransportError), (7, ProtocolError)])
+def test_a_session_is_told_of_a_client_that_came_back_and_was_gone_at_once(received: int, error: type) -> None:
+    network, told = Network(0), list[int]()
+    network.server.call_when_changed(lambda: told.append(1))
+    _, broken = connected_pair()
+    broken.close()
+    with pytest.raises(error):
+        network.server.resume(broken, received)
+    assert told, "a session that waits for the connection before would wait for ever"
+    with pytest.raises(TimeoutError):
+        network.server.receive(0.0)
+    assert network.server.away_until is not None
+    network.server.send(Frame(b"later"))
+    assert network.client.receive(120.0).head == b"later"
+    assert network.server.away_until is None
+
+
+class Overtaken(Lossy):
+    """A connection that breaks while it is read, and in whose place the client has another one before that is noticed."""
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        self.replaced()
+        raise TransportError("broken on purpose")
+
+
+def test_a_client_that_came_back_is_not_away_for_who_saw_the_break() -> None:
+    ours, theirs = connected_pair()
+    overtaken = Overtaken(connected_pair()[1], lambda: 1.0, 0.0, 0.0)
+    server = LeasedConnection(overtaken, 60.0, UsageMetrics())
+    overtaken.replaced = lambda: server.resume(theirs, 0)
+    look(CancellationState(FairShare().share(), UsageMetrics()), server)
+    assert isinstance(decode(ours.receive(1.0).head), Resumed)
+    assert server.away_until is None
+    assert server.lease_seconds_left() is None
+
+
+def test_a_session_that_has_ended_greets_nobody() -> None:
+    network = Network(0)
+    network.server.close()
+    ours, theirs = connected_pair()
+    with pytest.raises(TransportError, match="closed"):
+        network.server.resume(theirs, 0)
+    with pytest.raises(TransportError):
+        ours.receive(0.0)

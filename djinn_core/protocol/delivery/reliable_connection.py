@@ -446,19 +446,19 @@ class ReliableConnection(ReconnectingConnection):
         `greet` is called with the number of frames that this end has received, before anything is sent.
 
         Raises:
-            ProtocolError: the peer cannot have received that many.
+            ProtocolError: the peer cannot have received that many. This end does not continue over `inner`.
             TransportError: `greet` could not send.
         """
         self._inner.close()  # ends a `send` of another thread
         with self._sending:
+            with self._keeping:
+                self._outbox.acknowledge(received)
+                much = self._outbox.nbytes > _MUCH_BYTES
             with self._taking:
                 self._follow(inner)
                 self._missing_requested = False
                 self._window = max(_SMALLEST_WINDOW, self._window // 4)  # a broken network loses unacknowledged frames
                 mine = self._inbox.received
-            with self._keeping:
-                self._outbox.acknowledge(received)
-                much = self._outbox.nbytes > _MUCH_BYTES
             greet(mine)
             self._unrepeated = inner
             if not much:
