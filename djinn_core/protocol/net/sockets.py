@@ -149,7 +149,7 @@ class SocketConnection(StripingConnection):
         try:
             seconds = self._silence.seconds(self._socket)
         except OSError:
-            return  # another thread has just closed it
+            seconds = 0.0  # another thread has just closed it, or the system does not tell
         if seconds > SILENT_SECONDS:
             log.warning("the machine at the other end is gone", peer=self.peer, seconds=seconds)
             self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")
