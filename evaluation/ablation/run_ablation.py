@@ -86,7 +86,7 @@ class Verdict:
 
     Attributes:
         matched: programs in which it was applied or matched. acts: those whose plan is another one without it.
-        gains, loses: programs in which it saves 10 % of the time or more, and in which it costs more than 2 %.
+        gains: number of programs in which it saves at least 10 % of the time. loses: in which it costs more than 2 %.
         median, worst: gains in programs on which it acts.
         launches, bytes: by how much they change in these, all together, as shares of those without it.
     """

@@ -56,7 +56,7 @@ class Scenario:
         stream: number of inputs that follow each other without waiting; their interval is compared then, not their latency.
         options: fields of `Request`.
         gbs: speed of the link between devices.
-        instead: what the plan for two devices is compared with, in words, and the options of the other one.
+        instead: the plan to compare the plan for two devices with: its name in the table, and its options.
     """
 
     name: str

@@ -37,7 +37,7 @@ class Unit:
         bound: whether it writes what lives at `home`.
         tokens: whether it belongs to a language model that generates.
         light: whether it and all that it needs are lighter than a message: it is done where the first that needs it is.
-        group: number of its group or branch, as `beside` lists them; -1: none.
+        group: index of its group or branch in `beside`; -1 if it has none.
     """
 
     nodes: list[int]
