@@ -82,7 +82,7 @@ format: $(READY) ## mend what ruff and clang-format can mend
 budgets: $(READY) ## lower the budgets in budgets.toml to what is measured
 	$(BIN)/python packaging/budgets.py --lower
 
-bench: $(READY) ## run the benchmarks, print their results and draw them into docs/; ARGS="--quick --only models"
+bench: $(READY) ## run the benchmarks, print their results and write evaluation/results/benchmarks.md; ARGS="--quick --only models"
 	$(BIN)/python -m evaluation bench $(ARGS)
 
 $(VENV)/docs.stamp: $(READY)

@@ -1,4 +1,4 @@
-"""Names that papers about Djinn's design and early descriptions use. docs/names.md says what each one is."""
+"""Names that papers about Djinn's design and early descriptions use. docs/api.md lists them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ project_copyright = author
 release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**", "plugins/*/README.md", "changelog.d/README.md"]
+include_patterns = ["*.md", "docs/**", "evaluation/results/*.md", "plugins/*/README.md", "changelog.d/README.md"]
 exclude_patterns = ["docs/site/**"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["html_image"]
@@ -79,7 +79,7 @@ def add_toctrees(app: Sphinx, page: str, source: list[str]) -> None:
     if page == root_doc:
         first, *parts = source[0].split("\n## ")
         source[0] = "\n## ".join([first, *(part + _section(part) for part in parts)])
-    elif page == "docs/decisions/README":
+    elif page in {"docs/decisions/README", "evaluation/results/README"}:
         source[0] += _toctree("", ["*"], "glob")
     elif page == "docs/plugins":
         source[0] += _toctree("", ["/plugins/*/README", "/changelog.d/README"], "glob")

@@ -99,7 +99,7 @@ PROGRAMS: Mapping[str, Program] = {
     "semantics": _module("semantics.run_semantics", summary="accuracy of the semantic layer on the labelled zoo"),
     "unseen": _module(
         "semantics.run_semantics", "--part", "unseen", "--no-timing",
-        summary="the same for the architectures of docs/unseen.md, with bounds",
+        summary="the same for the architectures of evaluation/results/unseen.md, with bounds",
     ),
     "ablation": _module("ablation.run_ablation", summary="each pattern and optimization switched off in turn, for every program that it matches"),
     "scenarios": _module("ablation.scenarios", summary="programs for which several executors should pay, on the simulated clock"),

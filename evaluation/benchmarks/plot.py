@@ -1,6 +1,6 @@
 """The results in `evaluation/benchmarks/results` as a picture and a table in the documents.
 
-    python -m evaluation.benchmarks.plot [--results folder] [--picture docs/images/benchmarks.svg] [--page docs/benchmarks.md]
+    python -m evaluation.benchmarks.plot [--results folder] [--picture evaluation/results/benchmarks.svg] [--page evaluation/results/benchmarks.md]
 
 Each line is a case with a bar: how far its value is from the bar, which is 1. Needs matplotlib.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 from evaluation import ROOT
 
+RESULTS = ROOT / "evaluation" / "results"
 BEGIN, END = "<!-- results: written by evaluation/benchmarks/plot.py -->", "<!-- end of results -->"
 MET, MISSED = "#2a7f62", "#c0392b"
 LEAST = 0.01  # what is far below its bar is drawn here
@@ -79,8 +80,8 @@ def table(rows: Rows) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results"))
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "images" / "benchmarks.svg")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--picture", type=Path, default=RESULTS / "benchmarks.svg")
+    parser.add_argument("--page", type=Path, default=RESULTS / "benchmarks.md")
     options = parser.parse_args()
     rows = rows_in(options.results)
     if not any(row["bar"] for row in rows) or any(row["small"] for row in rows):

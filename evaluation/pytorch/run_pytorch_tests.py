@@ -31,7 +31,7 @@ from evaluation.pytorch.results import FileResults, Outcome, as_values, markdown
 from evaluation.pytorch.worker import REMOTE, Order
 
 FAMILIES = Path(__file__).with_name("families.py")
-DOCUMENTS = ROOT / "docs"
+DOCUMENTS = ROOT / "evaluation" / "results"
 BEGIN, END = "<!-- results: made by `python -m evaluation {}` -->", "<!-- end of results -->"
 Start = Callable[..., Any]
 
@@ -63,7 +63,9 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("build/pytorch-tests"), help="folder that keeps results")
     parser.add_argument("--json", type=Path, help="write the comparison to this file")
     parser.add_argument(
-        "--document", action="store_true", help="write it to docs/pytorch_tests.md or docs/transformers_tests.md"
+        "--document",
+        action="store_true",
+        help="write it to evaluation/results/pytorch_tests.md or evaluation/results/transformers_tests.md",
     )
     options = parser.parse_args()
     console = Console(width=180)

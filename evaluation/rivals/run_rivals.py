@@ -88,7 +88,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, separated by commas")
     parser.add_argument("--round-trips-ms", default=",".join(map(str, ROUND_TRIPS_MS)))
     parser.add_argument("--save", type=Path, help="write the figures as JSON")
-    parser.add_argument("--page", action="store_true", help="write tables and picture into README.md and docs/")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="write tables and picture into README.md, docs/images and evaluation/results",
+    )
     parser.add_argument("--figures", type=Path, help="take the figures of an earlier run (`--save`)")
     options = parser.parse_args()
     options.programs = options.programs.split(",")

@@ -9,7 +9,8 @@ from evaluation import ROOT
 from evaluation.rivals.counting import PROGRAMS
 from evaluation.rivals.published import PUBLISHED
 
-PAGE, PICTURE, README = ROOT / "docs" / "rivals.md", ROOT / "docs" / "images" / "rivals.svg", ROOT / "README.md"
+PAGE, README = ROOT / "evaluation" / "results" / "rivals.md", ROOT / "README.md"
+PICTURE = ROOT / "docs" / "images" / "rivals.svg"
 BEGIN, END = "<!-- {}: written by `python -m evaluation rivals --page` -->", "<!-- end -->"
 BUSY = (
     "Other programs kept the machine busy, so seconds are left out: they have not been measured on an idle machine yet."

@@ -189,7 +189,7 @@ _enter("diffusion", ONCE, "small_denoiser", 0, blind=True)
 _enter("autoencoder", ONCE, "autoencoder_asymmetric", blind=True)
 _enter("recommender", ONCE, "autoint", 2, blind=True)
 
-# Chosen and labelled by rules that were written down before anything was run on them: docs/unseen.md.
+# Chosen and labelled by rules that were written down before anything was run on them: evaluation/results/unseen.md.
 for _family, _situations, _names in (
     ("encoder", ONCE, ("nystromformer_landmarks convbert mobilebert tapas longformer_global big_bird_sparse yoso luke flaubert xlm ibert "
      "nomic_bert splinter lilt xmod")),

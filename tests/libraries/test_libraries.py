@@ -1,7 +1,7 @@
 """Programs of libraries that are built on PyTorch: on the remote device as on the CPU, with no line but the device's name.
 
 A program is a function of a device; what it returns is compared. The kernels are the same on both sides, so the elements
-are, too. A library that is not installed is skipped; docs/libraries.md tells which versions were tried.
+are, too. A library that is not installed is skipped; evaluation/results/libraries.md tells which versions were tried.
 """
 
 from __future__ import annotations

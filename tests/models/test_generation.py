@@ -89,7 +89,7 @@ class Steps:
 
 @pytest.fixture(scope="module")
 def steps(over, small, prompt):
-    """Two runs: the second has nothing to learn. What counts the steps has them waited for (`docs/libraries.md`)."""
+    """Two runs: the second has nothing to learn. What counts the steps has them waited for (`evaluation/results/libraries.md`)."""
     model = copy.deepcopy(small).to(REMOTE)
     runs = []
     for _ in range(2):

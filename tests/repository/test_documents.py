@@ -6,7 +6,6 @@ The blocks of one document run in order, as one program. A block is left out wit
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -14,10 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(path for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md") for path in ROOT.glob(pattern))
+RESULTS = sorted((ROOT / "evaluation" / "results").glob("*.md"))
 BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
-# It imports six libraries, whose plugins have tests of their own: `python -m evaluation documents` runs it as well.
-LONG = {"docs/libraries.md"}
-EVERYTHING = bool(os.environ.get("ALL_DOCUMENTS"))
 SKIPPED = re.compile(r"<!-- not run: .{10,} -->")
 CAPTURED = {"capture_output": True, "text": True, "timeout": 580}
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?!https?:|mailto:|#)([^)#\s]+)")
@@ -40,7 +37,7 @@ def program(path):
     return "\n".join(lines)
 
 
-RUN = [path for path in DOCUMENTS if program(path).strip() and (EVERYTHING or label(path) not in LONG)]
+RUN = [path for path in DOCUMENTS if program(path).strip()]
 
 
 @pytest.mark.parametrize("path", RUN, ids=label)
@@ -54,7 +51,7 @@ def test_python_runs(path, tmp_path, request, python, plain_environment):
     assert done.returncode == 0, f"{label(path)}: {done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=label)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *RESULTS], ids=label)
 def test_links_lead_somewhere(path):
     assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
 

@@ -1,4 +1,4 @@
-"""A few of the architectures of docs/unseen.md are recognised as it says. All of them: `python -m evaluation unseen`."""
+"""A few of the architectures of evaluation/results/unseen.md are recognised as it says. All of them: `python -m evaluation unseen`."""
 
 from __future__ import annotations
 
