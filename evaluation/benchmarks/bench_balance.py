@@ -29,7 +29,7 @@ import torch
 
 import djinn
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
-from evaluation.benchmarks.serving import server, url_of
+from evaluation.served import served
 
 SECONDS = 5.0  # of each turn
 START_SECONDS = 600.0
@@ -159,8 +159,8 @@ def serving(servers: int, executors: int, count: int, side: int) -> Iterator[tup
     environment = {"DJINN_TOKEN": os.urandom(16).hex()}
     options = ("--store-gib", "0", *devices)
     with ExitStack() as stack:
-        running = [stack.enter_context(server(*options, threads=1, environment=environment)) for _ in range(servers)]
-        urls = [url_of(one) for one in running]
+        running = [stack.enter_context(served(*options, threads=1, environment=environment)) for _ in range(servers)]
+        urls = [one.tcp for one in running]
         settings = {"servers": urls, "token": environment["DJINN_TOKEN"], "disable": ("local",)}
         with clients([partial(by_djinn, settings, side)] * count) as found:
             djinn.shut_down()

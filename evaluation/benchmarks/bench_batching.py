@@ -47,7 +47,7 @@ from djinn_server.shared_device import SharedDevice
 from djinn_server.weights.weight_reader import WeightReader
 from evaluation.benchmarks.bench_balance import REMOTE, Clients, clients
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
-from evaluation.benchmarks.serving import server, url_of
+from evaluation.served import served
 
 SESSIONS = 8
 TEXTS = 3  # of different lengths that are recorded
@@ -240,8 +240,8 @@ def connect(settings: dict[str, Any], folder: str, config: dict[str, int], lengt
 @contextmanager
 def serving(folder: str, config: dict[str, int], sessions: int, *options: str) -> Iterator[Clients]:
     """Clients of one executor."""
-    with server("--models", folder, "--store-gib", "0", *options, threads=1) as running:
-        settings = {"servers": [url_of(running)], "token": running.token, "disable": ("local",), "exact": False}
+    with served("--models", folder, "--store-gib", "0", *options, threads=1) as running:
+        settings = {"servers": [running.tcp], "token": running.token, "disable": ("local",), "exact": False}
         with clients(
             [partial(connect, settings, folder, config, 8 + 5 * number) for number in range(sessions)]
         ) as found:

@@ -20,7 +20,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import djinn
 from djinn.testing import executor_figures
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
-from evaluation.benchmarks.serving import connected, server, url_of
+from evaluation.benchmarks.serving import connected
+from evaluation.served import served
 
 LIMIT_GIB = 0.125
 START_SECONDS = 300.0
@@ -100,8 +101,8 @@ def of_two_sessions(effort: Effort) -> Outcome:
     environment = {"DJINN_TOKEN": os.urandom(16).hex()}
     options = ("--store-gib", "0", "--memory-gib", str(LIMIT_GIB))
     begun, found = spawning.Barrier(2), spawning.Queue()
-    with server(*options, environment=environment) as serving:
-        settings = {"servers": [url_of(serving)], "token": environment["DJINN_TOKEN"], "disable": ("local",)}
+    with served(*options, environment=environment) as serving:
+        settings = {"servers": [serving.tcp], "token": environment["DJINN_TOKEN"], "disable": ("local",)}
         children = [
             spawning.Process(target=client, args=(settings, train, count, begun, found), daemon=True)
             for train in (False, True)

@@ -18,7 +18,8 @@ import torch
 
 import djinn
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
-from evaluation.benchmarks.serving import connected, server, url_of
+from evaluation.benchmarks.serving import connected
+from evaluation.served import served
 
 REMOTE = "remote_accelerator:0"
 
@@ -70,9 +71,9 @@ def second_process(effort: Effort) -> Outcome:
     """Bytes sent by a second process with the same model, over those of the first."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        server("--store", folder, "--store-gib", "4", threads=effort.threads) as serving,
+        served("--store", folder, "--store-gib", "4", threads=effort.threads) as serving,
     ):
-        access = {"DJINN_SERVERS": url_of(serving), "DJINN_TOKEN": serving.token, "DJINN_DISABLE": "local"}
+        access = {"DJINN_SERVERS": serving.tcp, "DJINN_TOKEN": serving.token, "DJINN_DISABLE": "local"}
         command = [sys.executable, "-W", "ignore", "-c", USER, json.dumps(SMALL if effort.small else {})]
         first, second = (
             json.loads(subprocess.run(command, env=os.environ | access, capture_output=True, check=True).stdout)

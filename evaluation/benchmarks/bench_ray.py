@@ -23,7 +23,7 @@ import torch
 
 import djinn
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main, median_of
-from evaluation.benchmarks.serving import server, url_of
+from evaluation.served import served
 
 REMOTE = "remote_accelerator:0"
 CALLS = 400
@@ -84,14 +84,14 @@ def in_turns(ours: Callable[[], float], reference: Callable[[], float], effort: 
 
 
 def small(effort: Effort) -> Outcome:
-    with cluster() as address, server("--tls-self-signed", "--store-gib", "0", threads=effort.threads) as serving:
+    with cluster() as address, served("--tls-self-signed", "--store-gib", "0", threads=effort.threads) as serving:
 
         def by_ray() -> float:
             with session(engine="ray", engine_address=address):
                 return seconds_of_small(effort)
 
         def by_tcps() -> float:
-            where = {"servers": [url_of(serving, "tcps")], "token": serving.token}
+            where = {"servers": [serving.urls["tcps"]], "token": serving.token}
             with session(**where, tls_fingerprints=serving.fingerprint, disable=("local",)):
                 return seconds_of_small(effort)
 

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -28,9 +27,9 @@ from evaluation.benchmarks.bench_models import REMOTE, TOY, Start, own_loop
 from evaluation.benchmarks.bench_models import decode as decoding
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, main
 from evaluation.benchmarks.paired import processor_seconds
-from evaluation.benchmarks.serving import server, url_of
 from evaluation.fuzz.live import Talk
 from evaluation.fuzz.recording import recorded
+from evaluation.served import served
 
 SESSIONS = 64
 WARM_SUBMISSIONS = 150
@@ -122,10 +121,10 @@ def replayed(start: Start, effort: Effort) -> Outcome:
     sessions = 3 if effort.small else SESSIONS
     submissions = 20 if effort.small else SUBMISSIONS // (8 if effort.quick else 2)
     registry = load_registry(Selection(), builtins=builtin_plugins())
-    with server("--store-gib", "0", "--most-sessions", str(2 * sessions), threads=effort.threads) as serving:
-        url, token = url_of(serving), serving.token
+    with served("--store-gib", "0", "--most-sessions", str(2 * sessions), threads=effort.threads) as serving:
+        url, token = serving.tcp, serving.token
         recording = record(url, token, start, submissions)
-        begin = partial(Talk.begin, SimpleNamespace(url=url, token=token), registry.transports)
+        begin = partial(Talk.begin, url, token, registry.transports)
         found: dict[int, list[float]] = {1: [], sessions: []}
         for turn in range(1 if effort.small else effort.rounds):
             for many in (1, sessions) if turn % 2 else (sessions, 1):

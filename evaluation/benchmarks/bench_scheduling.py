@@ -29,7 +29,7 @@ from evaluation.benchmarks.scheduling_memory import CASES as MEMORY
 from evaluation.benchmarks.scheduling_predicted import CASES as PREDICTING
 from evaluation.benchmarks.scheduling_prefill import CASES as PREFILL
 from evaluation.benchmarks.scheduling_recompute import CASES as RECOMPUTING
-from evaluation.benchmarks.serving import server, url_of
+from evaluation.served import served
 
 REMOTE = "remote_accelerator:0"
 GIGABIT = 1e9
@@ -59,12 +59,10 @@ def executors_over(conditions: Conditions, policy: str, threads: int = 1) -> Ite
     network = ["--store-gib", "0", "--insecure-plaintext-on-network", "--host"]
     with ExitStack() as stack:
         inside = stack.enter_context(namespace(conditions))
-        near = stack.enter_context(server(*network, CLIENT, threads=threads, environment=token | hidden_from(inside)))
-        far = stack.enter_context(server(*network, FAR, threads=threads, environment=token, prefix=inside))
+        near = stack.enter_context(served(*network, CLIENT, threads=threads, environment=token | hidden_from(inside)))
+        far = stack.enter_context(served(*network, FAR, threads=threads, environment=token, prefix=inside))
         djinn.shut_down()
-        djinn.configure(
-            servers=[url_of(near), url_of(far)], token=near.token, disable=("local",), placement_policy=policy
-        )
+        djinn.configure(servers=[near.tcp, far.tcp], token=near.token, disable=("local",), placement_policy=policy)
         try:
             djinn.init()
             yield

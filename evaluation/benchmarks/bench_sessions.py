@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, main
-from evaluation.benchmarks.serving import server, url_of
+from evaluation.served import served
 
 SESSIONS = 64
 SECONDS = 8.0
@@ -87,9 +87,9 @@ def together(products: int, effort: Effort) -> Outcome:
     counts, who, ready = forking.Array("l", sessions, lock=False), forking.Value("i", NONE), forking.Semaphore(0)
     executors, clients = _parted()
     os.sched_setaffinity(0, executors)
-    with server("--store-gib", "0", "--most-sessions", str(2 * sessions), threads=effort.threads) as serving:
+    with served("--store-gib", "0", "--most-sessions", str(2 * sessions), threads=effort.threads) as serving:
         os.sched_setaffinity(0, clients)
-        arguments = url_of(serving), serving.token, products, who, counts, ready
+        arguments = serving.tcp, serving.token, products, who, counts, ready
         children = [
             forking.Process(target=session, args=(number, *arguments), daemon=True) for number in range(sessions)
         ]

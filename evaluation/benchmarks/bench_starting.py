@@ -19,8 +19,9 @@ from pathlib import Path
 
 import torch
 
+from evaluation import served as servers
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
-from evaluation.benchmarks.serving import connected, server, url_of
+from evaluation.benchmarks.serving import connected
 
 REMOTE = "remote_accelerator:0"
 TORCH = "import torch"
@@ -95,8 +96,8 @@ def embedded_again(effort: Effort) -> Outcome:
 
 
 def served(effort: Effort) -> Outcome:
-    with server(threads=effort.threads) as serving:
-        environment = {"DJINN_SERVERS": url_of(serving), "DJINN_TOKEN": serving.token}
+    with servers.served(threads=effort.threads) as serving:
+        environment = {"DJINN_SERVERS": serving.tcp, "DJINN_TOKEN": serving.token}
         return seconds_beyond_torch(effort, FIRST, environment)
 
 

@@ -34,7 +34,7 @@ from djinn_observability.dashboard.history import POINTS, TENANTS, History
 from djinn_observability.dashboard.view import Sample, make_view, shorten
 from djinn_observability.dashboard.watcher import SESSIONS
 from evaluation.benchmarks.paired import ratio_of, take_turns
-from evaluation.benchmarks.serving import server, url_of
+from evaluation.served import served
 
 REMOTE = "remote_accelerator:0"
 # Reads the feed between two lines that it is told, and answers each of them.
@@ -120,9 +120,9 @@ def measure(seconds: float, tokens: int) -> dict[str, Any]:
 
     port = free_port()
     options = ("--store-gib", "0", "--operations-port", str(port))
-    with server(*options) as served:
+    with served(*options) as server:
         gateway = next(one for one in psutil.Process().children() if "serve" in one.cmdline())
-        djinn.configure(servers=[url_of(served)], token=served.token)
+        djinn.configure(servers=[server.tcp], token=server.token)
         sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8}
         model = LlamaForCausalLM(LlamaConfig(vocab_size=2000, **sizes)).eval().to(REMOTE)
         ids = torch.randint(0, 2000, (1, 16), device=REMOTE)
@@ -135,7 +135,7 @@ def measure(seconds: float, tokens: int) -> dict[str, Any]:
         run()
         processes = {"executor": client.executor_process(), "gateway": gateway.pid}
         resident = gateway.memory_info().rss
-        viewer = Viewer(f"http://127.0.0.1:{port}/dashboard/feed", served.token)
+        viewer = Viewer(f"http://127.0.0.1:{port}/dashboard/feed", server.token)
         try:
             found: dict[str, Any] = counted_alone(viewer, processes, min(15.0, seconds / 4))
             pairs = take_turns(run, contextlib.nullcontext, viewer.open, [os.getpid(), *processes.values()], seconds)

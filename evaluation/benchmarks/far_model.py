@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ import torch
 from safetensors.torch import save_file
 
 from evaluation.benchmarks import links
+from evaluation.served import served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "djinn-far"
@@ -277,24 +277,12 @@ def run(options: argparse.Namespace, folder: Path, inside: list[str]) -> dict[st
     limit = int(size / options.share)
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DJINN_CONFIG": os.devnull, "TQDM_DISABLE": "1"}
     env |= {"DJINN_START_TIMEOUT": str(START_SECONDS)}
-    token, file = folder / "token", folder / "connection.json"
+    token = folder / "token"
     token.write_text("far-model-" * 4)
     token.chmod(0o600)
-    flags = [
-        "--host",
-        links.CLIENT,
-        "--insecure-plaintext-on-network",
-        "--token-file",
-        token,
-        "--connection-file",
-        file,
-    ]
-    flags += ["--models", server_cache, "--published", folder / "published", "--device", "cpu", "--threads", "1"]
-    server = subprocess.Popen([sys.executable, "-m", "djinn_core.cli", "serve", *map(str, flags)], env=env)
-    try:
-        while not file.exists():
-            assert server.poll() is None
-            time.sleep(0.2)
+    flags = ("--host", links.CLIENT, "--insecure-plaintext-on-network", "--token-file", str(token))
+    flags += ("--models", str(server_cache), "--published", str(folder / "published"))
+    with served(*flags, folder=folder, environment=env) as server:
         with small_disk(home, limit), limited(limit) as there:
             cache = home / "cache"
             shutil.copytree(folder / "configured", cache)
@@ -302,7 +290,7 @@ def run(options: argparse.Namespace, folder: Path, inside: list[str]) -> dict[st
                 "HOME": str(home),
                 "TMPDIR": str(home),
                 "XDG_CACHE_HOME": str(home / "other"),
-                "DJINN_CONNECTION_FILE": str(file),
+                "DJINN_CONNECTION_FILE": str(server.file),
             }
             far = [*there, *inside, "env", f"TMPDIR={home}"]
             found = {
@@ -310,9 +298,6 @@ def run(options: argparse.Namespace, folder: Path, inside: list[str]) -> dict[st
                 for way in WAYS[options.kind]
             }
         found["local"] = client([], options.kind, ("cpu", str(server_cache), "local"), env)
-    finally:
-        server.terminate()
-        server.wait()
     return {"kind": options.kind, "model_bytes": size, "limit_bytes": limit, **found}
 
 

@@ -83,7 +83,7 @@ class Link:
 def connected_over(conditions: Conditions, *arguments: str, threads: int = 1, **settings: object) -> Iterator[Link]:
     """`remote_accelerator` is a server at the other end of such a link, as long as the block lasts; `settings` are this process's."""
     import djinn
-    from evaluation.benchmarks.serving import server, url_of
+    from evaluation.served import served
 
     with ExitStack() as stack:
         inside = stack.enter_context(namespace(conditions)) if permitted() else None
@@ -91,17 +91,17 @@ def connected_over(conditions: Conditions, *arguments: str, threads: int = 1, **
             network = ["--host", SERVER, "--insecure-plaintext-on-network"]
             token = {"DJINN_TOKEN": secrets.token_hex(16)}
             serving = stack.enter_context(
-                server("--store-gib", "0", *network, *arguments, threads=threads, prefix=inside, environment=token)
+                served("--store-gib", "0", *network, *arguments, threads=threads, prefix=inside, environment=token)
             )
             link = Link(
                 "network namespaces", stack.enter_context(measured(inside, SERVER, lambda port: (SERVER, port)))
             )
-            url = url_of(serving)
+            url = serving.tcp
         else:
-            serving = stack.enter_context(server("--store-gib", "0", *arguments, threads=threads))
+            serving = stack.enter_context(served("--store-gib", "0", *arguments, threads=threads))
             through = partial(relayed, stack, conditions)
             link = Link("a relay", stack.enter_context(measured([], "127.0.0.1", through)))
-            host, port = through(int(url_of(serving).rpartition(":")[2]))
+            host, port = through(int(serving.tcp.rpartition(":")[2]))
             url = f"tcp://{host}:{port}"
         djinn.shut_down()
         djinn.configure(servers=[url], token=serving.token, disable=("local",), **settings)

@@ -21,7 +21,7 @@ from djinn_optimizations.recomputation import Recomputation
 from evaluation.benchmarks.links import CLIENT, Conditions, change, hidden_from, namespace, permitted
 from evaluation.benchmarks.links import SERVER as FAR
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, median_of
-from evaluation.benchmarks.serving import server, url_of
+from evaluation.served import served
 
 REMOTE = "remote_accelerator:0"
 SLOW, FAST = 1e8, 1e10
@@ -113,9 +113,9 @@ def two_servers(bits_per_second: float, threads: int) -> Iterator[Servers]:
     network = ["--store-gib", "0", "--insecure-plaintext-on-network", "--host"]
     with ExitStack() as stack:
         inside = stack.enter_context(namespace(Conditions(bits_per_second=bits_per_second)))
-        near = stack.enter_context(server(*network, CLIENT, threads=threads, environment=token | hidden_from(inside)))
-        far = stack.enter_context(server(*network, FAR, threads=threads, environment=token, prefix=inside))
-        yield Servers((url_of(near), url_of(far)), near.token, inside)
+        near = stack.enter_context(served(*network, CLIENT, threads=threads, environment=token | hidden_from(inside)))
+        far = stack.enter_context(served(*network, FAR, threads=threads, environment=token, prefix=inside))
+        yield Servers((near.tcp, far.tcp), near.token, inside)
 
 
 class Work:

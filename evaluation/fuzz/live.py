@@ -14,7 +14,6 @@ import json
 import os
 import random
 import resource
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,7 +32,6 @@ from djinn_client.runtime.connecting.handshake import reach_executor
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Connection, Frame, Transport
-from djinn_core.protocol.connection_file import read_connection_file
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
@@ -54,6 +52,7 @@ from djinn_server.launch.token_table import change_table, create
 from djinn_server.malformed import UnreadableHints, UnreadableUpload, decode_partially
 from evaluation.fuzz.changing import changed
 from evaluation.fuzz.recording import PROGRAMS, Program, sessions
+from evaluation.served import Server, served
 
 SECONDS = 120.0
 SHORT_SECONDS = 0.1
@@ -78,42 +77,25 @@ INTERNAL = frozenset(
 )
 
 
-@attrs.frozen
-class Server:
-    """A server and what it was told to run."""
-
-    process: subprocess.Popen[bytes]
-    url: str
-    token: str
-    log: Path
-
-
 @contextlib.contextmanager
 def serving() -> Iterator[Server]:
     """A server of its own; no memory but its own can be used up."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        file = folder / "connection.json"
-        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
-        command += ["--threads", "1", "--store-gib", "0", "--drain-seconds", "1"]
-        command += ["--lease-seconds", str(LEASE_SECONDS)]
-        command += ["--token-file", str(folder / "tokens.json")]
         token = _frequent_guest(folder / "tokens.json")
-        variables = os.environ | {"OMP_NUM_THREADS": "1", "DJINN_CONFIG": os.devnull, "DJINN_LOG_LEVEL": "warning"}
         (folder / "sitecustomize.py").write_text(LIMIT)
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
-        try:
-            while not file.exists():
-                if process.poll() is not None:
-                    raise RuntimeError((folder / "log").read_text())
-                time.sleep(0.05)
-            found = read_connection_file(file)
-            yield Server(process, next(u for u in found.urls if u.startswith("tcp")), token, folder / "log")
-        finally:
-            process.terminate()
-            process.wait(60)
+        paths = os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))
+        options = (
+            "--store-gib",
+            "0",
+            "--lease-seconds",
+            str(LEASE_SECONDS),
+            "--token-file",
+            str(folder / "tokens.json"),
+        )
+        variables = {"DJINN_LOG_LEVEL": "warning", "PYTHONPATH": paths}
+        with served(*options, folder=folder, environment=variables) as server:
+            yield attrs.evolve(server, connection=msgspec.structs.replace(server.connection, token=token))
 
 
 def _frequent_guest(path: Path) -> str:
@@ -136,9 +118,9 @@ class Talk:
     seconds: float = SECONDS
 
     @classmethod
-    def begin(cls, server: Server, transports: tuple[Transport, ...]) -> Talk:
+    def begin(cls, url: str, token: str, transports: tuple[Transport, ...]) -> Talk:
         """Through the gateway to the executor."""
-        reached = reach_executor(Reachable((server.url,), server.token, transports, SECONDS), "")
+        reached = reach_executor(Reachable((url,), token, transports, SECONDS), "")
         return cls(reached.connection, reached.attached.process, reached.attached.lease > 0)
 
     def send(self, frame: Frame) -> None:
@@ -234,7 +216,7 @@ class Mutator:
         """A session until it breaks, or has gone on for long enough."""
         name = self.draw.choice(tuple(self.recorded))
         frames = self.recorded[name]
-        talk = Talk.begin(self.server, self.transports)
+        talk = Talk.begin(self.server.tcp, self.server.token, self.transports)
         self.found.sessions += 1
         sent: list[Frame] = []
         sequence = 0
@@ -376,7 +358,7 @@ class Witness(threading.Thread):
 
     def once(self) -> list[bytes]:
         """The bytes of all that is fetched."""
-        talk, fetched = Talk.begin(self.server, self.transports), []
+        talk, fetched = Talk.begin(self.server.tcp, self.server.token, self.transports), []
         with contextlib.closing(talk):
             for frame in self.frames:
                 talk.send(frame)
@@ -395,7 +377,7 @@ def run(
     found = Findings()
     registry = load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds={"transports"})
     with serving() as server:
-        recorded = sessions(server.url, server.token, programs)
+        recorded = sessions(server.tcp, server.token, programs)
         began = time.monotonic()
         witness = Witness(server, registry.transports, recorded["indexing"], found)
         witness.start()
@@ -403,7 +385,7 @@ def run(
             Mutator(server, registry.transports, recorded, seed * 1000 + i, found, keep) for i in range(connections)
         ]
         _together([lambda m=m: m.run(min(WARM_UP, mutations)) for m in threads])
-        probe = Talk.begin(server, registry.transports)
+        probe = Talk.begin(server.tcp, server.token, registry.transports)
         before = (*resident(probe.process), *resident(server.process.pid))
         probe.close()
         _together([lambda m=m: m.run(mutations) for m in threads])
@@ -411,7 +393,7 @@ def run(
         witness.join(SECONDS)
         if mutations > WARM_UP:
             time.sleep(LEASE_SECONDS + 2)  # until sessions are gone whose connections broke
-        probe = Talk.begin(server, registry.transports)
+        probe = Talk.begin(server.tcp, server.token, registry.transports)
         after = (*resident(probe.process), *resident(server.process.pid))
         probe.close()
         if server.process.poll() is not None:
@@ -449,7 +431,7 @@ def _together(works: list[Any]) -> None:
 def keep_log(server: Server, keep: Path | None) -> None:
     """Log of the server."""
     if keep is not None:
-        (keep / "log").write_bytes(server.log.read_bytes()[-(1 << 22) :])
+        (keep / "log").write_bytes(server.log[-(1 << 22) :].encode())
 
 
 def main() -> None:

@@ -13,10 +13,8 @@ import contextlib
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +23,6 @@ from djinn_client.runtime.connecting.handshake import Server, reach_executor
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.ir.form import Form, Operand
 from djinn_core.ir.handles import make_handle
-from djinn_core.protocol.connection_file import read_connection_file
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
@@ -33,6 +30,7 @@ from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.messages import Attached, Completed, InitialBindings, Submit, Template, decode, encode
 from djinn_core.wire.templates import digest_of
 from djinn_core.wire.upload_messages import UploadPart
+from evaluation.served import served
 
 SECONDS = 120.0
 GIVEN = make_handle(1, 1)
@@ -149,34 +147,10 @@ def _serving() -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "fuzz_names_ops.py").write_text(MODULE)
-        file = folder / "connection.json"
-        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
-        command += [
-            "--threads",
-            "1",
-            "--store-gib",
-            "0",
-            "--drain-seconds",
-            "1",
-            "--lease-seconds",
-            "0",
-            "--operators",
-            "module:fuzz_names_ops",
-        ]
         paths = os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "DJINN_CONFIG": os.devnull, "PYTHONPATH": paths}
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        try:
-            while not file.exists():
-                if process.poll() is not None:
-                    raise RuntimeError((folder / "log").read_text())
-                time.sleep(0.05)
-            found = read_connection_file(file)
-            yield next(url for url in found.urls if url.startswith("tcp")), found.token
-        finally:
-            process.terminate()
-            process.wait(60)
+        options = ("--store-gib", "0", "--lease-seconds", "0", "--operators", "module:fuzz_names_ops")
+        with served(*options, folder=folder, environment={"PYTHONPATH": paths}) as server:
+            yield server.tcp, server.token
 
 
 def main() -> int:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
+
+from evaluation.served import plain_environment, start_server
 
 GENERATING = """
 import sys, time, torch, djinn
@@ -51,32 +51,14 @@ while True:
 """
 
 
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    return kept | {"DJINN_CONFIG": os.devnull, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | more
-
-
 def djinn(*arguments: str) -> str:
     command = [sys.executable, "-m", "djinn_core.cli", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment()).stdout.strip()
-
-
-def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    file = folder / "connection.json"
-    arguments = ["--device", "cpu", "--threads", "1", "--store-gib", "0", "--connection-file", str(file)]
-    arguments += ["--token-file", str(folder / "tokens.json"), "--drain-seconds", "0", "--lease-seconds", "0"]
-    with (folder / "log").open("wb") as log:
-        command = [sys.executable, "-m", "djinn_core.cli", "serve", *arguments]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment())
-    while not file.exists():
-        assert process.poll() is None, (folder / "log").read_text()
-        time.sleep(0.05)
-    return process, json.loads(file.read_text())["urls"][0]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=plain_environment()).stdout.strip()
 
 
 def crash_in_a_loop(url: str, token: str, crashes: int, seconds: float) -> int:
     """Crash the executor until it has crashed often enough or the time is over; returns the number of crashes."""
-    command, own = [sys.executable, "-c", CRASHING], environment(DJINN_SERVERS=url, DJINN_TOKEN=token)
+    command, own = [sys.executable, "-c", CRASHING], plain_environment(DJINN_SERVERS=url, DJINN_TOKEN=token)
     client = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     limit = threading.Timer(seconds, client.kill)
     limit.start()
@@ -96,18 +78,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokens = [djinn("token", "create", who, "--file", str(folder / "tokens.json")) for who in ("calm", "crashing")]
-        server, url = start(folder)
-        reading = environment(DJINN_SERVERS=url, DJINN_TOKEN=tokens[0])
+        limits = ("--store-gib", "0", "--drain-seconds", "0", "--lease-seconds", "0")
+        server = start_server(folder, "--token-file", str(folder / "tokens.json"), *limits)
+        reading = plain_environment(DJINN_SERVERS=server.tcp, DJINN_TOKEN=tokens[0])
         calm = subprocess.Popen([sys.executable, "-c", GENERATING], stdout=subprocess.PIPE, env=reading, text=True)
         assert calm.stdout is not None
         first = calm.stdout.readline()
         assert first, "the calm tenant could not begin"
-        crashes = crash_in_a_loop(url, tokens[1], options.crashes, options.seconds)
+        crashes = crash_in_a_loop(server.tcp, tokens[1], options.crashes, options.seconds)
         went_on = calm.poll() is None
         calm.kill()
         rounds = [first.split(), *(line.split() for line in calm.stdout if len(line.split()) == 2)]
-        server.terminate()
-        server.wait(60)
+        server.stop()
     figures = {
         "crashes": crashes,
         "generations": len(rounds),

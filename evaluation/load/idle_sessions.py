@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
-from pathlib import Path
 
 from evaluation.load import leaving
 from evaluation.load.leaving import Peer, Usage, executor_of, usage
-from evaluation.load.serving_tenants import started
+from evaluation.served import served
 
 SMALL_BYTES = 4 << 10
 SETTLE_SECONDS = 5.0
@@ -50,11 +48,10 @@ def main() -> None:
     leaving.UPLOAD_BYTES = SMALL_BYTES
     limits = ("--most-sessions", str(2 * options.sessions + 1))
     found: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as name, started(Path(name), *limits) as (server, urls):
-        token = json.loads((Path(name) / "connection.json").read_text())["token"]
-        peer = Peer(urls, token, "tcp")
+    with served(*limits) as server:
+        peer = Peer(server.urls, server.token, "tcp")
         begin(peer, direct=True)  # the executor runs, and has done this once
-        processes = {"gateway": server.pid, "executor": executor_of(urls["tcp"], token)[0]}
+        processes = {"gateway": server.process.pid, "executor": executor_of(server.tcp, server.token)[0]}
         for way, direct in (("direct", True), ("relayed", False)):
             before = {which: usage(process) for which, process in processes.items()}
             for _ in range(options.sessions):

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import attrs
 
-from evaluation.load.serving_tenants import environment, started
+from evaluation.served import plain_environment, served
 
 SECONDS: Final = 30.0
 LEASE_SECONDS: Final = 1.0
@@ -385,7 +385,7 @@ def drop(count: int, urls: dict[str, str], token: str) -> None:
 @contextlib.contextmanager
 def zygote(url: str, token: str) -> Iterator[subprocess.Popen[str]]:
     """A process that forks clients."""
-    own = environment(DJINN_SERVERS=url, DJINN_TOKEN=token, DJINN_DISABLE="local")
+    own = plain_environment(DJINN_SERVERS=url, DJINN_TOKEN=token, DJINN_DISABLE="local")
     command = [sys.executable, "-W", "ignore", "-c", CLIENTS]
     process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -472,9 +472,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         (folder / "tmp").mkdir()
         os.environ["TMPDIR"] = str(folder / "tmp")
         tempfile.tempdir = None
-        with started(folder, "--lease-seconds", str(LEASE_SECONDS)) as (server, urls):
-            token = json.loads((folder / "connection.json").read_text())["token"]
-            processes = (server.pid, executor_of(urls["tcp"], token)[0])
+        with served(
+            "--lease-seconds", str(LEASE_SECONDS), folder=folder, environment={"XDG_CACHE_HOME": name}
+        ) as server:
+            urls, token = server.urls, server.token
+            processes = (server.process.pid, executor_of(urls["tcp"], token)[0])
             with zygote(urls["tcp"], token) as process:
                 drop(min(dropped, 4 * len(ENDS)), urls, token)
                 kill_clients(process, min(clients, 4))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from evaluation.load.serving_tenants import environment, started
+from evaluation.served import plain_environment, served
 
 GROWTH_LIMIT: Final = 16 << 20  # bytes of each process, and on disk
 LAST_SECONDS: Final = 4.0  # after which journals have begun again, and freed memory has gone back
@@ -78,7 +78,7 @@ class Client:
     """The client's process, and what it said last."""
 
     def __init__(self, url: str, token: str) -> None:
-        own = environment(DJINN_SERVERS=url, DJINN_TOKEN=token, DJINN_DISABLE="local")
+        own = plain_environment(DJINN_SERVERS=url, DJINN_TOKEN=token, DJINN_DISABLE="local")
         command = [sys.executable, "-W", "ignore", "-c", CLIENT]
         self._process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.process = self._process.pid
@@ -121,11 +121,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with started(folder, "--snapshot-seconds", "1") as (server, urls):
-            token = json.loads((folder / "connection.json").read_text())["token"]
-            executor = executor_of(urls["tcp"], token)[0]
-            client = Client(urls["tcp"], token)
-            processes = {"client": client.process, "gateway": server.pid, "executor": executor}
+        with served("--snapshot-seconds", "1", folder=folder, environment={"XDG_CACHE_HOME": name}) as server:
+            executor = executor_of(server.tcp, server.token)[0]
+            client = Client(server.tcp, server.token)
+            processes = {"client": client.process, "gateway": server.process.pid, "executor": executor}
 
             def measure() -> dict[str, int]:
                 return {n: resident(process) for n, process in processes.items()} | {"disk": on_disk(folder)}

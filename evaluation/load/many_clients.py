@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     os.environ["OMP_NUM_THREADS"] = "1"
     import djinn  # noqa: F401 - before the fork, so that it is there once
-    from evaluation.load.serving_tenants import started
+    from evaluation.served import served
 
     seconds = options.minutes * 60
     if options.at:
@@ -198,9 +198,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     else:
         with tempfile.TemporaryDirectory() as name:
             tokens = tenants_of(Path(name), options.tenants)
-            with started(Path(name), "--token-file", str(Path(name) / "tokens.json")) as (process, urls):
-                chosen = tuple(urls[scheme] for scheme in options.scheme.split(","))
-                found = run_clients(chosen, tokens, options.clients, seconds, process.pid)
+            with served("--token-file", str(Path(name) / "tokens.json")) as server:
+                chosen = tuple(server.urls[scheme] for scheme in options.scheme.split(","))
+                found = run_clients(chosen, tokens, options.clients, seconds, server.process.pid)
     found = {"minutes": options.minutes, "tenants": options.tenants, **found}
     print(json.dumps(found) if options.json else found)
     return found

@@ -31,7 +31,7 @@ import attrs
 
 from djinn_commands.connect.tunnel import free_port
 from evaluation import ROOT
-from evaluation.load.serving_tenants import environment, started
+from evaluation.served import plain_environment, served
 
 EXAMPLE = ROOT / "examples" / "model_server.py"
 TOKENS = 32
@@ -79,7 +79,7 @@ def model_server(folder: Path, device: str, threads: int, **variables: str) -> I
     port = free_port()
     command = [sys.executable, "-W", "ignore", str(EXAMPLE), str(folder), device, str(port)]
     process = subprocess.Popen(
-        command, env=environment(**variables) | {"OMP_NUM_THREADS": str(threads)}, stderr=subprocess.DEVNULL
+        command, env=plain_environment(**variables) | {"OMP_NUM_THREADS": str(threads)}, stderr=subprocess.DEVNULL
     )
     try:
         yield f"http://localhost:{port}/generate"
@@ -194,9 +194,8 @@ def main() -> None:
         folder = Path(text)
         make_model(folder / "model", asked.hidden, asked.layers)
         (folder / "server").mkdir()
-        _, urls = stack.enter_context(started(folder / "server"))
-        token = json.loads((folder / "server" / "connection.json").read_text())["token"]
-        remote = {"DJINN_SERVERS": urls["tcp"], "DJINN_TOKEN": token}
+        server = stack.enter_context(served())
+        remote = {"DJINN_SERVERS": server.tcp, "DJINN_TOKEN": server.token}
         servers = [
             stack.enter_context(model_server(folder / "model", "cpu", asked.threads)),
             stack.enter_context(model_server(folder / "model", "remote_accelerator:0", 1, **remote)),

@@ -14,16 +14,14 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from evaluation.load.many_clients import START_SECONDS, Work
-from evaluation.load.serving_tenants import started
+from evaluation.served import served
 
 REFUSAL_P50_SECONDS = 0.25  # of which wrong tokens are made to wait some
 KEEPS = 0.5  # the others keep at least this part of their throughput
@@ -165,12 +163,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     os.environ["OMP_NUM_THREADS"] = "1"
     import djinn  # noqa: F401 - before the fork, so that it is there once
 
-    with (
-        tempfile.TemporaryDirectory() as name,
-        started(Path(name), "--most-sessions", str(options.clients)) as (_, urls),
-    ):
-        token = json.loads((Path(name) / "connection.json").read_text())["token"]
-        found = measured(options, urls, token)
+    with served("--most-sessions", str(options.clients)) as server:
+        found = measured(options, server.urls, server.token)
     print(json.dumps(found) if options.json else found)
     return found
 

@@ -15,11 +15,12 @@ import selectors
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from evaluation.served import Server, served
 
 LIMIT_SECONDS = 10.0
 BEGINNINGS = {
@@ -30,19 +31,12 @@ BEGINNINGS = {
 }
 
 
-def start(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str], Path]:
-    file = folder / "connection.json"
-    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--device", "cpu", "--threads", "1", "--store-gib", "0"]
-    command += ["--connection-file", str(file), "--operations-port", "0"]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=kept | {"DJINN_CONFIG": os.devnull})
-    while not file.exists() or "Clients on" not in (folder / "log").read_text():
-        assert process.poll() is None, (folder / "log").read_text()
+def operations_url(server: Server) -> str:
+    """Return where the server says that its operations pages are."""
+    while "Clients on" not in server.log:
         time.sleep(0.05)
-    urls = {urlsplit(url).scheme: url for url in json.loads(file.read_text())["urls"]}
-    line = next(line for line in (folder / "log").read_text().splitlines() if line.startswith("Operations at "))
-    return process, urls | {"operations": line.split()[2].rstrip(":")}, file
+    line = next(line for line in server.log.splitlines() if line.startswith("Operations at "))
+    return line.split()[2].rstrip(":")
 
 
 def trickle(url: str, beginning: bytes, count: int) -> dict[str, float]:
@@ -132,9 +126,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures: dict[str, object] = {}
-    with tempfile.TemporaryDirectory() as name:
-        process, urls, file = start(Path(name))
-        client = Client(file)
+    with served("--store-gib", "0", "--operations-port", "0") as server:
+        urls = server.urls | {"operations": operations_url(server)}
+        client = Client(server.file)
         client.start()
         while not client.rounds:
             time.sleep(0.1)
@@ -146,8 +140,6 @@ def main() -> None:
         finally:
             client.over.set()
             client.join(10)
-            process.terminate()
-            process.wait(60)
     figures |= {"rounds_meanwhile": client.rounds, "slowest_round_s": client.slowest, "client_failure": client.failure}
     closed = all(figures[s]["left_open"] == 0 and figures[s]["longest_s"] <= LIMIT_SECONDS for s in BEGINNINGS)  # type: ignore[index]
     figures["slow_clients_closed_in_time"] = int(closed and not client.failure)

@@ -45,7 +45,7 @@ def darwin(tests: Sequence[str]) -> int:
 def windows(arguments: Sequence[str]) -> int:
     """Run tests in a process that is like one of Windows."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(HERE / "run_windows.py"), *arguments]
+    command = [sys.executable, "-m", "evaluation.simulated.run_windows", *arguments]
     return subprocess.run(command, env=environment, check=False).returncode
 
 

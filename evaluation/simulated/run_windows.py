@@ -9,8 +9,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from evaluation.served import served
 
 HERE = Path(__file__).parent
 # Of libraries that tests import: what is imported later finds less than on Windows.
@@ -20,25 +21,16 @@ LIBRARIES = "torch.distributed.checkpoint transformers.models.gpt2.modeling_gpt2
 def main() -> int:
     transport, *arguments = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="djinn-windows-") as folder:
-        file = Path(folder, "connection.json")
         own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "XDG_STATE_HOME": folder, "XDG_CACHE_HOME": folder}
-        serve = ["serve", "--device", "cpu", "--tls-self-signed", "--threads", "1", "--connection-file", file]
-        with Path(folder, "log").open("w") as log:
-            command = [sys.executable, "-m", "djinn_core.cli", *map(str, serve)]
-            server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
-        try:
-            while not file.exists():
-                if server.poll() is not None:
-                    sys.exit(Path(folder, "log").read_text())
-                time.sleep(0.1)
+        with served("--tls-self-signed", folder=Path(folder), environment=own) as server:
             own |= {"SIMULATED_PLATFORM": "win32", "PYTHONPATH": str(HERE), "SIMULATED_LIBRARIES": LIBRARIES}
-            own |= {"SIMULATED_SERVER": str(file), "SIMULATED_DISABLE": "tcp" if transport == "https" else "http"}
+            own |= {
+                "SIMULATED_SERVER": str(server.file),
+                "SIMULATED_DISABLE": "tcp" if transport == "https" else "http",
+            }
             quiet = ["-o", "timeout_method=thread", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
             tests = [sys.executable, "-m", "pytest", *quiet, *arguments]
             return subprocess.run(tests, env=os.environ | own, check=False).returncode
-        finally:
-            server.terminate()
-            server.wait(120)
 
 
 if __name__ == "__main__":

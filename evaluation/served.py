@@ -1,0 +1,121 @@
+"""A `djinn serve` in a process of its own, for as long as an evaluation needs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import attrs
+
+from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
+
+SECONDS = 600.0  # to start and to end, on a busy machine
+
+
+@attrs.frozen
+class Server:
+    """A server that listens: its process, the folder of its files, and where clients reach it."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    connection: ConnectionFile
+
+    @property
+    def file(self) -> Path:
+        """The connection file."""
+        return self.folder / "connection.json"
+
+    @property
+    def log(self) -> str:
+        """What the server has printed."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    @property
+    def token(self) -> str:
+        """The token that the server asks for."""
+        return self.connection.token
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """One URL by scheme."""
+        return {urlsplit(url).scheme: url for url in reversed(self.connection.urls)}
+
+    @property
+    def tcp(self) -> str:
+        """The server's URL over TCP."""
+        return self.urls["tcp"]
+
+    def stop(self) -> int:
+        """End the server. Return its exit status."""
+        self.process.terminate()
+        return self.process.wait(SECONDS)
+
+
+def plain_environment(**more: str) -> dict[str, str]:
+    """Variables of a process that computes in one thread, and has no settings of Djinn but those in `more`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+    return kept | {"DJINN_CONFIG": os.devnull, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | more
+
+
+def start_server(
+    folder: Path,
+    *options: str,
+    device: str = "cpu",
+    threads: int = 1,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+) -> Server:
+    """Start a server that drains for a second at most, and wait until it listens.
+
+    Its log is `folder/log`. Its environment is `plain_environment()` with `environment`. `prefix` is put before the command.
+
+    Raises:
+        RuntimeError: it ended, or does not listen after `SECONDS`. The message is its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "connection.json"
+    file.unlink(missing_ok=True)
+    command = [*prefix, sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
+    command += ["--device", device, "--threads", str(threads), "--drain-seconds", "1", *options]
+    variables = plain_environment(OMP_NUM_THREADS=str(threads)) | dict(environment or {})
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
+    deadline = time.monotonic() + SECONDS
+    while not file.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise RuntimeError(f"the server did not start:\n{(folder / 'log').read_text(errors='replace')}")
+        time.sleep(0.02)
+    return Server(process, folder, read_connection_file(file))
+
+
+@contextmanager
+def served(
+    *options: str,
+    folder: Path | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+) -> Iterator[Server]:
+    """Run a server as `start_server` does, as long as the block lasts; without `folder` in a temporary one."""
+    with tempfile.TemporaryDirectory() as temporary:
+        server = start_server(
+            folder or Path(temporary),
+            *options,
+            device=device,
+            threads=threads,
+            environment=environment,
+            prefix=prefix,
+        )
+        try:
+            yield server
+        finally:
+            server.stop()
