@@ -1,4 +1,4 @@
-"""The guide to custom ops: the compiled op from nothing, and the Triton kernel, as docs/custom_ops.md has them."""
+"""The guide to custom ops: the compiled op from nothing, and the Triton kernel, as docs/operators.md has them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from djinn_core.cli.plugins import render
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "custom_ops.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(?:python|cpp)\n(?:#|//) (\S+)\n(.+?)^```", re.MULTILINE | re.DOTALL)
 FILES = dict(BLOCK.findall(TEXT))
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "ignore::pytest.PytestAssertRewriteWarning")

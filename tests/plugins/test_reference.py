@@ -1,4 +1,4 @@
-"""The table of kinds and the tables of events agree with the code. The docstrings of base and value classes describe every member."""
+"""The events in the suite agree with the code. The docstrings of base and value classes describe every member."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ import attrs
 import pytest
 
 import djinn
-from djinn import testing
 from djinn.testing.observers import EVENTS
 from djinn_core import hookspecs
 from djinn_core.registry.kinds import KINDS, Kind
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
-KIND_ROW = re.compile(r"^\| `(\w+)` \| \[`(\w+)`\]\(\.\./([\w/]+\.py)\) \| `(\w+)` \| ([^|]+) \|", re.MULTILINE)
 
 
 def classes(kind: Kind) -> Iterator[type]:
@@ -64,31 +61,6 @@ def undescribed(item: type) -> set[str]:
     return missing
 
 
-def test_the_table_has_every_kind_its_base_class_and_its_processes() -> None:
-    told = {kind: (base, place, processes) for kind, base, place, _, processes in KIND_ROW.findall(TEXT)}
-    assert told == {
-        kind.name: (
-            kind.base_name,
-            f"djinn_core/hookspecs/{kind.name}.py",
-            ", ".join(kind.processes).replace("command", "the command `djinn`"),
-        )
-        for kind in KINDS
-    }
-
-
-def test_the_table_has_the_suite_of_every_kind() -> None:
-    told = {kind: suite for kind, _, _, suite, _ in KIND_ROW.findall(TEXT)}
-    of_kinds = {
-        kind.name: name
-        for kind in KINDS
-        for name in vars(importlib.import_module(f"djinn.testing.{kind.name}"))
-        if name.endswith("Conformance")
-    }
-    assert told == of_kinds
-    others = set(testing.__all__).difference(told.values())
-    assert {name for name in others if name.endswith("Conformance")} == {"PluginConformance", "TlsTransportConformance"}
-
-
 def test_every_module_of_the_contract_with_a_hook_is_a_kind() -> None:
     modules = [
         importlib.import_module(f"{hookspecs.__name__}.{found.name}")
@@ -128,7 +100,7 @@ def test_the_classes_of_every_kind_are_exported() -> None:
 
 
 def test_events_and_their_facts_are_those_that_are_told() -> None:
-    """Those of clients: in the reference, in the suite and in the code."""
+    """Those of clients: in the suite and in the code."""
     told: dict[str, set[str]] = {}
     paths = (path for folder in ("djinn_client/runtime", "plugins") for path in (ROOT / folder).rglob("*.py"))
     sources = (path.read_text(encoding="utf-8") for path in paths if "tests" not in path.parts)
@@ -144,10 +116,3 @@ def test_events_and_their_facts_are_those_that_are_told() -> None:
     told["connected"] |= {"server", "kinds", "fallbacks"}  # which are a dictionary of the call
     suite = {name: set(facts) for name, facts in EVENTS["client"].items()}
     assert told == suite
-    section = TEXT.partition("## Events of the client")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|$", section, flags=re.MULTILINE)
-    listed = {
-        name: set(re.findall(r"`(\w+)`", facts)) for names, facts in rows for name in re.findall(r"`(\w+)`", names)
-    }
-    assert set(listed) == set(told)
-    assert {name: facts - listed[name] for name, facts in told.items() if facts - listed[name]} == {}

@@ -85,5 +85,5 @@ def test_a_name_of_another_module_is_refused_with_its_place():
 
 
 def test_the_page_of_the_wire_names_each_message():
-    text = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
     assert [kind.__name__ for kind in get_args(AnyMessage) if f"`{kind.__name__}`" not in text] == []

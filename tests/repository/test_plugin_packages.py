@@ -84,7 +84,7 @@ def plugins(package):
 
 
 def test_the_list_of_packages_is_complete():
-    text = (ROOT / "docs" / "packages.md").read_text()
+    text = (ROOT / "docs" / "install.md").read_text()
     rows = re.findall(
         r"^\| \[`(\w+)`\]\(\.\./plugins/\w+/README\.md\) \| ([^|]*) \| (?:client|server|both) \| .+ \|$",
         text,

@@ -69,9 +69,9 @@ def series(samples: dict[str, tuple[dict[str, str], str]]) -> list[dict[str, str
 
 
 def test_each_alert_has_its_section_in_the_runbook():
-    headings = re.findall(r"^#+ (\w+)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^#+ (\w+)$", (ROOT / "docs" / "servers.md").read_text(), re.MULTILINE)
     linked = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES}
-    assert linked == {name: f"docs/operations.md#{name.lower()}" for name in FIRES}
+    assert linked == {name: f"docs/servers.md#{name.lower()}" for name in FIRES}
     assert [name for name in headings if name.startswith("Djinn")] == list(linked)
 
 

@@ -99,7 +99,7 @@ def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError
     there = f"Those that were: {', '.join(known)}" if known else "None was yet"
     return refused(
         f"{names[0]!r} was not reached over ssh, and jobs are processes of your account on its machine: `djinn connect alice@HOST --name NAME` first, "
-        f"with another name than that of a log-in. {there}. On a Ray cluster, use `ray job submit` (docs/connect.md)"
+        f"with another name than that of a log-in. {there}. On a Ray cluster, use `ray job submit` (docs/servers.md)"
     )
 
 

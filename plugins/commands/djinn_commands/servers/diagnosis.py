@@ -193,7 +193,7 @@ def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) ->
     for variable, meant in unknown_variables(environ).items():
         if not meant and variable.startswith(owned):
             continue
-        hint = f"Did you mean {meant}?" if meant else "Unset it, or see docs/configuration.md."
+        hint = f"Did you mean {meant}?" if meant else "Unset it, or see docs/settings.md."
         yield Finding(f"The environment sets {variable}, which means nothing to Djinn.", hint, fatal=False)
 
 
