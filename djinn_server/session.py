@@ -59,7 +59,6 @@ from djinn_core.wire.weight_messages import (
     SaveWeights,
     SmallFilesRequest,
 )
-from djinn_server.batching.batch import BatchMember, PendingRun, pending_run
 from djinn_server.context import ExecutorContext
 from djinn_server.devices import device_figures, reset_device_peak
 from djinn_server.handshake import instance
@@ -71,7 +70,6 @@ from djinn_server.malformed import (
     UnreadableUpload,
 )
 from djinn_server.memory.room import RoomReport
-from djinn_server.memory.session_memory import Plain, SessionMemory
 from djinn_server.peers.device_memory import DeviceMemory
 from djinn_server.peers.exchange import PeerExchange, PeerListener
 from djinn_server.peers.packed_values import can_move, host_memory
@@ -93,11 +91,10 @@ from djinn_server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.device_turn import DeviceTurn
 from djinn_server.running.fair_share import Steps
-from djinn_server.running.random_state import SessionRandomness, octets_of, tensor_of
+from djinn_server.running.random_state import octets_of, tensor_of
 from djinn_server.running.responses import FailureTexts, Responses
-from djinn_server.running.run import RunOutcome, TemplateRun, refuse_run, run_template
+from djinn_server.running.run import RunOutcome
 from djinn_server.running.run_request import CANCEL, RunRequest, unpack
-from djinn_server.running.runs_ahead import RunsAhead
 from djinn_server.running.template_compiler import CompiledTemplate, compile_template
 from djinn_server.running.timings import OpTimes, Timings
 from djinn_server.running.values import Poison, ValueTable
@@ -106,6 +103,7 @@ from djinn_server.session_machine import TEMPLATE, Wait
 from djinn_server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_server.session_overview import SessionNotes, SessionOverview
 from djinn_server.session_pauses import Pause, Wakeup, clamp_timeout, serve_here
+from djinn_server.session_runs import SessionRuns
 from djinn_server.usage_metrics import Holdings
 from djinn_server.weights.reads import WeightReads
 from djinn_server.weights.replies import (
@@ -139,8 +137,6 @@ class ExecutorSession:
         self.submissions = 0
         self._turn = device.turns.share(self._usage.charge)
         self._reply_bytes = 0  # the most of one reply's body
-        self._randomness = SessionRandomness(device.runtime.device)
-        self._numeric_settings: NumericSettings | None = None  # those of the process
         self._rounded = False  # True once it was in a batch with other sessions
         self._timings: Timings | None = None  # while the client asks for them
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
@@ -161,14 +157,14 @@ class ExecutorSession:
             self._every_value,
         )
         self._room = RoomReport(device.runtime)
-        self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
-        self._is_limited = self._memory is not None and self._memory.limited
-        moved = self._memory if self._is_limited else None
-        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, moved)
         self._counts = SessionCounters()
+        shares, templates = self._reads.shares, self._templates
+        self._runs = runs = SessionRuns(context, self._turn, self.values, shares, templates, self._wanted, self._counts)
+        self._memory = runs.memory
+        moved = self._memory if runs.limited else None
+        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, moved)
         self._notes = SessionNotes(self.values)
         self._requests = RequestTimes(self._usage.model_names)
-        self._ahead = self._runs_ahead(context.ahead_bytes)
         self._observed = context.events.wants("completed")
         self._usage.enter(self)
 
@@ -216,10 +212,10 @@ class ExecutorSession:
 
     def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
         """As `MessageHandlers.receive_ahead`."""
-        ahead = self._ahead
+        ahead = self._runs.ahead
         if ahead is None or not ahead.ready or self._timings is not None:
             return None
-        return ahead.receive(connection, self._numeric_settings)
+        return ahead.receive(connection, self._runs.numeric_settings)
 
     def between_messages(self, connection: ExecutorChannel) -> None:
         """As `MessageHandlers.between_messages`."""
@@ -258,8 +254,8 @@ class ExecutorSession:
         self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel
     ) -> Iterator[Wait] | None:
         """Handle a message that is no submission. Return the rest of its handler, if that may wait."""
-        if self._ahead is not None and not isinstance(message, UploadPart):  # which makes new values alone
-            self._ahead.missed()
+        if not isinstance(message, UploadPart):  # which makes new values alone
+            self._runs.missed()
         if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):
             self.take_at_once(message, frame)
             return None
@@ -299,7 +295,7 @@ class ExecutorSession:
         elif isinstance(message, CacheRequest):
             connection.send(Frame(encode(self._caches(message))))
         elif isinstance(message, NumericSettings):
-            self._numeric_settings = message
+            self._runs.numeric_settings = message
         elif isinstance(message, StateRequest):
             frames = state_frames(self._state, self.values.nbytes(), message.limit)
             return connection.send_each(frames, connection.send_unchecked)
@@ -319,14 +315,6 @@ class ExecutorSession:
                 self.device.ledger.restart_peak()
             reset_device_peak(self.device.runtime.device)
         connection.send(Frame(encode(StatsReply(figures))))
-
-    def _runs_ahead(self, limit: int) -> RunsAhead | None:
-        """None where nothing is run ahead: in batches, in simulated time, and on GPUs, where it is untried."""
-        device, counts = self.device, self._counts
-        others = device.batches, device.timekeeper
-        if not limit or device.runtime.device.type != "cpu" or any(other is not None for other in others):
-            return None
-        return RunsAhead(device, self._turn, self.values, self._templates, counts, limit, self._memory)
 
     def _tell_times(self, request: TimingsRequest) -> None:
         """Tell with each reply from now on when the submission ran, or no more."""
@@ -362,13 +350,13 @@ class ExecutorSession:
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> StateParts | None:
         memory = self._memory
-        if len(self._loop.machine) or self._uploads.busy or self._is_limited:
+        if len(self._loop.machine) or self._uploads.busy or self._runs.limited:
             return None
         with self._turn, contextlib.nullcontext() if memory is None else memory.lock:
             if memory is not None and memory.evicted_bytes():
                 return None
             taken = take_values(self.values, self._host_memory, frozenset([one.handle for one in stored]))
-            self.device.randomness.hand_to(self._randomness)
+            self.device.randomness.hand_to(self._runs.randomness)
             random = octets_of(self.device.randomness.get_state())
         if taken is None:
             return None
@@ -377,7 +365,7 @@ class ExecutorSession:
             KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs), k.workload) for k in known
         )
         counts, transfers = self.exchange.state()
-        settings = self._numeric_settings
+        settings = self._runs.numeric_settings
         snapshot = Snapshot(
             self.submissions,
             templates,
@@ -410,11 +398,13 @@ class ExecutorSession:
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
         """Go on where another session was."""
         self.submissions = snapshot.submissions
-        self._numeric_settings = snapshot.numeric_settings
+        self._runs.numeric_settings = snapshot.numeric_settings
         if snapshot.timings is not None:
             self._tell_times(snapshot.timings)
         for one in snapshot.templates:
-            known = self._bound(self._compile(one.template), one.digest)  # not shared: a client says what its digest is
+            known = self._runs.bind(
+                self._compile(one.template), one.digest
+            )  # not shared: a client says what its digest is
             begin(known, one.slots, one.inputs)
             known.workload = one.workload
             self._templates.put(one.digest, known, len(one.template.code))
@@ -424,7 +414,7 @@ class ExecutorSession:
         with self._turn:
             put_values(snapshot, memory, self.values, self.device.runtime)
             self._reads.read_again(snapshot.stored)
-            self.device.randomness.hand_to(self._randomness)
+            self.device.randomness.hand_to(self._runs.randomness)
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> Iterator[Wait]:
@@ -450,7 +440,7 @@ class ExecutorSession:
             waited = time.perf_counter()
         connection.copy_borrowed()  # what was sent and not taken yet may be written now
         timings, values = self._timings, self.values
-        pending = self._pending(known, work) if self.device.batches is not None else None
+        pending = self._runs.pending(known, work, timed=timings is not None and timings.ops)
         turn = DeviceTurn(known, work, pending)
         self._turn.run(self._compute(turn), pending)
         executed = self._wait(turn)
@@ -493,8 +483,8 @@ class ExecutorSession:
         room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
         completed = Completed(submit.sequence, *found, timing, links, room, times)
         (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), responses.body))
-        if self._ahead is not None:
-            self._ahead.follow(submit, known, work, took)
+        if self._runs.ahead is not None:
+            self._runs.ahead.follow(submit, known, work, took)
 
     def _compute(self, turn: DeviceTurn) -> Steps:
         """The part of a submission that needs the device: run it, and issue the copies of what it fetches."""
@@ -502,10 +492,10 @@ class ExecutorSession:
         turn.begun = time.perf_counter()
         if self._timings is not None and self._timings.ops and known is not None:
             work.op_times = OpTimes(self.device.timer)
-        if work.free and not self._is_limited:  # makes room for it; a limit is kept by other means
+        if work.free and not self._runs.limited:  # makes room for it; a limit is kept by other means
             turn.freed = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
             self.values.free(turn.freed)
-        turn.outcome = run = yield from self._run(known, work, turn.pending)
+        turn.outcome = run = yield from self._runs.run(known, work, turn.pending)
         self._wanted.end(work, run)
         turn.executed = time.perf_counter()
         if work.synchronize and not self.device.timer.runs_late:
@@ -612,7 +602,7 @@ class ExecutorSession:
         compiled = shared.get(digest)
         if compiled is None:
             compiled = shared.keep(digest, self._compile(template))
-        known = self._bound(compiled, digest)
+        known = self._runs.bind(compiled, digest)
         begin(known, *((first.slots, unpack_handles(first.inputs)) if first is not None else ((), ())))
         known.workload = first.workload if first is not None else None
         self._templates.put(digest, known, len(template.code))
@@ -624,13 +614,6 @@ class ExecutorSession:
         self._counts.template_prepare_seconds += time.perf_counter() - began
         self._counts.templates_compiled += 1
         return compiled
-
-    def _bound(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
-        compiling, batches = self.device.compiling, self.device.batches
-        known = BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
-        if batches is not None:
-            known.batched = batches.template(digest, compiled, known.input_aliases(self.device.own))
-        return known
 
     def _await_operands(self, known: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
         """Wait for what a submission uses. What one that is cancelled meanwhile would have written is poison."""
@@ -669,92 +652,13 @@ class ExecutorSession:
         with self._turn:
             return self.device.runtime.deliver(value)
 
-    def _pending(self, known: BoundTemplate | None, work: RunRequest) -> PendingRun | None:
-        """The run as other sessions may join it; None if it has to be this session's alone."""
-        settings, timings = self._numeric_settings, self._timings
-        if not (self._turn.group or self.device.turns.busy):
-            return None
-        if known is None or known.batched is None or settings is None or settings.exact:
-            return None
-        if work.stop_at is not None or (timings is not None and timings.ops):
-            return None
-        shares, aliases = self._reads.shares, known.input_aliases(self.device.own)
-        owner = BatchMember(self.values, shares, self._randomness, settings, self._turn)
-        return pending_run(known.batched, work, known.slots, aliases, owner)
-
-    def _run(
-        self, known: BoundTemplate | None, work: RunRequest, pending: PendingRun | None = None
-    ) -> Generator[None, None, RunOutcome]:
-        """Run a submission, with others where they are `pending` as well. An error of the executor's own costs it alone."""
-        if known is None:
-            if self._ahead is not None:
-                self._ahead.missed()
-            return RunOutcome()
-        device = self.device
-        watch = device.watch
-        issuing = watch.begin(self._wanted, work, known.template) if watch is not None else None
-        try:
-            if pending is not None and pending.over:
-                return pending.result()
-            if self._numeric_settings is not device.numeric_settings.now:
-                device.numeric_settings.compute_under(self._numeric_settings)
-            if pending is not None and device.batches is not None and (joined := device.batches.gather(pending)):
-                return (yield from device.batches.run(pending, joined))
-            if known.template.random:
-                device.randomness.hand_to(self._randomness)
-            if self._reads.shares.storages:
-                self._reads.shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
-            run: Plain = run_template if known.hot is None or work.op_times is not None else known.hot.run
-            if device.timekeeper is not None and self._memory is None:
-                with device.timekeeper.running():
-                    return run(known.template, work, known.slots, self.values)
-            if known.hot is None and not self._is_limited:
-                return (yield from self._run_in_parts(known, work))
-            if self._ahead is not None:
-                run = self._ahead.running(known, run)
-            if self._memory is not None:
-                return self._memory.run(known.digest, known.template, work, known.slots, run)
-            return run(known.template, work, known.slots, self.values)
-        except (TransportError, ProtocolError, QuotaExceeded):
-            raise
-        except Exception as error:
-            _log.exception("a submission failed by an error of the executor's own", submission=work.sequence)
-            text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
-            failure = Failure(work.sequence, -1, "", type(error).__name__, text)
-            return refuse_run(known.template, work, known.slots, self.values, failure)
-        finally:
-            if watch is not None and issuing is not None:
-                watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
-
-    def _run_in_parts(self, known: BoundTemplate, work: RunRequest) -> Generator[None, None, RunOutcome]:
-        """Run a submission that may pause between two ops, unless it has run ahead."""
-        ahead = self._ahead.take(known, work) if self._ahead is not None else None
-        if ahead is not None and self._ahead is not None:
-            return ahead.finish(work, self.values, self._context.ahead_bytes)
-        work.rest, template = self._wanted.pauses, known.template
-        with contextlib.nullcontext() if self._memory is None else self._memory.on_demand(template, work) as guard:
-            run = TemplateRun(template, work, known.slots, self.values, guard=guard)
-            while not run.advance():
-                yield from self._pause(known, work)
-            return run.finish()
-
-    def _pause(self, known: BoundTemplate, work: RunRequest) -> Steps:
-        """In the middle of a run: let others compute."""
-        began = time.perf_counter()
-        yield
-        work.rested += time.perf_counter() - began
-        self.device.numeric_settings.compute_under(self._numeric_settings)
-        if known.template.random:
-            self.device.randomness.hand_to(self._randomness)
-
     def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
         """Answer a submission that cannot run: all that it would have made or written is poison.
 
         What the template was bound to last is not what the client believes, so the client is asked for it next time.
         """
         self._counts.submissions_refused += 1
-        if self._ahead is not None:
-            self._ahead.missed()
+        self._runs.missed()
         self._templates.drop(digest)
         error = refused.error
         failure = Failure(work.sequence, -1, "", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
@@ -845,16 +749,13 @@ class ExecutorSession:
         self._usage.leave(self)
         self.exchange.close()
         with self._turn:
-            if self._ahead is not None:
-                self._ahead.drop()
             self._reads.clear()
-            if self._memory is not None:
-                self._memory.close()
+            self._runs.close()
             self.values.clear()
             self._uploads.clear()
             self._templates.clear()
             self._loop.machine.close()
-            self.device.randomness.forget(self._randomness)
+            self.device.randomness.forget(self._runs.randomness)
 
 
 class _Refused(Exception):  # noqa: N818 - a signal within this file

@@ -18,6 +18,7 @@ from djinn_server.running.responses import Responses
 from djinn_server.running.run import FailedStep, TemplateRun
 from djinn_server.running.run_request import RunRequest
 from djinn_server.session import DeviceTurn, ExecutorSession
+from djinn_server.session_runs import SessionRuns
 
 ERROR = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
@@ -346,44 +347,35 @@ def test_submission_whose_end_cannot_be_marked_is_not_kept():
 
 
 def session_of(watched, run):
-    """What `ExecutorSession` needs in order to run a submission that was compiled to `run`."""
-    device = SimpleNamespace(
-        runtime=watched.runtime,
-        watch=watched.watch,
-        numeric_settings=SimpleNamespace(now=None),
-        timekeeper=None,
-        batches=None,
-        timer=SimpleNamespace(runs_late=True),
-    )
-    reads = SimpleNamespace(shares=SimpleNamespace(storages=()))
-    known = SimpleNamespace(template=OPS, slots=[], hot=SimpleNamespace(run=run))
-    OPS.random = False
-    session = SimpleNamespace(
-        device=device,
-        _wanted=Session(),
-        _turn=SimpleNamespace(reached=None),
-        _timings=None,
-        _numeric_settings=None,
-        _reads=reads,
-        _ahead=None,
-        _memory=None,
-        _is_limited=False,
-        values=None,
-    )
-    return session, known
+    """What `ExecutorSession` needs in order to run a submission whose ops are `run`, and that submission's template."""
+    device = SimpleNamespace(runtime=watched.runtime, watch=watched.watch, timer=SimpleNamespace(runs_late=True))
+
+    watched_session = Session()
+
+    class Runs(SessionRuns):
+        def __init__(self):
+            self._device, self._cancellation = device, watched_session
+
+        def _run(self, known, work, pending):
+            yield from ()
+            return run()
+
+    turn = SimpleNamespace(reached=None)
+    session = SimpleNamespace(device=device, _turn=turn, _timings=None, _runs=Runs(), _wanted=watched_session)
+    return session, SimpleNamespace(template=OPS, slots=[])
 
 
 def run_of(session, known, work):
     """The outcome of a submission that does not pause."""
     with pytest.raises(StopIteration) as ended:
-        next(ExecutorSession._run(session, known, work))
+        next(session._runs.run(known, work))
     return ended.value.value
 
 
 def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
     watched, work = Watched(), request(6)
     work.synchronize = True
-    session, known = session_of(watched, lambda *_: SimpleNamespace(failures=[]))
+    session, known = session_of(watched, lambda: SimpleNamespace(failures=[]))
 
     def synchronize():
         later = time.monotonic() + Runtime.hang_seconds + 1
@@ -402,7 +394,7 @@ def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
 def test_submission_that_is_broken_off_has_been_issued():
     watched = Watched()
 
-    def run(*_):
+    def run():
         raise TransportError("the client is gone")
 
     session, known = session_of(watched, run)

@@ -152,7 +152,7 @@ def test_an_error_of_the_executors_own_costs_its_submission(monkeypatch: pytest.
         raise KeyError("\ud800")
 
     with monkeypatch.context() as patch:
-        patch.setattr("djinn_server.session.TemplateRun", broken)
+        patch.setattr("djinn_server.session_runs.TemplateRun", broken)
         good = msgspec.structs.replace(GOOD, fetch=GOOD.outputs)
         failed, *after = serve(upload(), good, *AFTERWARDS, body=(bytearray(8),)).sent
     assert isinstance(failed, Completed)

@@ -127,7 +127,7 @@ class Dialogue:
 
     @property
     def pending(self):
-        return self.session._ahead.pending
+        return self.session._runs.ahead.pending
 
     @property
     def counts(self):
@@ -312,8 +312,8 @@ RANDOM_LATER = Template(
 def test_what_leaves_more_than_results_waits_for_its_submission(dialogue, template, count):
     found = dialogue()
     device = found.context.device
-    known = found.session._bound(compile_template(template, torch.device("cpu"), device.own), b"")
-    unwritten = found.session._ahead._may_run(known)
+    known = found.session._runs.bind(compile_template(template, torch.device("cpu"), device.own), b"")
+    unwritten = found.session._runs.ahead._may_run(known)
     draws = known.draws.first([1.0])
     assert (unwritten if draws is None else min(unwritten, draws)) == count
 
@@ -376,7 +376,7 @@ def test_zero_is_none_at_all(dialogue):
     found = dialogue(0)
     for number in range(8):
         found.step(number)
-    assert found.session._ahead is None
+    assert found.session._runs.ahead is None
 
 
 def test_what_is_too_large_runs_ahead_once(dialogue):
@@ -443,9 +443,9 @@ def test_a_run_ahead_that_has_begun_goes_on_with_what_is_compiled(compiled):
 def test_while_a_compiler_watches_a_template_it_does_not_run_ahead(compiled):
     found, _ = compiled
     (known,) = [known for _, known in found.session._templates.everything()]
-    assert found.session._ahead._may_run(known)
+    assert found.session._runs.ahead._may_run(known)
     known.hot.phase = CheckingPhase(known.hot, known.hot.phase.job, known.hot.phase.compiled)
-    assert not found.session._ahead._may_run(known)
+    assert not found.session._runs.ahead._may_run(known)
 
 
 def test_long_compiled_code_waits_for_its_submission(compiled, monkeypatch):

@@ -1,0 +1,169 @@
+"""How the submissions of a session run: directly, compiled, in batches, ahead of time, or within a memory limit."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator
+
+from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
+from djinn_core.logs import get_logger
+from djinn_core.wire import limits
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.templates import TemplateCache
+from djinn_server.batching.batch import BatchMember, PendingRun, pending_run
+from djinn_server.context import ExecutorContext
+from djinn_server.memory.session_memory import Plain, SessionMemory
+from djinn_server.running.bound_templates import BoundTemplate
+from djinn_server.running.cancellation import CancellationState
+from djinn_server.running.fair_share import Share, Steps
+from djinn_server.running.random_state import SessionRandomness
+from djinn_server.running.run import RunOutcome, TemplateRun, refuse_run, run_template
+from djinn_server.running.run_request import RunRequest
+from djinn_server.running.runs_ahead import RunsAhead
+from djinn_server.running.template_compiler import CompiledTemplate
+from djinn_server.running.values import ValueTable
+from djinn_server.session_metrics import SessionCounters
+from djinn_server.weights.shared_weights import SessionShares
+
+_log = get_logger("djinn.server")
+
+
+class SessionRuns:
+    """Runs the submissions of one session.
+
+    Attributes:
+        memory: the session's memory on a device that evicts values; otherwise None. limited: True if the device has a memory limit.
+        ahead: runs programs before they are submitted; None if the executor does not.
+        randomness: the session's random state. numeric_settings: the session's; None: those of the process.
+    """
+
+    def __init__(
+        self,
+        context: ExecutorContext,
+        turn: Share,
+        values: ValueTable,
+        shares: SessionShares,
+        templates: TemplateCache[BoundTemplate],
+        cancellation: CancellationState,
+        counts: SessionCounters,
+    ) -> None:
+        self._device = device = context.device
+        self._ahead_bytes = context.ahead_bytes
+        self._turn, self._values, self._shares = turn, values, shares
+        self._cancellation = cancellation
+        self.randomness = SessionRandomness(device.runtime.device)
+        self.numeric_settings: NumericSettings | None = None
+        self.memory = SessionMemory(device.ledger, values) if device.ledger is not None else None
+        self.limited = self.memory is not None and self.memory.limited
+        self.ahead = self._runs_ahead(templates, counts)
+
+    def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
+        """None where nothing is run ahead: in batches, in simulated time, and on GPUs, where it is untried."""
+        device, limit = self._device, self._ahead_bytes
+        others = device.batches, device.timekeeper
+        if not limit or device.runtime.device.type != "cpu" or any(other is not None for other in others):
+            return None
+        return RunsAhead(device, self._turn, self._values, templates, counts, limit, self.memory)
+
+    def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
+        """A template of the session, without bindings."""
+        compiling, batches = self._device.compiling, self._device.batches
+        known = BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
+        if batches is not None:
+            known.batched = batches.template(digest, compiled, known.input_aliases(self._device.own))
+        return known
+
+    def missed(self) -> None:
+        """Drop what runs ahead: the session did something that was not expected."""
+        if self.ahead is not None:
+            self.ahead.missed()
+
+    def pending(self, known: BoundTemplate | None, work: RunRequest, *, timed: bool) -> PendingRun | None:
+        """The run as other sessions may join it; None if it has to be this session's alone. `timed`: each op is timed."""
+        settings = self.numeric_settings
+        if self._device.batches is None or not (self._turn.group or self._device.turns.busy):
+            return None
+        if known is None or known.batched is None or settings is None or settings.exact:
+            return None
+        if work.stop_at is not None or timed:
+            return None
+        owner = BatchMember(self._values, self._shares, self.randomness, settings, self._turn)
+        return pending_run(known.batched, work, known.slots, known.input_aliases(self._device.own), owner)
+
+    def run(
+        self, known: BoundTemplate | None, work: RunRequest, pending: PendingRun | None = None
+    ) -> Generator[None, None, RunOutcome]:
+        """Run a submission, with others where they are `pending` as well. An error of the executor's own costs it alone."""
+        if known is None:
+            self.missed()
+            return RunOutcome()
+        watch = self._device.watch
+        issuing = watch.begin(self._cancellation, work, known.template) if watch is not None else None
+        try:
+            return (yield from self._run(known, work, pending))
+        except (TransportError, ProtocolError, QuotaExceeded):
+            raise
+        except Exception as error:
+            _log.exception("a submission failed by an error of the executor's own", submission=work.sequence)
+            text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
+            failure = Failure(work.sequence, -1, "", type(error).__name__, text)
+            return refuse_run(known.template, work, known.slots, self._values, failure)
+        finally:
+            if watch is not None and issuing is not None:
+                watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
+
+    def _run(
+        self, known: BoundTemplate, work: RunRequest, pending: PendingRun | None
+    ) -> Generator[None, None, RunOutcome]:
+        device, values = self._device, self._values
+        if pending is not None and pending.over:
+            return pending.result()
+        if self.numeric_settings is not device.numeric_settings.now:
+            device.numeric_settings.compute_under(self.numeric_settings)
+        if pending is not None and device.batches is not None and (joined := device.batches.gather(pending)):
+            return (yield from device.batches.run(pending, joined))
+        if known.template.random:
+            device.randomness.hand_to(self.randomness)
+        if self._shares.storages:
+            self._shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
+        run: Plain = run_template if known.hot is None or work.op_times is not None else known.hot.run
+        if device.timekeeper is not None and self.memory is None:
+            with device.timekeeper.running():
+                return run(known.template, work, known.slots, values)
+        if known.hot is None and not self.limited:
+            return (yield from self._run_in_parts(known, work))
+        if self.ahead is not None:
+            run = self.ahead.running(known, run)
+        if self.memory is not None:
+            return self.memory.run(known.digest, known.template, work, known.slots, run)
+        return run(known.template, work, known.slots, values)
+
+    def _run_in_parts(self, known: BoundTemplate, work: RunRequest) -> Generator[None, None, RunOutcome]:
+        """Run a submission that may pause between two ops, unless it has run ahead."""
+        ahead = self.ahead.take(known, work) if self.ahead is not None else None
+        if ahead is not None and self.ahead is not None:
+            return ahead.finish(work, self._values, self._ahead_bytes)
+        work.rest, template = self._cancellation.pauses, known.template
+        with contextlib.nullcontext() if self.memory is None else self.memory.on_demand(template, work) as guard:
+            run = TemplateRun(template, work, known.slots, self._values, guard=guard)
+            while not run.advance():
+                yield from self._pause(known, work)
+            return run.finish()
+
+    def _pause(self, known: BoundTemplate, work: RunRequest) -> Steps:
+        """In the middle of a run: let others compute."""
+        began = time.perf_counter()
+        yield
+        work.rested += time.perf_counter() - began
+        self._device.numeric_settings.compute_under(self.numeric_settings)
+        if known.template.random:
+            self._device.randomness.hand_to(self.randomness)
+
+    def close(self) -> None:
+        """End the session. Called in its turn, while it holds its values."""
+        if self.ahead is not None:
+            self.ahead.drop()
+        if self.memory is not None:
+            self.memory.close()
