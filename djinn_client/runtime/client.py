@@ -526,7 +526,7 @@ def last_profile() -> WorkloadProfile | None:
 
 @contextmanager
 def record_plans() -> Iterator[list[PipelineResult]]:
-    """Collect the result of every plan that is made inside the block."""
+    """Collect the result of every plan that is made inside the block. Measured times come in when it ends."""
     recording: list[PipelineResult] = []
     if context.registry is not None:
         context.registry.load(*session_planner.PLANNING)
@@ -535,6 +535,7 @@ def record_plans() -> Iterator[list[PipelineResult]]:
         yield recording
     finally:
         context.recordings.remove(recording)
+        recording[:] = [session_planner.with_measured(context, result) for result in recording]
 
 
 def stats() -> Mapping[str, int]:

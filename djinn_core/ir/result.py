@@ -19,6 +19,20 @@ Stage = Literal["annotate", "estimate", "optimize", "place", "schedule"]
 STAGES: tuple[Stage, ...] = ("annotate", "estimate", "optimize", "place", "schedule")
 
 
+@attrs.frozen
+class Measured:
+    """Medians of the seconds that runs of a program took in the session's trials.
+
+    Attributes:
+        before, after: without and with an optimization, or on one executor and over several.
+        runs: number of runs of the way that ran less often.
+    """
+
+    before: float
+    after: float
+    runs: int
+
+
 @attrs.frozen(repr=False)
 class PipelineResult(ShownInNotebooks):
     """The results of the stages, in their order; None for those after the last that ran.
@@ -29,6 +43,7 @@ class PipelineResult(ShownInNotebooks):
         recorded: profile of the program as it was recorded, where optimizations substituted code in it; None elsewhere.
         topology: the devices that it was planned for.
         seconds: time that each stage took, by its name; empty if the result came from the cache.
+        measured: times from the session's trials of the program, by name of the optimization or placement policy.
     """
 
     graph: Graph
@@ -40,6 +55,7 @@ class PipelineResult(ShownInNotebooks):
     placement: Placement | None = None
     schedule: ExecutionSchedule | None = None
     seconds: Mapping[str, float] = attrs.field(factory=dict)
+    measured: Mapping[str, Measured] = attrs.field(factory=dict)
 
 
 def shown_until(result: PipelineResult, stage: str) -> PipelineResult:

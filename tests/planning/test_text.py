@@ -14,7 +14,7 @@ import djinn
 from djinn_core.ir.costs import Calibration, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.placement import HintUse
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
-from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.result import Measured, PipelineResult
 from djinn_core.planning.explain.described import describe
 from djinn_core.planning.explain.text import explain, tree
 from djinn_core.planning.explain.units import duration, share, size, work
@@ -76,12 +76,16 @@ def test_it_can_be_unfolded_and_cut(result) -> None:
     assert repr(unfolded) == str(unfolded)
 
 
+MEASURED = {"clever": Measured(5e-3, 3e-3, 9)}
+
+
 class Followed(msgspec.Struct, forbid_unknown_fields=True):
     about: str
     by: str
     decision: str
     seconds_before: float
     seconds_after: float
+    measured: dict[str, float] | None
 
 
 class Found(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,24 +129,25 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def test_a_match_names_the_decision_that_followed_and_its_gain(result) -> None:
-    hints = {"stage": ((1, 2),), "tables": (3,), "colocate": ()}
+    hints = {"branches": ((1, 2),), "groups": ((1, 2),), "tables": (3,), "colocate": ()}
     first, *rest = result.profile.patterns
     first = attrs.evolve(first, hints=hints, residency={result.graph.inputs[0]: DataResidency.STATEFUL_KV_CACHE})
-    uses = (HintUse("stage", "devices meet between stages", 4e-3, 2e-3),)
+    uses = (HintUse("branches", "each branch runs on a device", 4e-3, 2e-3),)
     placement = attrs.evolve(result.placement, policy="clever", uses=uses)
     profile = attrs.evolve(result.profile, patterns=(first, *rest))
-    lines = [
-        " ".join(line.split())
-        for line in explain(attrs.evolve(result, profile=profile, placement=placement)).splitlines()
-    ]
-    at = next(n for n, line in enumerate(lines) if "· unit" in line)
-    assert [line.partition("→ ")[2] for line in lines[at + 1 : at + 4]] == [
-        "stage (clever): devices meet between stages, predicted 4.00 ms to 2.00 ms",
-        "tables (clever): nothing followed: this policy does not read it",
-        "memory (executor): under a memory limit values are evicted as stateful_kv_cache",
-    ]
+    placed = attrs.evolve(result, profile=profile, placement=placement)
+    for measured, told in ({}, "not measured"), (MEASURED, "measured 5.00 ms to 3.00 ms (9 runs each)"):
+        text = explain(attrs.evolve(placed, measured=measured))
+        lines = " ".join(text.replace("│", " ").split("├")[2].split()).split("· ")
+        at = next(n for n, line in enumerate(lines) if line.startswith("unit"))
+        assert [line.removeprefix("→ ").strip() for line in lines[at + 1 : at + 5]] == [
+            f"branches (clever): each branch runs on a device, predicted 4.00 ms to 2.00 ms, {told}",
+            "groups (clever): nothing followed: this policy does not read it",
+            "tables (clever): nothing followed: this policy does not read it",
+            "memory (executor): under a memory limit values are evicted as stateful_kv_cache",
+        ]
     (found,) = describe(attrs.evolve(result, profile=profile))["modules"]["parts"][1]["patterns"][:1]
-    assert [made["about"] for made in found["decisions"]] == ["stage", "tables", "memory"]
+    assert [made["about"] for made in found["decisions"]] == ["branches", "groups", "tables", "memory"]
 
 
 def test_predicted_times_name_the_speeds_that_they_rest_on(result) -> None:

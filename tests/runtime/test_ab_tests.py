@@ -10,6 +10,7 @@ import djinn_optimizations.adaptive
 from djinn import hooks
 from djinn.hooks import Optimization, hookimpl
 from djinn.planning import OptimizationResult, Rewrite, Substitution, arguments
+from djinn_client.runtime import client
 from djinn_client.runtime.planning import ab_tests
 
 REMOTE = "remote_accelerator:0"
@@ -159,14 +160,20 @@ def test_runs_take_turns_and_the_verdict_is_kept_and_told(session):
 
 def test_what_pays_stays_and_is_not_tried_again(session):
     session(Offered(Slower(), Judge(verdict=True)))
-    step, *_ = layer_and_data()
-    for _ in range(3 * ab_tests.MIN_RUNS):
-        step()
-    assert tried() == (1, 0)
-    made = djinn.stats()["plans_made"]
-    for _ in range(3):
-        step()
-    assert djinn.stats()["plans_made"] == made
+    step, there, given = layer_and_data()
+    with client.record_plans() as plans:
+        for _ in range(3 * ab_tests.MIN_RUNS):
+            step()
+        assert tried() == (1, 0)
+        made = djinn.stats()["plans_made"]
+        for _ in range(3):
+            step()
+        assert djinn.stats()["plans_made"] == made
+    with djinn.capture() as captured, torch.no_grad():
+        kept = there(given)
+    (measured,) = {plan.measured["slower"] for plan in plans if plan.measured}
+    applied = next(line for line in str(djinn.explain(captured)).splitlines() if "slower applied" in line)
+    assert applied.endswith(f"({measured.runs} runs each)"), kept
 
 
 @pytest.mark.parametrize("verdict", [ValueError("oops"), "yes"])

@@ -7,7 +7,7 @@ offers gets the executor's times and decides. Rewrites that only drop nodes are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -23,7 +23,7 @@ from djinn_core.system.lru import LruCache
 if TYPE_CHECKING:
     from djinn_core.hookspecs.optimizations import Judge, Trial
     from djinn_core.ir.graph import ProgramGraph
-    from djinn_core.ir.result import PipelineResult
+    from djinn_core.ir.result import Measured, PipelineResult
 
 MIN_RUNS: Final = 16  # runs of a plan before anything is tried
 PLANNING_PAYBACK: Final = 20  # as many times longer than planning must have been spent on running it
@@ -43,23 +43,38 @@ def substituting_optimizations(result: PipelineResult) -> tuple[str, ...]:
 
 
 class Verdicts:
-    """Optimizations that were found not to pay, by program (topology and shapes)."""
+    """What trials of optimizations and placements found, by program (topology and shapes)."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], dict[str, str]] = {}
+        self._known: dict[tuple[str, str], dict[str, tuple[Measured, str]]] = {}
 
     def about(self, program: Program | ProgramGraph) -> Without:
-        """Optimizations that are switched off for such a program, with reasons."""
-        return self._known.get(_key(program), NOTHING) if self._known else NOTHING
+        """Optimizations and placements that are switched off for such a program, with reasons."""
+        return {name: reason for name, (_, reason) in self._of(program).items() if reason} or NOTHING
 
-    def add(self, program: Program, name: str, reason: str) -> None:
-        """Switch an optimization off for such programs."""
-        self._known.setdefault(_key(program), {})[name] = reason
+    def measured(self, program: Program | ProgramGraph) -> dict[str, Measured]:
+        """Measured times by optimization or placement policy."""
+        return {name: measured for name, (measured, _) in self._of(program).items()}
+
+    def _of(self, program: Program | ProgramGraph) -> dict[str, tuple[Measured, str]]:
+        return self._known.get(_key(program), {}) if self._known else {}
+
+    def add(self, program: Program, name: str, before: Sequence[float], after: Sequence[float], reason: str) -> None:
+        """Note a trial. With a reason the optimization or placement is switched off for such programs.
+
+        Args:
+            before, after: seconds of the runs without it and with it, at least one each.
+        """
+        from statistics import median  # few programs are tried
+
+        from djinn_core.ir.result import Measured  # with what plans
+
+        measured = Measured(median(before), median(after), min(len(before), len(after)))
+        self._known.setdefault(_key(program), {})[name] = measured, reason
 
     def drop(self, program: Program, name: str) -> None:
-        """It is not switched off for such programs any more."""
-        if self._known and (known := self._known.get(_key(program))) is not None:
-            known.pop(name, None)
+        """Forget a trial."""
+        self._of(program).pop(name, None)
 
 
 def _key(program: Program | ProgramGraph) -> tuple[str, str]:
@@ -175,13 +190,15 @@ class AbTests:
         tried.names.pop(0)
         for arm in arms:
             arm.plan.took = None
+        if trial.with_it and trial.without:
+            reason = reason_of(trial) if pays is False else ""
+            self._verdicts.add(tried.program, name, trial.without, trial.with_it, reason)
         if pays is not False:
             _log.debug("an optimization pays", **_told(trial))
             return True
         _log.info("an optimization does not pay here and is switched off", **_told(trial))
         self._stats.optimizations_switched_off += 1
         tried.out[name] = reason_of(trial)
-        self._verdicts.add(tried.program, name, tried.out[name])
         tried.best = other.plan
         return True
 

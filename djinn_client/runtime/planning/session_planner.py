@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
+
+import attrs
 
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.context import ClientContext
@@ -122,6 +124,21 @@ def plan_anew(context: ClientContext) -> None:
 def switched_off(context: ClientContext, program: Program | ProgramGraph) -> Without:
     """Optimizations that were found not to pay for such a program in this session, each with the reason."""
     return context.planner.verdicts.about(program) if context.planner is not None else NOTHING
+
+
+def with_measured(
+    context: ClientContext, result: PipelineResult, program: Program | ProgramGraph | None = None
+) -> PipelineResult:
+    """Return the result with the times that the session's trials measured.
+
+    `program`: the program as it was recorded. None: that of the schedule.
+    """
+    if context.planner is None:
+        return result
+    if program is None:
+        rewritten = result.schedule.rewritten if result.schedule is not None else None
+        program = rewritten.origin if rewritten is not None else cast("ProgramGraph", result.graph)
+    return attrs.evolve(result, measured=context.planner.verdicts.measured(program))
 
 
 def plan_in_session(context: ClientContext, graph: ProgramGraph) -> PipelineResult | None:

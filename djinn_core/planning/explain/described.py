@@ -186,6 +186,7 @@ def _plan(result: PipelineResult) -> dict[str, Any] | None:
                 "dropped": len(r.rewrite.drop),
                 "seconds_before": r.seconds_before,
                 "seconds_after": r.seconds_after,
+                "measured": attrs.asdict(measured) if (measured := result.measured.get(r.optimization)) else None,
             }
             for r in result.plan.results
         ],

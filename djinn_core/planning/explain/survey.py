@@ -14,7 +14,7 @@ from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import HintUse
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
-from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.result import Measured, PipelineResult
 from djinn_core.planning.explain.outline import Part
 
 _NUMBER = re.compile(r"\d+")
@@ -28,6 +28,7 @@ class Decision:
         about: name of the hints, or `memory`. by: the policy that read them, or `executor`.
         decision: what followed, or why nothing did.
         seconds_before, seconds_after: predicted time of the program without and with the decision; 0 if not predicted.
+        measured: times of the session's trials of the policy; None without trials or a predicted time.
     """
 
     about: str
@@ -35,6 +36,7 @@ class Decision:
     decision: str
     seconds_before: float = 0.0
     seconds_after: float = 0.0
+    measured: Measured | None = None
 
 
 @attrs.frozen
@@ -190,10 +192,12 @@ class Survey:
         if placement is None:
             return ()
         uses = {use.hint: use for use in placement.uses}
+        policy, measured = placement.policy, self.result.measured.get(placement.policy)
         found = []
         for name in dict.fromkeys(name for match in matches for name, facts in match.hints.items() if facts):
             use = uses.get(name) or HintUse(name, "nothing followed: this policy does not read it")
-            found.append(Decision(name, placement.policy, use.decision, use.seconds_before, use.seconds_after))
+            trials = measured if use.seconds_before else None
+            found.append(Decision(name, policy, use.decision, use.seconds_before, use.seconds_after, trials))
         kinds = dict.fromkeys(kind.value for match in matches for kind in match.residency.values())
         phases = dict.fromkeys(match.phase.value for match in matches if match.phase is not None)
         if kinds or phases:

@@ -124,7 +124,14 @@ def _note(found: dict[str, Any]) -> Iterator[str]:
     for made in found["decisions"]:
         about = f"{made['about']} ({made['by']}): " if made["about"] else ""
         gain = f", predicted {duration(made['seconds_before'])} to {duration(made['seconds_after'])}"
-        yield f"→ {about}{made['decision']}{gain if made['seconds_before'] else ''}"
+        yield f"→ {about}{made['decision']}{gain + measured(made['measured']) if made['seconds_before'] else ''}"
+
+
+def measured(trials: dict[str, Any] | None) -> str:
+    """Return measured times as the end of a line."""
+    if trials is None:
+        return ", not measured"
+    return f", measured {duration(trials['before'])} to {duration(trials['after'])} ({trials['runs']} runs each)"
 
 
 def listed(counts: dict[str, int]) -> str:
@@ -172,7 +179,8 @@ def _tell_costs(part: dict[str, Any]) -> Iterator[str]:
 def _tell_plan(part: dict[str, Any]) -> Iterator[str]:
     yield f"{part['nodes']:,} of {part['nodes_before']:,} nodes run"
     for r in part["optimizations"]:
-        saved = f", {duration(r['seconds_before'])} to {duration(r['seconds_after'])}" if r["applied"] else ""
+        saved = f", predicted {duration(r['seconds_before'])} to {duration(r['seconds_after'])}" if r["applied"] else ""
+        saved += measured(r["measured"]) if r["applied"] or r["measured"] else ""
         yield f"{r['optimization']} {'applied' if r['applied'] else 'not applied'}: {r['reason']}{saved}"
     if part["hints"]:
         yield f"hints: {listed(part['hints'])}"

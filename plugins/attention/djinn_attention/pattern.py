@@ -46,7 +46,6 @@ def _match(graph: Graph, parts: Parts, largest: Attention, exact: bool) -> Patte
         nodes=tuple(sorted({i for part in parts for i in part.nodes})),
         confidence=_confidence(graph, largest, exact),
         reason=_reason(graph, parts),
-        hints={"colocate": ((largest.key, largest.value),)},
         details={
             "fused": largest.fused,
             "heads": heads,

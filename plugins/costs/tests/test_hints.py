@@ -34,64 +34,6 @@ def placed(graph, there, hints, stream=None, bandwidth=1e9, slow=(), homes=None)
     return placement, {use.hint: use for use in placement.uses}
 
 
-def sent(graph, placement):
-    """Bytes that devices need of each other."""
-    where = {d.node: d.device for d in placement.decisions}
-    makers = {v: node.id for node in graph.nodes for v in node.outputs}
-    needed = {
-        (v, where[node.id])
-        for node in graph.nodes
-        for v in node.inputs
-        if v in makers and where[makers[v]] != where[node.id]
-    }
-    return sum(graph.meta(v).nbytes for v, _ in needed)
-
-
-def blocks(count, inner=4):
-    """`count` blocks with a wide middle and narrow ends; their nodes."""
-    builder, stages = ProgramBuilder(), []
-    x = builder.input(ROWS, WIDTH)
-    for _ in range(count):
-        first = len(builder.calls)
-        for width in (*[8 * WIDTH] * inner, WIDTH):
-            given = builder.input(8 * WIDTH if len(builder.calls) > first else WIDTH, width)
-            x = builder.op("aten::mm", x, given, shape=(ROWS, width))
-        stages.append(tuple(range(first, len(builder.calls))))
-    return builder.graph(), tuple(stages)
-
-
-def test_pipeline_stages_meet_between_blocks_where_sending_what_is_between_ops_takes_too_long():
-    graph, stages = blocks(3)
-    there, stream = devices(1 << 30, 1 << 30), Stream(following=4)
-    plain, _ = placed(graph, there, {"pipeline": (2,)}, stream, bandwidth=1e6)
-    given, uses = placed(graph, there, {"pipeline": (2,), "stage": stages}, stream, bandwidth=1e6)
-    assert len(plain.devices) == 1  # a cut in half sends a wide result, longer than one device takes for an input
-    where = {d.node: d.device for d in given.decisions}
-    assert [len({where[n] for n in nodes}) for nodes in stages] == [1, 1, 1]
-    assert len(given.devices) == 2
-    assert "between stages" in uses["stage"].decision
-    assert uses["pipeline"].seconds_after == pytest.approx(10 * MS, rel=0.1)
-
-
-def test_pipeline_stages_meet_elsewhere_where_that_divides_the_work_better():
-    graph, stages = blocks(3)
-    given, uses = placed(graph, devices(1 << 30, 1 << 30), {"pipeline": (2,), "stage": stages}, Stream(following=4))
-    assert len(given.devices) == 2
-    assert uses["stage"].decision == "cuts within stages are faster"
-
-
-def test_a_model_in_parts_is_cut_between_blocks():
-    graph, stages = blocks(4)
-    size = sum(graph.meta(v).nbytes for v in graph.inputs)
-    there = devices(*[int(0.4 * size)] * 4)
-    plain, _ = placed(graph, there, {})
-    given, uses = placed(graph, there, {"stage": stages})
-    assert sent(graph, given) <= sent(graph, plain)
-    where = {d.node: d.device for d in given.decisions}
-    assert len(set(where.values())) > 1
-    assert uses["stage"].seconds_after <= uses["stage"].seconds_before
-
-
 def looked_up(rows):
     """A large table, and products with what is looked up in it."""
     builder = ProgramBuilder()

@@ -213,7 +213,6 @@ def test_blocks_and_tables_of_a_language_model(train, beside, eager):
     blocks = found_in("block", graph)
     assert [b.details for b in blocks] == [{"attentions": 1, "feed_forward": "mlp", "parallel": beside}] * 3
     assert len({n for b in blocks for n in b.nodes}) == sum(len(b.nodes) for b in blocks), "blocks share nothing"
-    assert [b.hints["stage"] for b in blocks] == [(b.nodes,) for b in blocks]
     tables = found_in("embedding", graph)
     assert [m.details["rows"] for m in tables] == [50, 16]
     assert [graph.meta(v).shape[0] for m in tables for v in m.hints["tables"]] == [50, 16]

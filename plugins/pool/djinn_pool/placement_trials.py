@@ -116,12 +116,13 @@ class PlacementTrials:
         if not trial.alone or not trial.apart:
             return
         medians = {"one_ms": statistics.median(trial.alone) * 1e3, "several_ms": statistics.median(trial.apart) * 1e3}
+        reason = reason_of(trial) if pays is False else ""
+        self._verdicts.add(tried.program, self._policy, trial.alone, trial.apart, reason)
         if pays is not False:
             _log.debug("several executors pay", policy=self._policy, **medians)
             return
         _log.info("several executors do not pay here: the program runs on one", policy=self._policy, **medians)
         self._stats.placements_switched_off += 1
-        self._verdicts.add(tried.program, self._policy, reason_of(trial))
 
 
 def reason_of(trial: PlacementTrial) -> str:

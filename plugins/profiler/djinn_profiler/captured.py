@@ -165,9 +165,11 @@ def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") 
     if STAGES.index(until) >= STAGES.index("optimize"):
         graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
         if (planned_in_session := session_planner.plan_in_session(context, graph)) is not None:
-            return shown_until(with_reasons(planned_in_session, out), until)
+            found = session_planner.with_measured(context, planned_in_session, program)
+            return shown_until(with_reasons(found, out), until)
     place = (client.registry(), client.settings(), client.device() or NOWHERE)
-    return plan_program(program, *place, until, without=out, make=partial(planned, cache=_analysed))
+    result = plan_program(program, *place, until, without=out, make=partial(planned, cache=_analysed))
+    return session_planner.with_measured(context, result, program)
 
 
 @for_users

@@ -14,8 +14,7 @@ from djinn_cnn.convolution.facts import Geometries, Geometry
 class Convolution(Pattern):
     """A convolution with the bias, norm and activation that only its result goes through.
 
-    Consecutive convolutions of one output size are one `stage`; stages are counted from 0. The hint `stage` of the
-    first names the nodes of the stage.
+    Consecutive convolutions of one output size are one `stage`; stages are counted from 0.
     """
 
     name = "convolution"
@@ -24,31 +23,22 @@ class Convolution(Pattern):
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each convolution. Names of modules and parts of names play no role."""
-        stages: list[list[tuple[Block, Geometry]]] = []
-        geometries, size = Geometries(graph), None
+        geometries, size, stage = Geometries(graph), None, -1
         for node in candidates:
             found = geometries.of(node)
             if found is None:
                 continue
             if found.size != size:
-                stages.append([])
-                size = found.size
-            stages[-1].append((block_at(graph, node), found))
-        for number, stage in enumerate(stages):
-            nodes = tuple(sorted({i for block, _ in stage for i in block.nodes}))
-            for turn, (block, found) in enumerate(stage):
-                yield _match(graph, block, found, number, () if turn else (nodes,))
+                stage, size = stage + 1, found.size
+            yield _match(graph, block_at(graph, node), found, stage)
 
 
-def _match(
-    graph: Graph, block: Block, geometry: Geometry, stage: int, together: tuple[tuple[int, ...], ...]
-) -> PatternMatch:
+def _match(graph: Graph, block: Block, geometry: Geometry, stage: int) -> PatternMatch:
     return PatternMatch(
         pattern=Convolution.name,
         nodes=block.nodes,
         confidence=_confidence(graph, block.convolution),
         reason=_reason(block, geometry),
-        hints={"stage": together},
         details=_details(block, geometry) | {"stage": stage},
     )
 

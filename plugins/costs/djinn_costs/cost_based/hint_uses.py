@@ -12,7 +12,7 @@ def hint_uses(context: PlacementContext, options: Options, best: Option) -> tupl
     decided = {use.hint: use for use in best.uses}
     told = {"colocate": _colocated(context, best), "tables": _tables(options, best)}
     few = f"{len(best.listed.devices)} of {len(options.devices)} devices runs the program"
-    for name in ("groups", "branches", "pipeline", "stage"):
+    for name in ("groups", "branches", "pipeline"):
         told[name] = (
             f"nothing followed: {few}" if len(best.listed.devices) == 1 else "nothing followed: it is not faster"
         )

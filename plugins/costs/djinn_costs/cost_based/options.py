@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -146,15 +147,9 @@ class Options:
 
     def in_parts(self) -> Option | None:
         """Stretches of the program on as few devices as hold it."""
-        for turn, ways in enumerate(cuts(self.work, self.devices, self.room)):
-            if turn >= _TRIED:
-                break
-            found = [(listed, where) for where in ways if (listed := self.listed(_by_parts(where))) is not None]
-            if found:
-                best, where = min(found, key=lambda way: way[0].seconds)
-                option = self._part_option(best, list(dict.fromkeys(where.values())))
-                use = stage_use(where is ways[0], found[-1][0].seconds, best.seconds)
-                return attrs.evolve(option, uses=(use,) if len(ways) > 1 else ())
+        for where in itertools.islice(cuts(self.work, self.devices, self.room), _TRIED):
+            if (listed := self.listed(_by_parts(where))) is not None:
+                return self._part_option(listed, list(dict.fromkeys(where.values())))
         return None
 
     def _part_option(self, listed: PlacedUnits, devices: Sequence[str]) -> Option:
@@ -193,13 +188,6 @@ class Options:
     def _why_part(self, number: int, count: int) -> str:
         total = sum(self.work.sizes.values())
         return f"part {number} of {count} in program order: {total:,} bytes of inputs fit into no device"
-
-
-def stage_use(between: bool, anywhere: float, best: float) -> HintUse:
-    """Return what followed from the hint `stage`: predicted times with cuts anywhere and with the better of both ways."""
-    return HintUse(
-        "stage", "devices meet between stages" if between else "cuts within stages are faster", anywhere, best
-    )
 
 
 def followed(unit: Unit, listing: ListScheduler) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,18 +9,10 @@ from djinn.planning import DeviceCapabilities
 from djinn_costs.cost_based.units import ProgramUnits
 
 
-def pieces(work: ProgramUnits, devices: int) -> Iterator[list[range]]:
-    """Yield the units between which a program may be cut: stages that a pattern named, if there are enough, then single units."""
-    starts = sorted(work.starts - {0})
-    if len(starts) >= devices:
-        yield [range(*pair) for pair in itertools.pairwise((0, *starts, len(work.units)))]
-    yield [range(index, index + 1) for index in range(len(work.units))]
-
-
 def cuts(
     work: ProgramUnits, devices: Sequence[DeviceCapabilities], room: Mapping[str, float]
-) -> Iterator[tuple[dict[int, str], ...]]:
-    """Yield the devices by unit for growing numbers of devices: one way for each of `pieces`.
+) -> Iterator[dict[int, str]]:
+    """Yield the device of each unit, for growing numbers of devices.
 
     Neighbours in the topology hold neighbouring stretches. Placed inputs do not move. Devices hold shares in proportion to
     their room.
@@ -37,23 +28,23 @@ def cuts(
             continue
         chosen = [devices[n].id for n in sorted(roomy[:count])]
         rooms_of = [room.get(d, float(total)) for d in chosen]
-        yield tuple(_shared_out(work, fresh, chosen, rooms_of, whole) for whole in pieces(work, count))
+        yield _shared_out(work, fresh, chosen, rooms_of)
 
 
-def stages(work: ProgramUnits, devices: Sequence[str], whole: Sequence[range]) -> dict[int, str]:
-    """Return the device of each unit, in stretches of `whole` pieces that take about the same time, wherever inputs live."""
-    seconds = [sum(min(work.units[index].seconds, default=0.0) for index in piece) for piece in whole]
+def stages(work: ProgramUnits, devices: Sequence[str]) -> dict[int, str]:
+    """Return the device of each unit, in stretches that take about the same time, wherever inputs live."""
+    seconds = [min(unit.seconds, default=0.0) for unit in work.units]
     total, at = sum(seconds) or 1.0, 0.0
     where: dict[int, str] = {}
-    for piece, took in zip(whole, seconds, strict=True):
+    for index, took in enumerate(seconds):
         turn = int((at + took / 2) / total * len(devices))
-        where |= dict.fromkeys(piece, devices[min(turn, len(devices) - 1)])
+        where[index] = devices[min(turn, len(devices) - 1)]
         at += took
     return where
 
 
 def _shared_out(
-    work: ProgramUnits, fresh: Sequence[int], chosen: Sequence[str], rooms: Sequence[float], whole: Sequence[range]
+    work: ProgramUnits, fresh: Sequence[int], chosen: Sequence[str], rooms: Sequence[float]
 ) -> dict[int, str]:
     total, capacity = sum(fresh), sum(rooms)
     ends, end = [], 0.0
@@ -62,12 +53,11 @@ def _shared_out(
         ends.append(end)
     where: dict[int, str] = {}
     at, turn = 0.0, 0
-    for piece in whole:
-        size = sum(fresh[index] for index in piece)
-        while turn + 1 < len(chosen) and at + size / 2 > ends[turn]:
+    for index, unit in enumerate(work.units):
+        while turn + 1 < len(chosen) and at + fresh[index] / 2 > ends[turn]:
             turn += 1
-        at += size
-        where |= {index: work.units[index].home or chosen[turn] for index in piece}
+        at += fresh[index]
+        where[index] = unit.home or chosen[turn]
     return where
 
 

@@ -11,8 +11,8 @@ import attrs
 
 from djinn.planning import HintUse
 from djinn_costs.cost_based.listing import RUNS, PlacedUnits
-from djinn_costs.cost_based.options import PAYS, Option, Options, shown, stage_use
-from djinn_costs.cost_based.parts import pieces, stages
+from djinn_costs.cost_based.options import PAYS, Option, Options, shown
+from djinn_costs.cost_based.parts import stages
 
 LEAST: Final = 2  # devices, for anything to be divided
 
@@ -87,17 +87,7 @@ def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
 def _in_stages(options: Options, wanted: int) -> Rate | None:
     """Stretches of equal time, one a device, on those that have most of the inputs."""
     devices = options.holding_most(wanted)
-    ways = list(pieces(options.work, len(devices)))
-    rates = [_staged(options, devices, stages(options.work, devices, whole)) for whole in ways]
-    found = [rate for rate in rates if rate is not None]
-    if not found:
-        return None
-    best = min(found, key=lambda rate: rate.interval)
-    use = stage_use(best is rates[0], found[-1].interval, best.interval)
-    return attrs.evolve(best, option=attrs.evolve(best.option, uses=(use,) if len(ways) > 1 else ()))
-
-
-def _staged(options: Options, devices: Sequence[str], where: Mapping[int, str]) -> Rate | None:
+    where = stages(options.work, devices)
     listed = options.listed(lambda index, *_: [where[index]])
     if listed is None:
         return None

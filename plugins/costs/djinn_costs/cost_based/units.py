@@ -67,7 +67,6 @@ class ProgramUnits:
         sizes: bytes of the inputs by storage.
         homes: device by storage, for inputs that live somewhere.
         weights: storages of inputs that are weights, are not written, and of which a device can keep a copy for reading.
-        starts: index of the first unit of each stage that the hint `stage` names, where a cut moves few bytes.
         tables: storages of large tables. The unit of a look-up holds nothing else.
     """
 
@@ -77,7 +76,6 @@ class ProgramUnits:
     sizes: Mapping[int, int]
     homes: Mapping[int, str]
     weights: set[int]
-    starts: set[int] = attrs.field(factory=set)
     tables: set[int] = attrs.field(factory=set)
 
 
@@ -130,7 +128,6 @@ class _Gathering:
         self.branch = self._branches()
         self.groups = {node: number for number, nodes in enumerate(beside(context)) for node in nodes}
         several = len(hardware.devices) > 1
-        self.stages = {min(nodes) for nodes in context.plan.hints.get("stage", ()) if nodes} if several else set()
         tables = {storage_of(v) for v in context.plan.hints.get("tables", ())} if several else set()
         work.tables |= {s for s in tables if work.sizes.get(s, 0) > self.small}
 
@@ -178,8 +175,6 @@ class _Gathering:
                 light = home is None and all(units[m].light for m in makers) and self._is_light(node, used, makers)
                 index, group = len(units), self.groups.get(node.id, -1)
                 units.append(Unit([], [0.0] * len(self.rows), light=light and group < 0, group=group))
-            if node.id in self.stages:
-                self.work.starts.add(index)
             self._add(units[index], index, node, used)
             if home is not None and (units[index].home is None or bound):
                 units[index].home = home
@@ -193,7 +188,7 @@ class _Gathering:
         """The unit that a node joins, if any."""
         units = self.work.units
         serious = [m for m in makers if not units[m].light] if len(makers) > 1 else list(makers)
-        if len(serious) != 1 or node.id in self.stages:
+        if len(serious) != 1:
             return None
         index = serious[0]
         unit = units[index]

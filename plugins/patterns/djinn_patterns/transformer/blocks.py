@@ -144,7 +144,6 @@ def _match(block: _Block) -> PatternMatch:
         nodes=nodes,
         confidence=0.97,
         reason=_reason(block),
-        hints={"stage": (nodes,)},
         details={
             "attentions": len(block.before) + len(block.beside),
             "feed_forward": max(kinds),
