@@ -11,10 +11,9 @@ from djinn_core.ir.result import PipelineResult
 
 
 class Renderer(ABC):
-    """One format of pictures, pages or notebook views. A client calls it on the thread that asks for a file or shows a value.
+    """One format of pictures or pages. A client calls it on the thread that asks for a file.
 
-    An exception fails the call that wanted a file, with a message that names its plugin; a notebook shows text instead, with a
-    warning.
+    An exception fails the call that wanted a file, with a message that names its plugin.
 
     Attributes:
         name: the format, as in `djinn explain --format NAME`; unique among renderers, and neither `text` nor `json`.
@@ -30,19 +29,13 @@ class Renderer(ABC):
     def render(self, result: PipelineResult) -> str | bytes:
         """A program as a whole file. Results of stages that did not run are None."""
 
-    def display(self, value: object) -> str | None:
-        """A graph, or the result of a stage, as a notebook shows it; None, as by default, if this format shows no such value."""
-        del value
-        return None
-
 
 @hookspec
 def djinn_register_renderers(settings: Any) -> Iterable[Renderer]:
     """Return the renderers that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured again, and by `djinn explain`. One that
-    raises fails the call that wanted a file, with a message that names its plugin; a notebook shows text instead, with a
-    warning. Of two whose `display` shows a value in one media type, the first by name does.
+    raises fails the call that wanted a file, with a message that names its plugin.
     """
     del settings
     raise NotImplementedError

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import attrs
 
-from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.short_repr import ShortRepr
 
 CLIENT: Final = "client"  # where programs come from, in links
@@ -184,7 +183,7 @@ class NetworkTopology(ShortRepr):
 
 
 @attrs.frozen(repr=False)
-class Costs(ShownInNotebooks):
+class Costs(ShortRepr):
     """Result of `estimate`.
 
     Attributes:

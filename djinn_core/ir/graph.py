@@ -18,9 +18,9 @@ from djinn_core.ir.handles import RANDOM_STATE, storage_of, storages_of
 from djinn_core.ir.isomorphism_hash import isomorphism_hash
 from djinn_core.ir.module_names import ModuleNames, module_names
 from djinn_core.ir.networkx_graph import graph_to_networkx
-from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
+from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import TensorMeta
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Graph(Protocol):
 
 
 @attrs.define(eq=False, slots=False, repr=False)
-class ProgramGraph(ShownInNotebooks):
+class ProgramGraph(ShortRepr):
     """The graph of a program."""
 
     program: Program

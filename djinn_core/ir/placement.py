@@ -9,7 +9,7 @@ import attrs
 from attrs.validators import instance_of
 
 from djinn_core.ir.checked_fields import IS_MAPPING, IS_SET
-from djinn_core.ir.notebook_repr import ShownInNotebooks
+from djinn_core.ir.short_repr import ShortRepr
 
 # The share of its time on one device that a program has to be predicted to save, for several to be used, where nothing is
 # known of how exact predictions are.
@@ -48,7 +48,7 @@ class HintUse:
 
 
 @attrs.frozen(repr=False)
-class Placement(ShownInNotebooks):
+class Placement(ShortRepr):
     """Result of `place`.
 
     Attributes:

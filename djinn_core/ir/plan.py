@@ -11,8 +11,8 @@ from attrs.validators import deep_iterable, instance_of
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.checked_fields import IS_SET, mapping_of, tuple_of
 from djinn_core.ir.networkx_graph import plan_to_networkx
-from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.placement import PlacementDecision
+from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.substitution import Substitution
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class OptimizationResult:
 
 
 @attrs.frozen(repr=False)
-class OptimizationPlan(ShownInNotebooks):
+class OptimizationPlan(ShortRepr):
     """Result of `optimize`.
 
     Attributes:

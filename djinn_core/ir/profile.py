@@ -12,7 +12,7 @@ from attrs.validators import instance_of, optional
 from djinn_core.ir.checked_fields import as_tuple, mapping_of, tuple_of
 from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.networkx_graph import profile_to_networkx
-from djinn_core.ir.notebook_repr import ShownInNotebooks
+from djinn_core.ir.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -183,7 +183,7 @@ class SemanticMetadata:
 
 
 @attrs.frozen(repr=False)
-class WorkloadProfile(ShownInNotebooks):
+class WorkloadProfile(ShortRepr):
     """Result of `annotate`: classification of the program, as a whole and node by node.
 
     Attributes:

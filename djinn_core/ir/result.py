@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
-from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.schedule import ExecutionSchedule
+from djinn_core.ir.short_repr import ShortRepr
 
 Stage = Literal["annotate", "estimate", "optimize", "place", "schedule"]
 STAGES: tuple[Stage, ...] = ("annotate", "estimate", "optimize", "place", "schedule")
@@ -32,9 +32,16 @@ class Measured:
     after: float
     runs: int
 
+    @classmethod
+    def of(cls, before: Sequence[float], after: Sequence[float]) -> Measured:
+        """Return the medians of runs of both ways."""
+        from statistics import median  # few programs are tried
+
+        return cls(median(before), median(after), min(len(before), len(after)))
+
 
 @attrs.frozen(repr=False)
-class PipelineResult(ShownInNotebooks):
+class PipelineResult(ShortRepr):
     """The results of the stages, in their order; None for those after the last that ran.
 
     Attributes:

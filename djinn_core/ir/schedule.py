@@ -10,8 +10,8 @@ import attrs
 from attrs.validators import instance_of
 
 from djinn_core.ir.checked_fields import mapping_of, tuple_of
-from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.program import Program
+from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.substitution import RewrittenProgram
 
 
@@ -92,7 +92,7 @@ class SchedulingGroup:
 
 
 @attrs.frozen(repr=False)
-class ExecutionSchedule(ShownInNotebooks):
+class ExecutionSchedule(ShortRepr):
     """Result of `schedule`.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import djinn
 from djinn.hooks import Renderer, hookimpl
 from djinn.planning import PipelineResult
-from djinn_core.planning.explain.rendering import notebook_view, render, renderer_for, renderer_of
+from djinn_core.planning.explain.rendering import render, renderer_for, renderer_of
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, load_registry
 from djinn_core.registry.selection import Selection
@@ -27,9 +26,6 @@ class Dots(Renderer):
 
     def render(self, result: PipelineResult) -> str:
         return "\u00b7" * len(result.graph.nodes)
-
-    def display(self, value: object) -> str | None:
-        return f"<b>{type(value).__name__}</b>"
 
 
 def registry_of(*renderers: Any) -> Registry:
@@ -83,26 +79,11 @@ def test_what_a_renderer_raises_is_its_plugins(
         def render(self, result: PipelineResult) -> str:
             raise KeyError("ink")
 
-        def display(self, value: object) -> str | None:
-            raise KeyError("ink")
-
     registry = registry_of(Broken(), Dots())
     with pytest.raises(
         djinn.errors.PluginError, match=r"the renderer 'broken' of plugin 'Plugin' .* raised KeyError: 'ink'"
     ):
         render(result, renderer_of("broken", registry), registry)
-    with caplog.at_level(logging.WARNING):
-        assert notebook_view(result, "text/html", registry) == f"<b>{type(result).__name__}</b>"
-    assert "the renderer 'broken'" in caplog.text
-    assert notebook_view(result, "image/svg+xml", registry) is None
-
-
-def test_notebooks_ask_the_renderers(result: PipelineResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djinn_client.runtime.client.registry", lambda: registry_of(Dots()))
-    assert result._repr_html_() == f"<b>{type(result).__name__}</b>"
-    assert result._repr_svg_() is None
-    monkeypatch.setattr("djinn_client.runtime.client.registry", registry_of)
-    assert result._repr_html_() is None
 
 
 def test_two_renderers_of_one_ending_clash() -> None:

@@ -7,7 +7,7 @@ offers gets the executor's times and decides. Rewrites that only drop nodes are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -21,7 +21,7 @@ from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
 
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.optimizations import Judge, Trial
+    from djinn_core.hookspecs.optimizations import Judge
     from djinn_core.ir.graph import ProgramGraph
     from djinn_core.ir.result import Measured, PipelineResult
 
@@ -59,17 +59,8 @@ class Verdicts:
     def _of(self, program: Program | ProgramGraph) -> dict[str, tuple[Measured, str]]:
         return self._known.get(_key(program), {}) if self._known else {}
 
-    def add(self, program: Program, name: str, before: Sequence[float], after: Sequence[float], reason: str) -> None:
-        """Note a trial. With a reason the optimization or placement is switched off for such programs.
-
-        Args:
-            before, after: seconds of the runs without it and with it, at least one each.
-        """
-        from statistics import median  # few programs are tried
-
-        from djinn_core.ir.result import Measured  # with what plans
-
-        measured = Measured(median(before), median(after), min(len(before), len(after)))
+    def add(self, program: Program, name: str, measured: Measured, reason: str) -> None:
+        """Note a trial of an optimization or placement. A `reason` switches it off."""
         self._known.setdefault(_key(program), {})[name] = measured, reason
 
     def drop(self, program: Program, name: str) -> None:
@@ -179,6 +170,7 @@ class AbTests:
     def _is_settled(self, tried: Experiment, arms: tuple[Variant, Variant]) -> bool:
         """Ask the judge, and do as it says; False if more runs are needed."""
         from djinn_core.hookspecs.optimizations import Trial  # with what plans
+        from djinn_core.ir.result import Measured
 
         assert self._judge is not None
         ours, other = arms
@@ -190,15 +182,16 @@ class AbTests:
         tried.names.pop(0)
         for arm in arms:
             arm.plan.took = None
-        if trial.with_it and trial.without:
-            reason = reason_of(trial) if pays is False else ""
-            self._verdicts.add(tried.program, name, trial.without, trial.with_it, reason)
-        if pays is not False:
-            _log.debug("an optimization pays", **_told(trial))
+        measured = Measured.of(trial.without, trial.with_it)
+        told = {"optimization": name, "with_ms": measured.after * 1e3, "without_ms": measured.before * 1e3}
+        reason = reason_of(measured) if pays is False else ""
+        self._verdicts.add(tried.program, name, measured, reason)
+        if not reason:
+            _log.debug("an optimization pays", **told)
             return True
-        _log.info("an optimization does not pay here and is switched off", **_told(trial))
+        _log.info("an optimization does not pay here and is switched off", **told)
         self._stats.optimizations_switched_off += 1
-        tried.out[name] = reason_of(trial)
+        tried.out[name] = reason
         tried.best = other.plan
         return True
 
@@ -219,19 +212,7 @@ def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
     return verdict
 
 
-def _told(trial: Trial) -> dict[str, object]:
-    medians = _medians(trial)
-    return {"optimization": trial.optimization, "with_ms": medians[0] * 1e3, "without_ms": medians[1] * 1e3}
-
-
-def _medians(trial: Trial) -> tuple[float, float]:
-    import statistics  # few programs are tried
-
-    return statistics.median(trial.with_it), statistics.median(trial.without)
-
-
-def reason_of(trial: Trial) -> str:
+def reason_of(measured: Measured) -> str:
     """Reason why an optimization was switched off."""
-    ours, other = (seconds * 1e3 for seconds in _medians(trial))
-    runs = min(len(trial.with_it), len(trial.without))
-    return f"switched off by measurement: {ours:.3g} ms with it, {other:.3g} ms without, medians of {runs} runs each"
+    times = f"{measured.after * 1e3:.3g} ms with it, {measured.before * 1e3:.3g} ms without"
+    return f"switched off by measurement: {times}, medians of {measured.runs} runs each"

@@ -129,10 +129,7 @@ def switched_off(context: ClientContext, program: Program | ProgramGraph) -> Wit
 def with_measured(
     context: ClientContext, result: PipelineResult, program: Program | ProgramGraph | None = None
 ) -> PipelineResult:
-    """Return the result with the times that the session's trials measured.
-
-    `program`: the program as it was recorded. None: that of the schedule.
-    """
+    """Return the result with the times that trials measured. `program`: as it was recorded; None: that of the schedule."""
     if context.planner is None:
         return result
     if program is None:

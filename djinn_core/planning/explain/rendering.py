@@ -7,14 +7,12 @@ from pathlib import Path
 from djinn_core.errors import ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.renderers import Renderer
 from djinn_core.ir.result import PipelineResult
-from djinn_core.logs import get_logger
 from djinn_core.registry.registry import Registry
 
 _INSTALL = (
     "Packages with renderers bring others: `pip install ./plugins/observability` in a checkout of Djinn those for .svg and "
     ".html. `djinn plugins` shows what is installed and what is broken or disabled"
 )
-log = get_logger("djinn.plugins")
 
 
 def renderer_of(name: str, registry: Registry) -> Renderer:
@@ -61,20 +59,6 @@ def render(result: PipelineResult, renderer: Renderer, registry: Registry) -> by
     except Exception as error:
         raise PluginError(_failed(renderer, registry, error)) from error
     return made.encode() if isinstance(made, str) else made
-
-
-def notebook_view(value: object, media_type: str, registry: Registry) -> str | None:
-    """A value as the first renderer shows it that has a view in this media type; None if none has."""
-    for renderer in registry.renderers:
-        if renderer.media_type == media_type:
-            try:
-                view = renderer.display(value)
-            except Exception as error:
-                log.warning("a notebook shows text instead", error=_failed(renderer, registry, error))
-                continue
-            if view is not None:
-                return view
-    return None
 
 
 def _failed(renderer: Renderer, registry: Registry, error: Exception) -> str:

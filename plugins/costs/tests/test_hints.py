@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.planning import CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology, Stream
+from djinn.planning import CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
 from djinn.testing import ProgramBuilder, placement_context
 from djinn_costs.cost_based import CostBased
 

@@ -133,9 +133,7 @@ def test_names_are_escaped_and_nothing_comes_from_elsewhere() -> None:
         assert "<script>alert" not in text
         assert re.findall(r"(?:src|href)=|url\((?!#)|@import|https?://(?!www\.w3\.org/2000/svg)", text) == []
     assert document.count("</script>") == 1
-    for shown in (result.profile, result.costs, result.plan, result.placement, result):
-        assert "<script" not in shown._repr_html_()
-    assert "<script>alert" not in captured.graph._repr_svg_() + captured._repr_svg_()
+    assert "<script>alert" not in captured._repr_svg_()
 
 
 def seen(placed: PlacedBox) -> Iterator[tuple[PlacedBox, PlacedBox | None]]:

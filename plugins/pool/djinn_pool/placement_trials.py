@@ -21,6 +21,7 @@ from djinn_client.runtime.stats import Stats
 from djinn_core.hookspecs.optimizations import Judge, PlacementTrial
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.program import Program
+from djinn_core.ir.result import Measured
 from djinn_core.logs import get_logger
 
 LOOKS: Final = (
@@ -115,9 +116,10 @@ class PlacementTrials:
         self._verdicts.drop(tried.program, self._policy)
         if not trial.alone or not trial.apart:
             return
-        medians = {"one_ms": statistics.median(trial.alone) * 1e3, "several_ms": statistics.median(trial.apart) * 1e3}
+        measured = Measured.of(trial.alone, trial.apart)
+        medians = {"one_ms": measured.before * 1e3, "several_ms": measured.after * 1e3}
         reason = reason_of(trial) if pays is False else ""
-        self._verdicts.add(tried.program, self._policy, trial.alone, trial.apart, reason)
+        self._verdicts.add(tried.program, self._policy, measured, reason)
         if pays is not False:
             _log.debug("several executors pay", policy=self._policy, **medians)
             return

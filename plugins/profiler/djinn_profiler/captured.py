@@ -23,13 +23,12 @@ from djinn_client.runtime.planning.run_pipeline import NOWHERE, plan_program, wi
 from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.ir.notebook_repr import display
 from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
 from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_core.planning.cached_plans import planned
-from djinn_core.planning.explain.rendering import notebook_view, render, renderer_for
+from djinn_core.planning.explain.rendering import render, renderer_for
 from djinn_core.planning.explain.text import Explanation
 from djinn_core.planning.explain.text import explain as describe_result
 from djinn_core.planning.stages.analysis_cache import AnalysisCache
@@ -98,11 +97,6 @@ class Captured:
         """Everything that is known of each node."""
         costs = plan(self.graph, until="estimate").costs
         return semantic_metadata(self.graph, self.profile, costs, self._capturing.sent.fetched)
-
-
-@display.register(object)
-def _(value: object, media_type: str) -> str | None:
-    return notebook_view(value, media_type, client.registry())
 
 
 @contextmanager

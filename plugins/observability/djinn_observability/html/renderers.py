@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from djinn.hooks import Renderer
-from djinn.planning import Graph, NetworkTopology, PipelineResult
-
-_LARGEST = 20_000  # ops of a graph that is drawn unasked
-_NOWHERE = NetworkTopology(())
+from djinn.planning import PipelineResult
 
 
 class SvgRenderer(Renderer):
@@ -22,12 +19,6 @@ class SvgRenderer(Renderer):
 
         return svg(result)
 
-    def display(self, value: object) -> str | None:
-        """Graphs, unless they are huge."""
-        if not isinstance(value, Graph) or not 0 < len(value.nodes) <= _LARGEST:
-            return None
-        return self.render(PipelineResult(value, _NOWHERE))
-
 
 class HtmlRenderer(Renderer):
     """A page in which boxes open and close by a click."""
@@ -41,9 +32,3 @@ class HtmlRenderer(Renderer):
         from djinn_observability.html.page import page
 
         return page(result)
-
-    def display(self, value: object) -> str | None:
-        """Tables of the results of stages."""
-        from djinn_observability.html.tables import table_of
-
-        return table_of(value)
