@@ -64,8 +64,9 @@ from djinn_server.parallel_groups import ParallelGroups
 from djinn_server.peers.exchange import PeerListener, serve_control_channel
 from djinn_server.peers.inbox import PeerConnection
 from djinn_server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
-from djinn_server.recovery.journal import SessionIdentity, remove_stale
-from djinn_server.recovery.leased_connection import CrashLoop, LeasedConnection, Leases
+from djinn_server.recovery.journal import remove_stale
+from djinn_server.recovery.leases import CrashLoop, Leases
+from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.rlimits import confine
 from djinn_server.session import ExecutorSession
 from djinn_server.session_pauses import Pause, Wakeup
@@ -483,7 +484,7 @@ def _log_session(
 
 def _outlives(connection: SessionChannel | None) -> bool:
     """Return True if another process can recover the session of this channel."""
-    return isinstance(connection, LeasedConnection) and connection.journal_bytes() is not None
+    return isinstance(connection, ExecutorChannel) and connection.journal.open
 
 
 def _part(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:

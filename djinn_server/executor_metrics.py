@@ -13,7 +13,7 @@ from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.context import ExecutorContext
 from djinn_server.memory.budgets import NAMES
 from djinn_server.memory.ledger import Ledger
-from djinn_server.recovery.leased_connection import Leases
+from djinn_server.recovery.leases import Leases
 from djinn_server.usage_metrics import Holdings
 from djinn_server.weights.store import WeightStore
 from djinn_server.weights.weight_reader import WeightReader

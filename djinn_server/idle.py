@@ -16,7 +16,8 @@ from djinn_server.context import ExecutorContext
 from djinn_server.memory.room import OUT_OF_MEMORY
 from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.peers.exchange import PeerExchange
-from djinn_server.recovery.executor_channel import ExecutorChannel, StateParts
+from djinn_server.recovery.executor_channel import ExecutorChannel
+from djinn_server.recovery.journal import StateParts, TakeState
 from djinn_server.recovery.snapshot_format import Snapshot, decode_snapshot, encode_snapshot, put_values
 from djinn_server.running.fair_share import Share
 from djinn_server.running.values import Poison, ValueTable
@@ -83,7 +84,7 @@ class IdleMoves:
         self.aside: IdleValues | None = None
         self.at: float | None = None
 
-    def deadline(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> float | None:
+    def deadline(self, connection: ExecutorChannel, state: TakeState) -> float | None:
         """Return when the values of the idle session move next; None: never. If that time has come, move them.
 
         `state`: returns the state of the session with its values.
@@ -99,7 +100,7 @@ class IdleMoves:
                 self.at = now + seconds if self._give_way(connection, state) else math.inf
         return self.at if self.at < math.inf else None
 
-    def _give_way(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> bool:
+    def _give_way(self, connection: ExecutorChannel, state: TakeState) -> bool:
         """Move the values one place further; False if they stay from now on."""
         if self._memory is not None:
             self._memory.evict_all()
@@ -117,7 +118,7 @@ class IdleMoves:
         self._context.trimmer.soon()
         return place != DISK
 
-    def _in_memory(self, state: Callable[[], StateParts | None]) -> IdleValues | None:
+    def _in_memory(self, state: TakeState) -> IdleValues | None:
         nbytes, found = self._values.nbytes(), state()
         if found is None:
             return None
@@ -128,14 +129,14 @@ class IdleMoves:
             return None
         return IdleValues(HOST, nbytes, lambda: (snapshot, memory))
 
-    def _on_disk(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> IdleValues | None:
+    def _on_disk(self, connection: ExecutorChannel, state: TakeState) -> IdleValues | None:
         aside = self.aside
         nbytes = self._values.nbytes() if aside is None else aside.nbytes
-        reader = connection.put_aside(
-            state if aside is None else lambda: self._state_of(aside), self._exchange.inbox.writing
-        )
+        kept = state if aside is None else lambda: self._state_of(aside)
+        reader = connection.journal.put_aside(connection.at_rest, kept, self._exchange.inbox.writing)
         if reader is None or reader.base is None:
             return None
+        self._context.usage.count("journal_snapshots")
         encoded = reader.base.state
         return IdleValues(DISK, nbytes, lambda: (decode_snapshot(encoded), reader.memory()))
 

@@ -74,7 +74,9 @@ from djinn_server.peers.device_memory import DeviceMemory
 from djinn_server.peers.exchange import PeerExchange, PeerListener
 from djinn_server.peers.packed_values import can_move, host_memory
 from djinn_server.peers.session_values import PeerValues
-from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel, StateParts
+from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel
+from djinn_server.recovery.journal import StateParts
+from djinn_server.recovery.log_records import PoolCounts
 from djinn_server.recovery.snapshot_format import (
     KnownTemplate,
     Snapshot,
@@ -85,7 +87,6 @@ from djinn_server.recovery.snapshot_format import (
     take_values,
 )
 from djinn_server.recovery.state_migration import restored, state_frames, take_in
-from djinn_server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_server.request_times import ModelTimes, RequestTimes
 from djinn_server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_server.running.cancellation import CancellationState
@@ -179,16 +180,14 @@ class ExecutorSession:
             TransportError: the connection ended without a goodbye.
             ProtocolError: the client sent something that cannot be accepted.
         """
-        journal, past = connection.recovery_state
+        journal, past = connection.journal, connection.journal.past
         self._reply_bytes = connection.limits.body
         self._uploads.journal = self._reads.journal = journal
         snapshot = decode_snapshot(past.base.state) if past is not None and past.base is not None else None
-        transfers = past.transfers if past is not None else PastTransfers()
-        counts = snapshot.pool if snapshot is not None else PoolCounts()
-        self.exchange.begin(journal.append if journal is not None else None, transfers, counts)
+        self.exchange.begin(journal, snapshot.pool if snapshot is not None else PoolCounts())
         if past is not None and snapshot is not None:
             self._restore(snapshot, past.memory())
-        self._wanted.write_to(journal, past)
+        self._wanted.journal = journal
         if self.device.runtime.device.type != "cpu":
             connection.place_bodies(partial(place_part, self.device.runtime))
         connection.call_when_changed(self.wakeup)
@@ -219,7 +218,8 @@ class ExecutorSession:
 
     def between_messages(self, connection: ExecutorChannel) -> None:
         """As `MessageHandlers.between_messages`."""
-        connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
+        if connection.journal.snapshot_if_due(connection.at_rest, self._state_here, self.exchange.inbox.writing):
+            self._usage.count("journal_snapshots")
 
     def idle_deadline(self, connection: ExecutorChannel) -> float | None:
         """As `MessageHandlers.idle_deadline`: the values leave the device then."""
@@ -264,7 +264,7 @@ class ExecutorSession:
             return self._pass_over(message, connection)
         if isinstance(message, BlobOffer):
             self._usage.check_values()
-            recalled = connection.decide(lambda before: self._consider(message, before)) == YES
+            recalled = connection.journal.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, OpenWeights):
             return answer_opening(message, self._context.weights, connection, self.wakeup)
@@ -277,7 +277,7 @@ class ExecutorSession:
         elif isinstance(message, PublishedRequest):
             connection.send(Frame(encode(list_published(self._context.weights.published))))
         elif isinstance(message, SmallFilesRequest):
-            connection.send_unchecked(Frame(encode(small_files(self._context.weights, message))))
+            connection.send(Frame(encode(small_files(self._context.weights, message))))
         elif isinstance(message, RemoveWeights):
             answer_once(connection, lambda again: remove(self._context.weights, message, again))
         elif isinstance(message, ValueHints):
@@ -285,7 +285,7 @@ class ExecutorSession:
             if self._memory is not None:
                 self._memory.learn(message)
         elif isinstance(message, BlobQuery):
-            found = connection.decide(lambda before: self._uploads.hold(message, before))
+            found = connection.journal.decide(lambda before: self._uploads.hold(message, before))
             connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
         elif isinstance(message, StatsRequest):
             self._tell_figures(message, connection)
@@ -298,7 +298,7 @@ class ExecutorSession:
             self._runs.numeric_settings = message
         elif isinstance(message, StateRequest):
             frames = state_frames(self._state, self.values.nbytes(), message.limit)
-            return connection.send_each(frames, connection.send_unchecked)
+            return connection.send_each(frames)
         elif isinstance(message, StateHeader):
             return self._take_over(message)
         elif isinstance(message, Goodbye):
@@ -482,7 +482,8 @@ class ExecutorSession:
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
         room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
         completed = Completed(submit.sequence, *found, timing, links, room, times)
-        (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), responses.body))
+        log = connection.journal.rounded if self._rounded else connection.journal.checked
+        connection.send(log(Frame(encode(completed), responses.body)))
         if self._runs.ahead is not None:
             self._runs.ahead.follow(submit, known, work, took)
 
@@ -633,7 +634,7 @@ class ExecutorSession:
     def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> Iterator[Wait]:
         """Answer how much is still to be read, after the client's patience at the latest."""
         yield attrs.evolve(self._reads.wait(), until=time.monotonic() + clamp_timeout(request.patience))
-        connection.send_unchecked(Frame(encode(ReadProgressReply(self._reads.left()))))
+        connection.send(Frame(encode(ReadProgressReply(self._reads.left()))))
 
     def _read_weights(self, request: ReadWeights) -> None:
         self._usage.check_values()

@@ -45,13 +45,9 @@ from djinn_server.peers.inbox import PeerConnection, TransferInbox
 from djinn_server.peers.link_probe import LinkMeasurements, measure
 from djinn_server.peers.packed_values import Packed
 from djinn_server.peers.route import Route
-from djinn_server.recovery.transfer_log import (
-    PastTransfers,
-    PoolCounts,
-    TransferRecord,
-    TransfersAcknowledged,
-    WriteDown,
-)
+from djinn_server.recovery import log_records
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.log_records import PoolCounts, Record
 from djinn_server.session_machine import Cause, Wait
 
 JOIN_SECONDS = 60.0  # for which a ticket is good
@@ -151,42 +147,40 @@ class PeerExchange:
         self._past = (0, 0)  # bytes and transfers that went to executors that have left
         self._lock = threading.Lock()  # routes come from the client's other connection, too
         self.begun = threading.Event()  # before that, no peer may be told how much was received
-        self._write: WriteDown | None = None
+        self._journal = Journal()
         self._accepted: Mapping[int, int] = {}
         self._closed = False
 
     # --- what is journaled --------------------------------------------------------------------------------------
 
-    def begin(self, write: WriteDown | None, past: PastTransfers, counts: PoolCounts) -> None:
-        """Journal with `write`, if that is given, what another process needs to continue; `past` and `counts` are from one before."""
+    def begin(self, journal: Journal, counts: PoolCounts) -> None:
+        """Log to `journal` what another process needs to continue; its past and the `counts` of its snapshot are from one before."""
         self.number = counts.number
-        self._write = write
-        self.inbox.begin(write, past, counts.arrived)
-        self._accepted = past.accepted
+        self._journal = journal
+        self.inbox.begin(journal, counts.arrived)
+        past = journal.past
+        self._accepted = past.acknowledged if past is not None else {}
         for peer, sent in counts.sent.items():
             self._route(peer).restore(sent, counts.taken.get(peer, 0))
-        for under_way, items in past.under_way():
+        for under_way, items in past.under_way() if past is not None else ():
             self._route(under_way.peer).restore_kept(under_way.header, items)
         self.begun.set()
 
-    def state(self) -> tuple[PoolCounts, list[TransferRecord]]:
+    def state(self) -> tuple[PoolCounts, list[Record]]:
         """Counts of transfers, and records to be written with a snapshot. The caller holds `inbox.writing`."""
         arrived, waiting = self.inbox.state()
         memory = self._memory
         records = [
-            arrival.record(items if memory is None else memory.in_host_memory(items)) for arrival, items in waiting
+            arrival.record(log_records.ARRIVAL, items if memory is None else memory.in_host_memory(items))
+            for arrival, items in waiting
         ]
         sent: dict[int, int] = {}
         taken: dict[int, int] = {}
         for peer, route in list(self._routes.items()):
             under_way = route.under_way()
             sent[peer], taken[peer] = route.counts
-            records += [one.record(items) for one, items in under_way]
+            records += [one.record(log_records.UNDER_WAY, items) for one, items in under_way]
         return PoolCounts(self.number, sent, taken, arrived), records
-
-    def _note_taken(self, peer: int, transfers: int) -> None:
-        if self._write is not None:
-            self._write(*TransfersAcknowledged(peer, transfers).record())
 
     # --- others ------------------------------------------------------------------------------------------------
 
@@ -252,7 +246,7 @@ class PeerExchange:
         with self._lock:
             route = self._routes.get(peer)
             if route is None:
-                note = partial(self._note_taken, peer)
+                note = partial(self._journal.acknowledged, peer)
                 patience = self._peer_listener.patience
                 route = Route(peer, self.sightings, patience, note, self._memory, self._wakeup)
                 self._routes[peer] = route

@@ -19,7 +19,9 @@ from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, 
 from djinn_server.peers.device_memory import DeviceMemory, without_exports
 from djinn_server.peers.link_probe import LinkMeasurements
 from djinn_server.peers.packed_values import Packed, check_layout, room_for
-from djinn_server.recovery.transfer_log import PastTransfers, TransferArrival, WriteDown
+from djinn_server.recovery import log_records
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.log_records import LoggedTransfer
 from djinn_server.session_machine import Cause, Wait
 from djinn_server.system.memory import total_bytes
 
@@ -59,7 +61,7 @@ class TransferInbox:
         self._sightings = sightings or LinkMeasurements()
         self._patience = patience
         self._memory = memory
-        self._arrived: dict[int, tuple[TransferArrival, list[Packed]]] = {}
+        self._arrived: dict[int, tuple[LoggedTransfer, list[Packed]]] = {}
         self._nbytes = 0  # of queued transfers and of transfers that are being received
         self._awaited: int | None = None  # the source that the session waits for
         self._closed = False
@@ -68,25 +70,24 @@ class TransferInbox:
         self._left: set[int] = set()  # sources that do not come back
         self._gone: dict[int, tuple[str, float]] = {}  # by source, why it is gone and until when it may come back
         self._changed = threading.Condition()
-        self._past = PastTransfers()
-        self._write: WriteDown | None = None
+        self._journal = Journal()
         # Held while transfers are received and journaled: the thread that compacts the journal takes it.
         self.writing = threading.RLock()
 
-    def begin(self, write: WriteDown | None, past: PastTransfers, counts: Mapping[int, int]) -> None:
-        """Journal transfers with `write`, if that is given, beginning after those that an earlier process has received.
+    def begin(self, journal: Journal, counts: Mapping[int, int]) -> None:
+        """Log transfers to `journal`, beginning after those that an earlier process has received.
 
         `counts`: by executor how many transfers that were at the snapshot which the journal begins with.
         """
-        self._write, self._past = write, past
-        for before in (counts, past.arrived):
+        self._journal = journal
+        for before in (counts, journal.past.arrived if journal.past is not None else {}):
             for source, count in before.items():
                 self._counts[source] = max(count, self._counts.get(source, 0))
 
     @property
     def opens(self) -> bool:
         """True if senders on this host may export device memory. A journal needs the bytes."""
-        return self._memory is not None and self._memory.runtime.opens_memory and self._write is None
+        return self._memory is not None and self._memory.runtime.opens_memory and not self._journal.open
 
     @property
     def arrived(self) -> int:
@@ -163,7 +164,7 @@ class TransferInbox:
                 buffers = yield from self._receive(header, source, size)
             with self.writing:
                 count, taken_in = self._take_in(
-                    TransferArrival(source, header), list(zip(header.items, buffers, strict=True))
+                    LoggedTransfer(source, header), list(zip(header.items, buffers, strict=True))
                 )
                 return count
         finally:
@@ -207,9 +208,9 @@ class TransferInbox:
             self._nbytes -= size
             self._changed.notify_all()
 
-    def _take_in(self, arrival: TransferArrival, items: list[Packed]) -> tuple[int, bool]:
+    def _take_in(self, arrival: LoggedTransfer, items: list[Packed]) -> tuple[int, bool]:
         """Queue a transfer. Return the number of transfers received from its source, and False if it is a duplicate."""
-        source, number = arrival.source, arrival.header.number
+        source, number = arrival.peer, arrival.header.number
         count = self._counts.get(source, 0)
         if source and number != count + 1:
             if number > count:
@@ -222,16 +223,15 @@ class TransferInbox:
             self._notify()
         if source:  # what comes through the client is among the frames
             self._counts[source] = number
-            if self._write is not None:
-                self._write(*arrival.record(items))
+            self._journal.append(*arrival.record(log_records.ARRIVAL, items))
         return number, True
 
     # --- to the session ----------------------------------------------------------------------------------------
 
     def take(self, transfer: int, source: int) -> list[Packed] | str | Wait:
         """Take a transfer. Returns its values, the reason why it will not come, or the wait for the next event if it is not there yet."""
-        before = self._past.taken(transfer)
-        if before is not None:
+        past = self._journal.past
+        if past is not None and (before := past.take_arrival(transfer)) is not None:
             return before
         with self._changed:
             if source not in self._connections:
@@ -263,11 +263,10 @@ class TransferInbox:
         gone = self._gone.get(source)
         return gone is not None and time.monotonic() >= gone[1]
 
-    def state(self) -> tuple[dict[int, int], list[tuple[TransferArrival, list[Packed]]]]:
+    def state(self) -> tuple[dict[int, int], list[tuple[LoggedTransfer, list[Packed]]]]:
         """Number of transfers by source, and those that wait. The caller holds `writing`, and compacts the journal."""
         with self._changed:
-            past, self._past = self._past, PastTransfers()
-            waiting = past.waiting()
+            waiting = self._journal.past.take_arrivals() if self._journal.past is not None else []
             self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in waiting}
             self._nbytes += sum(_bytes_of(items) for _, items in waiting)
             return dict(self._counts), list(self._arrived.values())

@@ -21,7 +21,7 @@ from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe, TransferAc
 from djinn_server.peers.device_memory import DeviceMemory, are_exported
 from djinn_server.peers.link_probe import WORTH, LinkMeasurements, measure
 from djinn_server.peers.packed_values import Packed
-from djinn_server.recovery.transfer_log import UnacknowledgedTransfer
+from djinn_server.recovery.log_records import LoggedTransfer
 
 PARCEL: Final = 4 << 20  # bytes
 WAITING_LIMIT: Final = 64  # transfers that were not acknowledged, before the executor waits for the link, too
@@ -109,11 +109,11 @@ class Route:
         with self._changed:
             return self._numbered, self._acknowledged
 
-    def under_way(self) -> list[tuple[UnacknowledgedTransfer, list[Packed]]]:
+    def under_way(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
         """Transfers that were not acknowledged yet."""
         with self._changed:
             every = tuple(self._kept)
-        return [(UnacknowledgedTransfer(self._peer, kept.header), kept.items) for kept in map(self._with_bytes, every)]
+        return [(LoggedTransfer(self._peer, kept.header), kept.items) for kept in map(self._with_bytes, every)]
 
     def _with_bytes(self, kept: _UnacknowledgedTransfer) -> _UnacknowledgedTransfer:
         return kept if self._memory is None else attrs.evolve(kept, items=self._memory.in_host_memory(kept.items))

@@ -76,7 +76,7 @@ class PeerValues:
         elif isinstance(message, PeerTicketRequest):
             connection.send(Frame(encode(self.exchange.issue_ticket(message.source))))
         elif isinstance(message, ConnectPeer):
-            connection.send(Frame(connection.decide(lambda before: self._connect_peer(message, before))))
+            connection.send(Frame(connection.journal.decide(lambda before: self._connect_peer(message, before))))
         else:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
         return None
@@ -100,7 +100,7 @@ class PeerValues:
         if ship.peer == CLIENT:
             packed = self._pack(ship, handles)
             header = TransferHeader(ship.transfer, tuple(item for item, _ in packed))
-            yield from connection.send_each(frames_of(header, packed), connection.send)
+            yield from connection.send_each(map(connection.journal.checked, frames_of(header, packed)))
         else:
             yield from self.exchange.send(ship.transfer, ship.peer, partial(self._pack, ship, handles))
         if timings is not None:

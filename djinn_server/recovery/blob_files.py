@@ -27,17 +27,9 @@ from djinn_core.wire.frames import Buffer, allocate, flatten
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import UploadPart
+from djinn_server.recovery.log_records import BlobFrame
 
 _log = get_logger("djinn.server")
-
-
-class BlobFrame(msgspec.Struct, frozen=True):
-    """A frame of an upload whose body is in a file: its head, and the location of its body."""
-
-    head: bytes
-    digest: bytes
-    start: int
-    length: int
 
 
 @attrs.define

@@ -1,31 +1,30 @@
-"""The executor's end of a session channel: journals decisions that are not deterministic, takes snapshots, replays."""
+"""The executor's end of a session channel, with the session's journal."""
 
 from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from djinn_core.hookspecs.session_channel import PlainChannel, SessionChannel
 from djinn_core.hookspecs.transports import Connection, Frame
-from djinn_core.protocol.delivery.record_log import Buffers
 from djinn_core.wire.frames import FrameQueue
-from djinn_server.recovery.journal import Journal, JournalReader
-from djinn_server.recovery.transfer_log import TransferRecord
+from djinn_server.recovery.journal import Journal, Position
 from djinn_server.session_machine import CLIENT, Wait
-
-# State of a session between two frames: the encoded snapshot, the memory of its values, and records of queued and unfinished
-# transfers. The memory is valid until the next frame.
-StateParts = tuple[bytes, Buffers, Sequence[TransferRecord]]
-
 
 YES, NO = b"\1", b"\0"  # decisions
 
 
 class ExecutorChannel(SessionChannel):
-    """The executor's end of a session's channel. `receive` raises TimeoutError at once while the client may still come back."""
+    """The executor's end of a session's channel. `receive` raises TimeoutError at once while the client may still come back.
+
+    Attributes:
+        journal: the session's journal, which has each frame before `receive` returns it. A closed one if nothing is logged.
+    """
+
+    journal: Journal
 
     @property
     def away_until(self) -> float | None:
@@ -37,25 +36,16 @@ class ExecutorChannel(SessionChannel):
         """True while a client that is waited for has not received as many bytes as may be unacknowledged."""
         return False
 
-    def send_each(self, frames: Iterable[Frame], send: Callable[[Frame], None]) -> Iterator[Wait]:
-        """Send frames, with `send` of this channel. Wait while it `is_full`: all that is sent meanwhile is kept in memory."""
+    def send_each(self, frames: Iterable[Frame]) -> Iterator[Wait]:
+        """Send frames. Wait while this channel `is_full`: all that is sent meanwhile is kept in memory."""
         for frame in frames:
-            send(frame)
+            self.send(frame)
             if self.is_full:
                 yield Wait((CLIENT,), here=lambda _: not self.is_full)
-
-    def decided(self) -> bytes | None:
-        """Return the result of the next decision if a former process has journaled it."""
-        return None
 
     @abstractmethod
     def call_when_changed(self, changed: Callable[[], None]) -> None:
         """Call `changed` when the client came back or said goodbye, or when the channel was closed, in any thread."""
-
-    @property
-    @abstractmethod
-    def recovery_state(self) -> tuple[Journal | None, JournalReader | None]:
-        """The session's journal, and the reader of the journal that another process has left; None if there is none."""
 
     @abstractmethod
     def read_ahead(self, frames: int, nbytes: int) -> None:
@@ -78,35 +68,10 @@ class ExecutorChannel(SessionChannel):
     def on_goodbye(self) -> None:
         """Discard all further replies, because the client sent `Goodbye` and reads none. Thread-safe."""
 
-    @abstractmethod
-    def send_unchecked(self, frame: Frame) -> None:
-        """Send a frame whose content may differ on replay; it is not compared with the original."""
-
-    @abstractmethod
-    def send_rounded(self, frame: Frame) -> None:
-        """Send values that other sessions' had a part in, so that on replay, alone, they may differ in rounding: they are not compared."""
-
-    @abstractmethod
-    def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
-        """Make a decision and journal it. `decision` gets the journaled result on replay, or else None.
-
-        Raises:
-            SessionLost: the result differs on replay.
-        """
-
-    @abstractmethod
-    def snapshot_if_due(self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]) -> None:
-        """Called between two frames. If it is due, compact the journal to a snapshot of `state()`; `still` is a lock held meanwhile."""
-
-    @abstractmethod
-    def put_aside(
-        self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
-    ) -> JournalReader | None:
-        """Compact the journal to a snapshot of `state()` now, and return its reader; None if that is not possible. `still`: as for `snapshot_if_due`.
-
-        Raises:
-            SessionLost: what was written cannot be read.
-        """
+    @contextmanager
+    def at_rest(self) -> Iterator[Position | None]:
+        """Receive nothing meanwhile. Gives the position between two frames; None if frames wait in the queue of `receive`."""
+        yield None
 
     @abstractmethod
     def resend(self) -> None:
@@ -114,12 +79,11 @@ class ExecutorChannel(SessionChannel):
 
 
 class PlainExecutorChannel(PlainChannel, ExecutorChannel):
-    """Implements `ExecutorChannel` over a single connection: the session ends with it, and nothing is journaled."""
-
-    recovery_state: tuple[Journal | None, JournalReader | None] = (None, None)
+    """Implements `ExecutorChannel` over a single connection: the session ends with it, and nothing is logged."""
 
     def __init__(self, inner: Connection) -> None:
         super().__init__(inner)
+        self.journal = Journal()
         self._early = FrameQueue()
         self._reading = threading.Lock()
         self._client_left = False
@@ -165,29 +129,6 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         """As `ExecutorChannel.on_goodbye`."""
         self._client_left = True
         self._changed()
-
-    def send_unchecked(self, frame: Frame) -> None:
-        """As `ExecutorChannel.send_unchecked`: nothing is checked."""
-        self.send(frame)
-
-    def send_rounded(self, frame: Frame) -> None:
-        """As `ExecutorChannel.send_rounded`: nothing is compared."""
-        self.send(frame)
-
-    def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
-        """As `ExecutorChannel.decide`: nothing was decided before."""
-        return decision(None)
-
-    def snapshot_if_due(self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]) -> None:
-        """As `ExecutorChannel.snapshot_if_due`: there is no journal."""
-
-    def put_aside(
-        self,
-        state: Callable[[], StateParts | None],  # noqa: ARG002 - there is no journal
-        still: AbstractContextManager[object],  # noqa: ARG002
-    ) -> JournalReader | None:
-        """As `ExecutorChannel.put_aside`: there is no journal."""
-        return None
 
     def resend(self) -> None:
         """As `ExecutorChannel.resend`: there is no process before this one."""

@@ -1,9 +1,9 @@
-"""Write-ahead journal of a session's input: another executor process replays it and reaches the same state.
+"""Write-ahead journal of a session: the one durable log from which another executor process reaches the same state.
 
-A session is a deterministic state machine: its state follows from the frames that it received and from the decisions recorded
-with them, as the state of a database follows from its log. A record is written before it takes effect, by one `write` to the page
-cache: it survives the process, not the machine. An incomplete last record is ignored. Snapshots replace the journal from time to
-time, which bounds the replay: `leased_connection.py` says when, `snapshot_format.py` what they contain.
+A session is a deterministic state machine: its state follows from the frames and transfers that it received, and from the decisions
+that are logged with them (stop points, lack of memory, what the weight store had, values of replies as checksums). A record is
+written before it takes effect, by one `write` to the page cache: it survives the process, not the machine. An incomplete last record
+is ignored. Snapshots replace the journal from time to time (`SnapshotSchedule`), which bounds the replay.
 """
 
 from __future__ import annotations
@@ -11,128 +11,137 @@ from __future__ import annotations
 import errno
 import math
 import os
-import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from djinn_core.errors import ProtocolError, SessionLost
+from djinn_core.errors import SessionLost
 from djinn_core.logs import get_logger
-from djinn_core.protocol.delivery.record_log import (
-    Buffers,
-    LazyBuffers,
-    RecordReader,
-    RecordWriter,
-    record_size,
-    sizes_of,
-)
+from djinn_core.protocol.delivery.record_log import Buffers, LazyBuffers, RecordWriter, record_size, sizes_of
+from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, reply_checksum
 from djinn_core.system.files import CLOEXEC, NOFOLLOW
 from djinn_core.system.processes import lock_file
-from djinn_core.wire.frames import Buffer, Frame
+from djinn_core.wire.frames import Frame
 from djinn_server.disk_quota import STEP, DiskQuota
-from djinn_server.launch.tickets import NO_TENANT, Badge
-from djinn_server.recovery.blob_files import (
-    BlobFiles,
-    BlobFrame,
-    contents_folder,
-    mapped,
-    read_part,
-    remove_contents,
-)
-from djinn_server.recovery.transfer_log import KINDS, PastTransfers, TransferRecord
+from djinn_server.recovery import log_records as records
+from djinn_server.recovery.blob_files import BlobFiles, contents_folder, remove_contents
+from djinn_server.recovery.journal_reader import JournalReader
+from djinn_server.recovery.log_records import MAGIC, NO_SESSION, Record, SessionIdentity, SnapshotHeader
 
-_MAGIC: Final = b"DJNJ2\n"
-_HEADER, FRAME, NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
-_CUT, _SHORT = b"X", b"M"
-_CUT_AT: Final = struct.Struct("<QQ")
 STALE_SECONDS: Final = 600.0  # age at which an unused journal is deleted
-_OWNER_LIMIT: Final = 1 << 16  # bytes
+CROWDED_SECONDS: Final = 1.0  # least time between two snapshots of a journal that has reached half of its limit
+_ROUNDED: Final = b"rounded"  # in place of a checksum
+_SHOWN: Final = 40  # bytes of a decision, in messages
 _log = get_logger("djinn.server")
-Record = tuple[bytes, bytes, Buffers]  # kind, head and body
+
+# State of a session between two frames: the encoded snapshot, the memory of its values, and records of queued and unfinished
+# transfers. The memory is valid until the next frame.
+StateParts = tuple[bytes, Buffers, Sequence[Record]]
+TakeState = Callable[[], StateParts | None]
 
 
-class SessionIdentity(msgspec.Struct, frozen=True):
-    """Identity of a journal's session: the client's name for itself, its badge, and the secret with which it reconnects."""
+class Position(NamedTuple):
+    """What a session's channel has received and sent since its beginning, and the replies that the client has not received."""
 
-    session: str
-    client: str
-    secret: str
-    badge: Badge
-
-    def __repr__(self) -> str:
-        """Without the secret."""
-        return f"SessionIdentity(session={self.session!r}, client={self.client!r})"
-
-
-_NO_SESSION: Final = SessionIdentity("", "", "", NO_TENANT)
-
-
-class SnapshotHeader(msgspec.Struct, frozen=True):
-    """Position of a session at a snapshot: frames received and sent since its beginning, modulo 2^32, and its state.
-
-    `elsewhere`: the parts of its memory that are in blob files and not in the journal, by position and digest.
-    """
-
-    taken: int
+    received: int
     sent: int
-    state: bytes
-    elsewhere: tuple[tuple[int, bytes], ...] = ()
+    replies: Sequence[Frame]
 
 
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
-_identities: msgspec.msgpack.Decoder[SessionIdentity] = msgspec.msgpack.Decoder(SessionIdentity)
-_headers: msgspec.msgpack.Decoder[SnapshotHeader] = msgspec.msgpack.Decoder(SnapshotHeader)
-_blobs: msgspec.msgpack.Decoder[BlobFrame] = msgspec.msgpack.Decoder(BlobFrame)
+# Holds a session's channel between two frames. None if frames wait in its queue.
+Rest = Callable[[], AbstractContextManager[Position | None]]
 
 
 class Journal:
-    """The open journal of a session. Any thread may append to it; only the session's compacts it.
+    """The journal of a session: what this process writes, and what an earlier process has left for a replay.
+
+    Any thread may append to it. Only the session's thread replays and compacts it.
 
     Attributes:
+        past: the journal that an earlier process has left, until a snapshot replaces it; None if there is none.
         is_half_full: True if it has reached half of its limit.
     """
 
-    def __init__(self, path: Path, owner: SessionIdentity, limit: int, disk: DiskQuota) -> None:
-        """`limit`: maximum size in bytes; a larger journal is abandoned. `disk`: the tenant's disk quota.
+    def __init__(
+        self,
+        path: Path = Path(os.devnull),
+        owner: SessionIdentity = NO_SESSION,
+        limit: int = 0,
+        disk: DiskQuota | None = None,
+        every: float = SNAPSHOT_SECONDS,
+    ) -> None:
+        """Make a closed journal, which logs nothing. `begin` and `resume` return open ones.
 
-        Raises:
-            OSError: it cannot be written, or another process has it.
+        Args:
+            path: its file.
+            owner: identity of the session.
+            limit: maximum size in bytes; a larger journal is abandoned.
+            disk: the tenant's disk quota.
+            every: shortest time between two snapshots, in seconds.
         """
         self.path = path
-        self.contents: BlobFiles | None = None
+        self.contents = BlobFiles(contents_folder(path))
+        self.past: JournalReader | None = None
         self._owner = owner
         self._limit = limit
-        self._disk = disk
+        self._disk = disk or DiskQuota()
+        self._schedule = SnapshotSchedule(every, CROWDED_SECONDS)
         self._lock = threading.RLock()
-        self._file = _open_locked(path)
-        self._records = RecordWriter(self._file, os.fstat(self._file).st_size)
-        self._disk.set_usage(path, self._records.size)
+        self._file = -1
+        self._records = RecordWriter(-1, 0)
+        self._recovering = False
         self._beside = 0  # bytes of blob files that have no other link
         self._check_at = 0  # size at which quota and disk are checked next
         self._refused_bytes: float = math.inf  # size of the last state that was too large for a snapshot
         self.is_half_full = False
 
     @classmethod
-    def begin(cls, path: Path, owner: SessionIdentity, limit: int, disk: DiskQuota) -> Journal:
-        """Create a journal."""
-        journal = cls(path, owner, limit, disk)
+    def begin(
+        cls, path: Path, owner: SessionIdentity, limit: int, disk: DiskQuota, every: float = SNAPSHOT_SECONDS
+    ) -> Journal:
+        """Create a journal.
+
+        Raises:
+            OSError: it cannot be written, or another process has it.
+        """
+        journal = cls(path, owner, limit, disk, every)
+        journal._open()
         try:
-            os.write(journal._file, _MAGIC)
+            os.write(journal._file, MAGIC)
         except OSError:
             journal.end()
             raise
-        journal._records.size = len(_MAGIC)
-        journal.append(_HEADER, msgspec.msgpack.encode(owner), ())
+        journal._records.size = len(MAGIC)
+        journal.append(records.HEADER, records.encode(owner), ())
         return journal
+
+    @classmethod
+    def resume(
+        cls, path: Path, past: JournalReader, limit: int, disk: DiskQuota, every: float = SNAPSHOT_SECONDS
+    ) -> Journal:
+        """Open the journal that another process has left, and of which `past` is the reader. Call `begin_replay` next.
+
+        Raises:
+            OSError: it cannot be written, or another process has it.
+        """
+        journal = cls(path, past.owner, limit, disk, every)
+        journal._open()
+        journal.past = past
+        return journal
+
+    def _open(self) -> None:
+        self._file = _open_locked(self.path)
+        self._records = RecordWriter(self._file, os.fstat(self._file).st_size)
+        self._disk.set_usage(self.path, self._records.size)
 
     @property
     def open(self) -> bool:
-        """True while the journal is written."""
+        """True while the journal is written: another process can recover the session."""
         return self._file >= 0
 
     @property
@@ -140,22 +149,27 @@ class Journal:
         """Bytes of the journal, and of blob files that are its alone."""
         return self._records.size + self._beside
 
+    # --- what is logged ---------------------------------------------------------------------------------------
+
     def frame(self, frame: Frame) -> Frame:
-        """Journal an incoming frame; returns it, decompressed if it was stored in a blob file."""
+        """Log an incoming frame; returns it, decompressed if it was stored in a blob file."""
+        if not frame.body:
+            self.append(records.FRAME, frame.head, ())
+            return frame
         try:
-            found = self.contents.take(frame) if self.contents is not None and frame.body else None
+            found = self.contents.take(frame)
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
             return frame
         if found is None:
-            self.append(FRAME, frame.head, frame.body)
+            self.append(records.FRAME, frame.head, frame.body)
             return frame
-        self.append(_PART, msgspec.msgpack.encode(found[1]), ())
+        self.append(records.PART, records.encode(found[1]), ())
         return found[0]
 
     def expect(self, handle: int, digest: bytes, size: int, again: bool) -> None:
         """Prepare a blob file for the upload of `handle`, with this digest. `again`: as in `BlobFiles.expect`."""
-        if self.contents is None or not self.open:
+        if not self.open:
             return
         try:
             if self.contents.expect(handle, digest, size, again):
@@ -165,32 +179,139 @@ class Journal:
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
 
-    def cut(self, submission: int, op: int, reason: str = "") -> None:
-        """Note that a submission was stopped before that op: cancelled, or by a device error, which is the reason."""
-        self.append(_CUT, _CUT_AT.pack(submission, op) + reason.encode(), ())
+    def stopped(self, submission: int, op: int, reason: str = "") -> None:
+        """Log that a submission was stopped before that op: cancelled, or by a device error, which is the reason."""
+        self.append(records.STOP, records.encode(records.StoppedAt(submission, op, reason)), ())
 
     def ran_out_of_memory(self, submission: int, op: int, reason: str) -> None:
-        """Note that an op failed because there was no memory, which may be there when the session is recovered."""
-        self.append(_SHORT, _CUT_AT.pack(submission, op) + reason.encode(), ())
+        """Log that an op failed because there was no memory, which may be there when the session is recovered."""
+        self.append(records.SHORTAGE, records.encode(records.StoppedAt(submission, op, reason)), ())
 
-    def note(self, decided: bytes) -> None:
-        """Record a decision that does not follow from the frames."""
-        self.append(NOTE, decided, ())
+    def acknowledged(self, peer: int, transfers: int) -> None:
+        """Log how many transfers executor `peer` has acknowledged."""
+        self.append(records.ACKNOWLEDGED, records.encode(records.TransfersAcknowledged(peer, transfers)), ())
 
-    def try_again(self) -> None:
-        """Record the start of a recovery attempt; too many without progress end the session."""
-        self.append(_TRIED, b"", ())
+    def checked(self, frame: Frame) -> Frame:
+        """Log the checksum of a reply's values, and return the reply. On replay, its values must have the logged checksum.
 
-    def recovered(self) -> None:
-        """Record that the recovery is complete: a process that dies now dies of something else."""
-        self.append(_TRIED, b"done", ())
+        Raises:
+            SessionLost: they have another one.
+        """
+        if frame.body and (self.open or self.past is not None):
+            self.decide(lambda before: before if before == _ROUNDED else b"%d" % reply_checksum(frame.body))
+        return frame
+
+    def rounded(self, frame: Frame) -> Frame:
+        """As `checked`, for values that are computed together with those of other sessions: they are not compared."""
+        if frame.body and (self.open or self.past is not None):
+            self.decide(lambda before: before or _ROUNDED)
+        return frame
+
+    def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
+        """Make a decision and log it. `decision` gets the logged result on replay, or else None.
+
+        Raises:
+            SessionLost: the result differs on replay.
+        """
+        before = self.past.next_decision() if self.past is not None else None
+        now = decision(before)
+        if before is None:
+            self.append(records.DECISION, now, ())
+        elif now != before:
+            found = f"{before[:_SHOWN]!r}, and now {now[:_SHOWN]!r}"
+            raise SessionLost(f"what the executor computed before it died comes out differently now: it was {found}")
+        return now
+
+    def decided(self) -> bytes | None:
+        """Return the result of the next decision if an earlier process has logged it."""
+        return self.past.decision if self.past is not None else None
+
+    # --- the replay -------------------------------------------------------------------------------------------
+
+    def begin_replay(self) -> None:
+        """Truncate a torn record, and log the start of a recovery attempt; too many without progress end the session.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        assert self.past is not None
+        with self._lock:
+            os.ftruncate(self._file, self.past.end)
+            self._records.size = self.past.end
+        self.append(records.ATTEMPT, b"", ())
+        self._recovering = True
+
+    @property
+    def replaying(self) -> bool:
+        """True while the session repeats what it did in an earlier process."""
+        return self.past is not None and not self.past.over
+
+    def stop_of(self, submission: int) -> tuple[int | None, str]:
+        """Return the op before which an earlier process stopped a submission, and the device error that was the reason."""
+        return self.past.stops.get(submission, (None, "")) if self.past is not None else (None, "")
+
+    def shortages_of(self, submission: int) -> Mapping[int, str]:
+        """Return the ops of a submission that ran out of memory in an earlier process, with the error."""
+        return self.past.shortages.get(submission, {}) if self.past is not None else {}
+
+    # --- snapshots --------------------------------------------------------------------------------------------
+
+    def snapshot_if_due(self, rest: Rest, state: TakeState, still: AbstractContextManager[object]) -> bool:
+        """Called between two frames: if a snapshot is due (`SnapshotSchedule`), replace the journal by it. Return True if it was replaced.
+
+        Args:
+            rest: `ExecutorChannel.at_rest`.
+            state: returns the session's state; None if it has none to save now.
+            still: a lock held meanwhile, so that no other thread logs what the state has.
+        """
+        if self._recovering and not self.replaying:
+            self._recovering = False
+            self.append(records.ATTEMPT, b"done", ())  # a process that dies now dies of something else
+        if not self.open:
+            return False
+        started, schedule = time.monotonic(), self._schedule
+        if started < (schedule.due_if_large if self.is_half_full else schedule.due):
+            return False
+        with rest() as position:
+            if position is None or self.replaying:
+                return False
+            done = self._snapshot(position, state, still)
+        schedule.taken(started, failed=done is False)
+        return bool(done)
+
+    def put_aside(self, rest: Rest, state: TakeState, still: AbstractContextManager[object]) -> JournalReader | None:
+        """Replace the journal by a snapshot now, and return its reader; None if that is not possible. Arguments as for `snapshot_if_due`.
+
+        Raises:
+            SessionLost: what was written cannot be read.
+        """
+        with rest() as position:
+            if position is None or self.replaying or not self._snapshot(position, state, still):
+                return None
+        reader = JournalReader(self.path)
+        reader.map_files()  # a journal that is given up while the session is idle must not take its values along
+        return reader
+
+    def _snapshot(self, position: Position, state: TakeState, still: AbstractContextManager[object]) -> bool | None:
+        """Replace the journal by a snapshot, as `compact`. None if the session has no state to save now."""
+        with still:
+            taken = state() if self.open else None
+            if taken is None:
+                return None
+            encoded, memory, transfers = taken
+            base = SnapshotHeader(position.received, position.sent, encoded)
+            done = self.compact(base, memory, position.replies, transfers)
+        if done and self.past is not None:  # it holds the file that was there before
+            self.past.close()
+            self.past = None
+        return done
 
     def compact(
         self,
         base: SnapshotHeader,
         memory: Buffers,
         kept: Sequence[Frame],
-        transfers: Sequence[TransferRecord] = (),
+        transfers: Sequence[Record] = (),
     ) -> bool:
         """Compact the journal to a snapshot: the session's state, its memory, and answers that the client has not received yet.
 
@@ -202,37 +323,36 @@ class Journal:
         if not self.open:
             return False
         sizes = sizes_of(memory)
-        others: list[Record] = [*[(_KEPT, frame.head, frame.body) for frame in kept], *transfers]
+        others: list[Record] = [*[(records.REPLY, frame.head, frame.body) for frame in kept], *transfers]
         state = sum(sizes) + sum(record_size(head, body) for _, head, body in others)
         if state >= self._refused_bytes:
             return False
-        known = self.contents.sizes() if self.contents is not None else set[int]()
+        known = self.contents.sizes()
         least = sum(size for size in sizes if size not in known)
         try:
-            found = self.contents.match(memory) if self.contents is not None and least <= self._limit else {}
+            found = self.contents.match(memory) if least <= self._limit else {}
             here = [position for position in range(len(sizes)) if position not in found]
             rest = LazyBuffers([sizes[position] for position in here], lambda number: memory[here[number]])
             base = msgspec.structs.replace(base, elsewhere=tuple(found.items()))
-            records: list[Record] = [
-                (_HEADER, msgspec.msgpack.encode(self._owner), ()),
-                (_SNAPSHOT, msgspec.msgpack.encode(base), rest),
+            content: list[Record] = [
+                (records.HEADER, records.encode(self._owner), ()),
+                (records.SNAPSHOT, records.encode(base), rest),
                 *others,
             ]
-            nbytes = len(_MAGIC) + sum(record_size(head, body) for _, head, body in records)
-            beside = self.contents.own_bytes(set(found.values())) if self.contents is not None else 0
+            nbytes = len(MAGIC) + sum(record_size(head, body) for _, head, body in content)
+            beside = self.contents.own_bytes(set(found.values()))
             if max(least, nbytes + beside) > self._limit:
                 self._skip_snapshot(state)
                 return False
-            self._replace(nbytes, records)
+            self._replace(nbytes, content)
         except (OSError, RuntimeError, MemoryError) as error:
             _log.warning("a journal was not compacted", error=str(error))
             return False
         with self._lock:
             if self._file < 0:  # another thread has ended the session
                 return False
-            if self.contents is not None:
-                self.contents.retain(set(found.values()))
-            self._beside = self.contents.own_bytes() if self.contents is not None else 0
+            self.contents.retain(set(found.values()))
+            self._beside = self.contents.own_bytes()
             self._refused_bytes = math.inf
             self._disk.set_usage(self.path, nbytes + self._beside)
             return self._has_room(nbytes)
@@ -249,8 +369,8 @@ class Journal:
             limit=self._limit,
         )
 
-    def _replace(self, nbytes: int, records: Iterable[Record]) -> None:
-        """Replace the journal by one of `records`, which have `nbytes` bytes, unless its session has ended meanwhile.
+    def _replace(self, nbytes: int, content: Iterable[Record]) -> None:
+        """Replace the journal by one of `content`, which have `nbytes` bytes, unless its session has ended meanwhile.
 
         Raises:
             OSError: the quota or the disk does not allow it.
@@ -263,9 +383,9 @@ class Journal:
             path.unlink(missing_ok=True)
             file = _open_locked(path)
             try:
-                os.write(file, _MAGIC)
-                writer = RecordWriter(file, len(_MAGIC))
-                for record in records:
+                os.write(file, MAGIC)
+                writer = RecordWriter(file, len(MAGIC))
+                for record in content:
                     writer.append(*record)
                 with self._lock:
                     if self.open:
@@ -276,16 +396,6 @@ class Journal:
                 path.unlink(missing_ok=True)
         finally:
             self._disk.release(path)
-
-    def truncate(self, size: int) -> None:
-        """Truncate a torn record, and continue at this offset.
-
-        Raises:
-            OSError: that cannot be done.
-        """
-        with self._lock:
-            os.ftruncate(self._file, size)
-            self._records.size = size
 
     def give_up(self, reason: str) -> None:
         """Abandon the journal: the session cannot be recovered from now on."""
@@ -298,8 +408,13 @@ class Journal:
         if self.open:
             self.leave()
             self.path.unlink(missing_ok=True)
-            if self.contents is not None:
-                self.contents.end()
+            self.contents.end()
+
+    def close(self) -> None:
+        """As `end`; and close the journal that an earlier process has left."""
+        self.end()
+        if self.past is not None:
+            self.past.close()
 
     def leave(self) -> None:
         """Close without deleting, so that another process can continue the journal."""
@@ -309,17 +424,17 @@ class Journal:
                 self._file = -1
                 self._disk.release(self.path)
 
-    def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
+    def append(self, kind: bytes, head: bytes, body: Buffers) -> None:
         """Write a record. Do nothing if the journal is closed; close it if the record exceeds its limit."""
         with self._lock:
             if self._file < 0:
                 return
-            records = self._records
-            size = records.size + record_size(head, body)
+            log = self._records
+            size = log.size + record_size(head, body)
             if size + self._beside > self._check_at and not self._has_room(size):
                 return
             try:
-                records.append(kind, head, body)
+                log.append(kind, head, body)
             except OSError as error:
                 self.give_up(f"its journal cannot be written: {error}")
 
@@ -330,160 +445,17 @@ class Journal:
         if self.open:
             self._disk.set_usage(self.path, self._records.size + self._beside)
 
-    def _has_room(self, records: int) -> bool:
-        """Return True if the journal may have `records` bytes of records. Otherwise give the journal up."""
+    def _has_room(self, nbytes: int) -> bool:
+        """Return True if the journal may have `nbytes` bytes of records. Otherwise give the journal up."""
         half = self._limit // 2
-        size = records + self._beside
-        self.is_half_full = records > half
+        size = nbytes + self._beside
+        self.is_half_full = nbytes > half
         self._check_at = min(size + STEP, self._limit, self._limit if self.is_half_full else half + self._beside)
         if size > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
         elif reason := self._disk.charge(self.path, size, self.path.parent):
             self.give_up(reason)
         return self.open
-
-
-class JournalReader:
-    """The contents of a journal, for the process that recovers its session.
-
-    Attributes:
-        owner: identity of the session.
-        taken: number of frames taken.
-        base: the snapshot with which the journal begins; None: it begins with the session.
-        cuts: for each stopped submission, by number, the op before which it was stopped, and the device error that was the reason.
-        short: the ops that ran out of memory, by submission and number, with the error.
-        transfers: values that came from other executors or went there.
-        tried: number of processes that have died while they replayed it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Read the locations of all records; frames are read when they are requested.
-
-        Raises:
-            SessionLost: there is no journal, or it is not valid.
-        """
-        try:
-            self._file = path.open("rb")
-        except OSError as error:
-            raise SessionLost(f"the session left no journal: {error}") from None
-        self._records = RecordReader(self._file)
-        self._frames: deque[int] = deque()
-        self._notes: deque[bytes] = deque()
-        self._kept: list[int] = []
-        self.transfers = PastTransfers(self._read_at)
-        self._contents = contents_folder(path)
-        self._base_at = 0
-        self._mapped: list[tuple[int, memoryview]] | None = None
-        self.base: SnapshotHeader | None = None
-        self.cuts: dict[int, tuple[int, str]] = {}
-        self.short: dict[int, dict[int, str]] = {}
-        self.tried = 0
-        self.taken = 0
-        try:
-            self.owner, self.end = self._scan(path)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self.close()
-            raise SessionLost(f"{path} cannot be read: {error}") from error
-        except BaseException:
-            self.close()
-            raise
-
-    def _scan(self, path: Path) -> tuple[SessionIdentity, int]:
-        size = path.stat().st_size
-        if self._file.read(len(_MAGIC)) != _MAGIC:
-            raise SessionLost(f"{path} is no journal of a session")
-        owner: SessionIdentity | None = None
-        end = len(_MAGIC)
-        for place in self._records.places(end, size):
-            start, kind = place.start, place.kind
-            end = start + place.size
-            if kind in (FRAME, _PART):
-                self._frames.append(start)
-                self.taken += 1
-                self.tried = 0
-            elif kind == _TRIED:
-                self.tried = 0 if self._records.head(start) else self.tried + 1
-            elif kind == _KEPT:
-                self._kept.append(start)
-            elif kind in KINDS:
-                self.tried = 0
-                self.transfers.note(kind, start, self._records.head(start))
-            elif kind == _SNAPSHOT:
-                self._base_at = start
-                self.base = _headers.decode(self._read_at(start).head)
-                self.taken = self.base.taken
-            else:
-                data = self._records.head(start)
-                if kind == _HEADER:
-                    owner = _identities.decode(data)
-                elif kind == _CUT:
-                    submission, op, reason = read_cut(data)
-                    self.cuts[submission] = op, reason
-                elif kind == _SHORT:
-                    submission, op, reason = read_cut(data)
-                    self.short.setdefault(submission, {})[op] = reason
-                else:
-                    self._notes.append(data)
-        if owner is None:
-            raise SessionLost(f"{path} does not say whose session it was")
-        return owner, end
-
-    def is_at(self, path: Path) -> bool:
-        """True if the file at a path is this journal, and no later one."""
-        return os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
-
-    @property
-    def over(self) -> bool:
-        """True if all frames were replayed: later ones come from the client."""
-        return not self._frames
-
-    def next_frame(self) -> Frame:
-        """The next received frame."""
-        return self._read_at(self._frames.popleft())
-
-    def kept(self) -> list[Frame]:
-        """Unacknowledged replies at the snapshot, oldest first."""
-        return [self._read_at(start) for start in self._kept]
-
-    def memory(self) -> Sequence[memoryview]:
-        """The memory of the snapshot."""
-        memory = [memoryview(buffer) for buffer in self._read_at(self._base_at).body]
-        for position, part in self.map_files():
-            memory.insert(position, part)
-        return memory
-
-    def map_files(self) -> Sequence[tuple[int, memoryview]]:
-        """The parts of that memory that are in files of their own, by position; from then on they are there even if the files are not."""
-        if self._mapped is None:
-            found = sorted(self.base.elsewhere) if self.base is not None else ()
-            self._mapped = [(position, mapped(self._contents, digest)) for position, digest in found]
-        return self._mapped
-
-    def _read_at(self, start: int) -> Frame:
-        try:
-            kind, head, body = self._records.read(start)
-        except ProtocolError as error:
-            raise SessionLost(f"a journal cannot be read: {error}") from error
-        frame = Frame(head, body)
-        if kind != _PART:
-            return frame
-        try:
-            return read_part(self._contents, _blobs.decode(frame.head))
-        except msgspec.MsgspecError as error:
-            raise SessionLost(f"a journal refers to bytes elsewhere in a way that cannot be read: {error}") from error
-
-    @property
-    def note(self) -> bytes | None:
-        """The note that `next_note` returns next."""
-        return self._notes[0] if self._notes else None
-
-    def next_note(self) -> bytes | None:
-        """The next decision noted in the journal; None if the process ended before it was made."""
-        return self._notes.popleft() if self._notes else None
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def _open_locked(path: Path) -> int:
@@ -501,42 +473,14 @@ def _open_locked(path: Path) -> int:
     return file
 
 
-def owner_of(path: Path) -> SessionIdentity:
-    """The identity of the session of the journal at `path`; nothing else of it is read.
-
-    Raises:
-        SessionLost: there is no journal, or it is not valid.
-    """
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise SessionLost(f"{path} is no journal of a session")
-            records = RecordReader(file)
-            first = next(records.places(len(_MAGIC), len(_MAGIC) + _OWNER_LIMIT), None)
-            if first is None or first.kind != _HEADER:
-                raise SessionLost(f"{path} does not say whose session it was")
-            return _identities.decode(records.head(first.start))
-    except (OSError, struct.error, msgspec.MsgspecError) as error:
-        raise SessionLost(f"the session left no journal that can be read: {error}") from None
-
-
-def read_cut(data: bytes) -> tuple[int, int, str]:
-    """A submission that was stopped, before which op, and the device error that was the reason.
-
-    Raises:
-        SessionLost: that is no such record.
-    """
-    if len(data) < _CUT_AT.size:
-        raise SessionLost("a journal contradicts itself: it does not say where a program was stopped")
-    return *_CUT_AT.unpack_from(data), data[_CUT_AT.size :].decode(errors="replace")
-
-
 def remove_stale(directory: Path) -> None:
     """Remove journals that no process writes and no client has come back for in `STALE_SECONDS`, and unfinished compactions (`.new`)."""
     for path in (*directory.glob("*.journal"), *directory.glob("*.new")):
         try:
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                Journal(path, _NO_SESSION, 0, DiskQuota()).end()
+                file = _open_locked(path)
+                path.unlink()
+                os.close(file)
         except OSError as error:
             _log.debug("a journal stays", path=str(path), reason=str(error))
     for folder in directory.glob("*.contents"):

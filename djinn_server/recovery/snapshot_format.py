@@ -18,7 +18,7 @@ from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import Item
 from djinn_core.wire.timing_messages import TimingsRequest
 from djinn_server.peers.packed_values import storages_of_values, unpack_item
-from djinn_server.recovery.transfer_log import PoolCounts
+from djinn_server.recovery.log_records import PoolCounts
 from djinn_server.running.random_state import octets_of, set_state, tensor_of
 from djinn_server.running.values import Stored, ValueTable
 

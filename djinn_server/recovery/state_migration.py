@@ -13,14 +13,14 @@ from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, pieces_of
 from djinn_core.wire.templates import digest_of
 from djinn_server.peers.packed_values import check_item
-from djinn_server.recovery.executor_channel import StateParts
+from djinn_server.recovery.journal import TakeState
 from djinn_server.recovery.snapshot_format import Snapshot, decode_snapshot
 from djinn_server.session_machine import Wait
 
 _PIECE_HEAD = encode(StateChunk())
 
 
-def state_frames(take: Callable[[], StateParts | None], held: int, limit: int) -> Iterator[Frame]:
+def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
     """Frames of the session's state, as `take` returns it, if it fits in `limit` bytes; otherwise of the reason why it is not sent.
 
     `held`: bytes that its values have.

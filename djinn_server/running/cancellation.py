@@ -21,7 +21,7 @@ from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import Goodbye, decode, is_of_kind
 from djinn_server.memory.room import OUT_OF_MEMORY
 from djinn_server.recovery.executor_channel import ExecutorChannel
-from djinn_server.recovery.journal import Journal, JournalReader
+from djinn_server.recovery.journal import Journal
 from djinn_server.running.fair_share import Share
 from djinn_server.running.run import RunOutcome
 from djinn_server.running.run_request import CANCEL, YIELD, RunRequest
@@ -45,6 +45,7 @@ class CancellationState:
         busy_since: time at which the session began to handle the present message (`time.perf_counter`); 0.0 while it is idle.
         wakeup: ends a pause of the session.
         client_left: set by a `Goodbye` without `finish`.
+        journal: logs cancellations, and has those of an earlier process, which are repeated at the same ops.
     """
 
     def __init__(self, turn: Share, usage: UsageMetrics, wakeup: Callable[[], None] = lambda: None) -> None:
@@ -58,28 +59,22 @@ class CancellationState:
         self.busy_since = 0.0
         self.client_left = threading.Event()
         self._nothing = False
-        self._journal: Journal | None = None
-        self._past: JournalReader | None = None
-
-    def write_to(self, journal: Journal | None, past: JournalReader | None) -> None:
-        """Set the journal for cancellations, and that of an earlier process, whose cancellations are repeated at the same ops."""
-        self._journal, self._past = journal, past
+        self.journal = Journal()
 
     @property
     def replaying(self) -> bool:
         """True while the session repeats what it did in an earlier process."""
-        return self._past is not None and not self._past.over
+        return self.journal.replaying
 
     def stop_before(self, submission: int, op: int, reason: str) -> None:
         """Have a process that recovers the session stop a submission before that op, because of a device error. Thread-safe."""
-        if self._journal is not None:
-            self._journal.cut(submission, op, reason)
+        self.journal.stopped(submission, op, reason)
 
     def begin(self, work: RunRequest) -> None:
         """Begin a submission."""
-        if self._past is not None:
-            work.stop_at, work.stop_reason = self._past.cuts.get(work.sequence, (None, ""))
-            work.short = self._past.short.get(work.sequence, {})
+        if self.journal.past is not None:
+            work.stop_at, work.stop_reason = self.journal.stop_of(work.sequence)
+            work.short = self.journal.shortages_of(work.sequence)
         # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
         self._running = work
         if self._nothing or (self._unwanted and work.sequence in self._unwanted):
@@ -89,10 +84,10 @@ class CancellationState:
     def end(self, work: RunRequest, run: RunOutcome) -> None:
         """End a submission, which has run or was cancelled."""
         self._running = None
-        if run.failures and self._journal is not None:
+        if run.failures and self.journal.open:
             for failure in run.failures:
                 if failure.kind in OUT_OF_MEMORY and failure.instruction >= 0 and failure.instruction not in work.short:
-                    self._journal.ran_out_of_memory(work.sequence, failure.instruction, failure.message)
+                    self.journal.ran_out_of_memory(work.sequence, failure.instruction, failure.message)
         if self._unwanted:
             with self._lock:
                 self._unwanted = {number for number in self._unwanted if number > work.sequence}
@@ -100,8 +95,8 @@ class CancellationState:
             return
         self._usage.count("submissions_stopped")
         _log.info("a program was stopped", submission=work.sequence, op=run.stopped_at)
-        if self._journal is not None and work.stop_at is None:
-            self._journal.cut(work.sequence, run.stopped_at)
+        if work.stop_at is None:
+            self.journal.stopped(work.sequence, run.stopped_at)
 
     def stop(self, submissions: Iterable[int]) -> None:
         """Cancel these submissions, and count the request."""

@@ -49,7 +49,7 @@ class WeightReads:
     Attributes:
         reading: the values that are being read, or wait for that, by handle.
         shares: what was read and other sessions may have as well.
-        journal: the session's journal, if it has one.
+        journal: the session's journal; a closed one if it has none.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class WeightReads:
         self._in_place = runtime.device.type == "cpu" and self._ledger is None  # what is read is the value's memory
         self._ahead = READ_AHEAD if self._ledger is None else min(READ_AHEAD, self._ledger.limit // READ_AHEAD_SHARE)
         self.shares = SessionShares(values, self._ledger)
-        self.journal: Journal | None = None
+        self.journal = Journal()
         self.reading: OrderedDict[int, _PendingRead] = OrderedDict()  # by handle
 
     def left(self) -> int:
@@ -81,7 +81,7 @@ class WeightReads:
         """Forget everything."""
         self.forget(list(self.reading))
         self.shares.clear()
-        self.journal = None
+        self.journal = Journal()
 
     def read(self, request: ReadWeights) -> None:
         """Begin to read a value from an opened address.
@@ -266,10 +266,9 @@ class WeightReads:
 
     def _hold_file(self, address: str, version: bytes) -> None:
         """Have the journal hold on to a file that may be removed or replaced before this session is recovered."""
-        if self.journal is not None and self.journal.contents is not None and self.journal.open:
+        if self.journal.open:
             self._reader.hold(address, version, self.journal.contents.path(version))
 
     def hold_only(self, versions: set[bytes]) -> None:
         """Have the journal keep no files but these, after a snapshot has replaced its records."""
-        if self.journal is not None and self.journal.contents is not None:
-            self.journal.contents.held = versions
+        self.journal.contents.held = versions

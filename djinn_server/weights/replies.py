@@ -105,8 +105,8 @@ def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> N
         begun.append(before)
         return YES
 
-    connection.decide(begin)
-    connection.send(Frame(connection.decide(lambda before: before or encode(do(begun[0] is not None)))))
+    connection.journal.decide(begin)
+    connection.send(Frame(connection.journal.decide(lambda before: before or encode(do(begun[0] is not None)))))
 
 
 def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) -> RemoveWeightsReply:
@@ -137,7 +137,7 @@ def answer_opening(
     opening = weights.opening(request.address)
     opening.found.add_done_callback(lambda _: wakeup())
     until = time.monotonic() + request.patience if request.patience else None
-    before = connection.decided() if request.patience else None
+    before = connection.journal.decided() if request.patience else None
     while not opening.found.done() and before != NO:
         now = time.monotonic()
         if before is None and until is not None and now >= until:
@@ -147,9 +147,9 @@ def answer_opening(
         opening.asked = time.monotonic()
     if request.patience:
         found = YES if opening.found.done() and before != NO else NO
-        if connection.decide(lambda before: before or found) == NO:
+        if connection.journal.decide(lambda before: before or found) == NO:
             reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
-            connection.send_unchecked(Frame(encode(reply)))
+            connection.send(Frame(encode(reply)))
             return
     weights.opened(request.address, opening)
     connection.send(Frame(listed(request, opening.found, connection.limits.head)))

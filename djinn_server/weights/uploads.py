@@ -43,7 +43,7 @@ class UploadAssembly:
 
     Attributes:
         wanted: digests of offered blobs that are not here, by handle.
-        journal: the session's journal, if it has one.
+        journal: the session's journal; a closed one if it has none.
         reading: handles of values that the executor reads itself. reading_bytes: bytes of those that have been begun.
     """
 
@@ -55,7 +55,7 @@ class UploadAssembly:
         self._values = values
         self._store = store
         self.wanted: dict[int, bytes] = {}
-        self.journal: Journal | None = None
+        self.journal = Journal()
         self._partial: dict[int, _Partial] = {}
         self._held: dict[bytes, torch.Tensor] = {}
 
@@ -74,7 +74,7 @@ class UploadAssembly:
         self.wanted.clear()
         self._partial.clear()
         self._held.clear()
-        self.journal = None
+        self.journal = Journal()
 
     def hold(self, have: BlobQuery, before: bytes | None = None) -> bytes:
         """Return a flag for each queried blob: 1 if it is present. Keep present blobs until they are offered or the next query.
@@ -108,7 +108,7 @@ class UploadAssembly:
 
     def _contents(self) -> BlobFiles | None:
         """Return the files of the session's journal."""
-        return self.journal.contents if self.journal is not None and self.journal.open else None
+        return self.journal.contents if self.journal.open else None
 
     def _find_offered(self, offer: BlobOffer) -> torch.Tensor | None:
         held = self._held.pop(offer.digest, None)
@@ -140,8 +140,7 @@ class UploadAssembly:
         data = self._find_offered(offer) if look else None
         if data is None:
             self.wanted[offer.handle] = offer.digest
-            if self.journal is not None:
-                self.journal.expect(offer.handle, offer.digest, offer.size, again=not look)
+            self.journal.expect(offer.handle, offer.digest, offer.size, again=not look)
             return False
         self.finish(header, data)
         return True
@@ -244,7 +243,7 @@ class UploadAssembly:
         file = contents.whole(handle) if contents is not None else None
         if contents is None or file is None or not store.adopt(digest, file, contents.prove):
             store.keep(digest, self._runtime.deliver(data))
-        elif self.journal is not None:
+        else:
             self.journal.shared(data.nbytes)
 
     def refuse(self, handle: int, reason: str) -> None:

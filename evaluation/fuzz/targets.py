@@ -44,7 +44,9 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch import orders, tickets
 from djinn_server.launch.token_table import TokenTable, create, parse_table
 from djinn_server.peers.packed_values import room_for
-from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.journal_reader import JournalReader
+from djinn_server.recovery.log_records import SessionIdentity, SnapshotHeader
 from djinn_server.recovery.snapshot_format import (
     KnownTemplate,
     Snapshot,
@@ -255,12 +257,12 @@ def _snapshot_seeds(draw: random.Random) -> list[bytes]:
 def _past(path: Path) -> None:
     past = JournalReader(path)
     try:
-        past.kept()
+        past.replies()
         if past.base is not None:
             past.memory()
         while not past.over:
             past.next_frame()
-            past.next_note()
+            past.next_decision()
     finally:
         past.close()
 
@@ -269,10 +271,10 @@ def _journal_seeds(draw: random.Random) -> list[bytes]:
     path = Path(tempfile.mkdtemp()) / "x.journal"
     journal = Journal.begin(path, SessionIdentity("s", "c", "secret", tickets.NO_TENANT), 1 << 20, DiskQuota())
     journal.frame(Frame(messages.encode(messages.StatsRequest()), [b"abc", b""]))
-    journal.note(b"\1")
+    journal.decide(lambda _: b"\1")
     short = path.read_bytes()
     journal.compact(SnapshotHeader(1, 1, b"state"), [b"memory"], [Frame(b"k")])
-    journal.try_again()
+    journal.stopped(1, 2, "a device error")
     return [short, path.read_bytes()]
 
 

@@ -20,7 +20,8 @@ from djinn_core.wire.messages import AnyMessage
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.self_signed import self_signed
 from djinn_server.launch.tickets import NO_TENANT
-from djinn_server.recovery.journal import Journal, SessionIdentity
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.rlimits import leave_no_cores
 
 

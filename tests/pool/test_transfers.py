@@ -28,8 +28,9 @@ from djinn_server.peers.exchange import PeerExchange, PeerListener, close_routes
 from djinn_server.peers.inbox import PeerConnection, TransferInbox
 from djinn_server.peers.link_probe import LinkMeasurements
 from djinn_server.peers.route import WAITING_LIMIT, Route
-from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
-from djinn_server.recovery.transfer_log import PastTransfers, PoolCounts
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.journal_reader import JournalReader
+from djinn_server.recovery.log_records import PoolCounts, SessionIdentity, SnapshotHeader
 from djinn_server.session_machine import Wait
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
@@ -160,6 +161,13 @@ def journal(tmp_path):
     return new, die
 
 
+def closed(past):
+    """A journal that has a past and logs nothing."""
+    journal = Journal()
+    journal.past = past
+    return journal
+
+
 @pytest.mark.parametrize("odds", [0.0, 0.05])
 def test_each_arrives_once_and_in_order(ways, odds):
     both, count = ways(odds=odds), 60
@@ -179,7 +187,7 @@ def test_each_arrives_once_and_in_order(ways, odds):
 
 def test_what_was_taken_is_there_for_the_next_process_and_the_rest_comes_again(ways, journal):
     both, (writing, die) = ways(), journal
-    both.inbox.begin(writing.append, PastTransfers(), {})
+    both.inbox.begin(writing, {})
     both.connect()
     for number in (1, 2, 3):
         both.send(number)
@@ -187,7 +195,7 @@ def test_what_was_taken_is_there_for_the_next_process_and_the_rest_comes_again(w
     with both.inbox.writing:  # the third is written, too
         past = die()
     before, both.inbox = both.inbox, TransferInbox(patience=5.0)
-    both.inbox.begin(None, past.transfers, {})
+    both.inbox.begin(closed(past), {})
     both.send(4)
     before.close()  # its connections end with it, and are dialled again
     for number in (1, 2, 3, 4):
@@ -216,7 +224,7 @@ def test_a_sender_that_does_it_again_neither_packs_nor_sends_what_was_taken(ways
 def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
     writing, die = journal
     here = PeerExchange(PeerListener(patience=5.0))
-    here.begin(writing.append, PastTransfers(), PoolCounts())
+    here.begin(writing, PoolCounts())
     here.number = HERE
     route = here._route(THERE)
     for number in (1, 2):
@@ -228,7 +236,7 @@ def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
     writing.compact(SnapshotHeader(3, 7, b""), [], [], records)
     past = die()
     next_one = PeerExchange(PeerListener(patience=5.0))
-    next_one.begin(None, past.transfers, counts)
+    next_one.begin(closed(past), counts)
     assert next_one.number == HERE
     assert content(take(next_one.inbox, 7, HERE, 0.0)) == content(packed(7))
     again = next_one._route(THERE)

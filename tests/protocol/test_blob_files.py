@@ -14,8 +14,10 @@ from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import UploadPart, encode
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.tickets import NO_TENANT
-from djinn_server.recovery.blob_files import BlobFiles, contents_folder
-from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader, remove_stale
+from djinn_server.recovery.blob_files import contents_folder
+from djinn_server.recovery.journal import Journal, remove_stale
+from djinn_server.recovery.journal_reader import JournalReader
+from djinn_server.recovery.log_records import SessionIdentity, SnapshotHeader
 from djinn_server.weights.store import WeightStore
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
@@ -36,16 +38,12 @@ def store(tmp_path):
 
 
 def begun(path):
-    journal = Journal.begin(path, OWNER, 1 << 30, DiskQuota())
-    journal.contents = BlobFiles(contents_folder(path))
-    return journal
+    return Journal.begin(path, OWNER, 1 << 30, DiskQuota())
 
 
 def gone_on(path):
     """The journal in another process, after this one has died."""
-    journal = Journal(path, OWNER, 1 << 30, DiskQuota())
-    journal.contents = BlobFiles(contents_folder(path))
-    return journal
+    return Journal.resume(path, JournalReader(path), 1 << 30, DiskQuota())
 
 
 def parts(data=DATA):

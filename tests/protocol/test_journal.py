@@ -15,15 +15,10 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.inline import connected_pair
 from djinn_server.launch.executor_config import RecoveryConfig
 from djinn_server.launch.tickets import NO_TENANT
-from djinn_server.recovery.journal import (
-    Journal,
-    JournalReader,
-    SessionIdentity,
-    SnapshotHeader,
-    journal_path,
-    remove_stale,
-)
-from djinn_server.recovery.leased_connection import TRIES, Leases
+from djinn_server.recovery.journal import Journal, journal_path, remove_stale
+from djinn_server.recovery.journal_reader import JournalReader
+from djinn_server.recovery.leases import TRIES, Leases
+from djinn_server.recovery.log_records import SessionIdentity, SnapshotHeader
 from djinn_server.usage_metrics import UsageMetrics
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
@@ -58,12 +53,12 @@ def as_read(frames):
 def test_frames_and_notes_are_read_as_they_were_written(tmp_path):
     path = tmp_path / "session.journal"
     journal = written(path)
-    journal.note(b"decided")
+    journal.decide(lambda _: b"decided")
     died(journal)
     past = JournalReader(path)
     assert (past.owner, past.taken) == (OWNER, 3)
-    assert past.next_note() == b"decided"
-    assert past.next_note() is None
+    assert past.next_decision() == b"decided"
+    assert past.next_decision() is None
     assert frames_of(past) == as_read(FRAMES)
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -88,7 +83,7 @@ def test_a_journal_begins_anew_with_the_state(tmp_path):
     assert past.base == SnapshotHeader(3, 7, b"state")
     assert past.taken == 4
     assert [bytes(m) for m in past.memory()] == [b"memory", bytes(10)]
-    assert as_read(past.kept()) == [(b"not taken", [b"answer"])]
+    assert as_read(past.replies()) == [(b"not taken", [b"answer"])]
     assert frames_of(past) == [(b"four", [])]
     assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
 
@@ -133,7 +128,7 @@ def test_what_a_process_has_no_other_takes(tmp_path):
     remove_stale(tmp_path)
     assert path.exists()
     with pytest.raises(OSError, match="temporarily unavailable"):
-        Journal(path, OWNER, 0, DiskQuota())
+        Journal.resume(path, JournalReader(path), 1 << 30, DiskQuota())
     died(journal)
     os.utime(path, (0, 0))
     remove_stale(tmp_path)
@@ -162,8 +157,8 @@ def test_what_kills_every_executor_is_not_tried_for_ever(tmp_path):
             connected_pair()[1], Resume("session", OWNER.secret, 0)
         )
         assert found is not None
-        found[1]._past.close()
-        died(found[1]._journal)
+        found[1].journal.past.close()
+        died(found[1].journal)
     with pytest.raises(SessionLost, match=f"died {TRIES + 1} times"):
         Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
@@ -238,7 +233,7 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
     leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
     leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
     assert path.exists(), "it was looked at when the process began"
-    monkeypatch.setattr("djinn_server.recovery.leased_connection.SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr("djinn_server.recovery.leases.SWEEP_SECONDS", 0.0)
     leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
     assert not list(tmp_path.iterdir())
 

@@ -28,7 +28,8 @@ from djinn_server.inline import QueueConnection, connected_pair
 from djinn_server.launch.executor_config import RecoveryConfig
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.journal import SessionIdentity
-from djinn_server.recovery.leased_connection import LeasedConnection, Leases
+from djinn_server.recovery.leased_connection import LeasedConnection
+from djinn_server.recovery.leases import Leases
 from djinn_server.running.cancellation import CancellationState, look
 from djinn_server.running.fair_share import FairShare
 from djinn_server.session import ExecutorSession

@@ -32,8 +32,10 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.executor import begin_batching
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
-from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.leased_connection import LeasedConnection
+from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.running.fair_share import FairShare
 from djinn_server.running.input_aliases import aliases_of
 from djinn_server.running.run import TemplateRun
@@ -323,8 +325,8 @@ def test_after_a_kill_a_session_goes_on_with_values_that_differ_in_rounding(cont
 
     def recovered(end):
         past = JournalReader(again)
-        channel = leased(Line(end, past.taken), Journal(again, owner, 1 << 20, DiskQuota()))
-        channel.repeat(past, 0)
+        channel = leased(Line(end, past.taken), Journal.resume(again, past, 1 << 20, DiskQuota()))
+        channel.replay(0)
         return channel
 
     clients = [

@@ -26,8 +26,10 @@ from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
-from djinn_server.recovery.journal import Journal, JournalReader, SessionIdentity
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.leased_connection import LeasedConnection
+from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.running import cancellation
 from djinn_server.running.cancellation import CancellationState, look
 from djinn_server.running.fair_share import FairShare
@@ -364,7 +366,7 @@ def test_another_process_stops_it_at_the_same_op(tmp_path, reason, kind, text):
     )
     journal.frame(Frame(encode(upload(2)), [memoryview(bytearray(16))]))
     journal.frame(Frame(submission(1, EIGHT, ())))
-    journal.cut(1, 3, reason)
+    journal.stopped(1, 3, reason)
     journal.leave()
     past, line, session = (
         JournalReader(tmp_path / "name.journal"),
@@ -372,8 +374,9 @@ def test_another_process_stops_it_at_the_same_op(tmp_path, reason, kind, text):
         ExecutorSession(ExecutorContext.of(CpuRuntime())),
     )
     line.numbered = past.taken
-    connection = LeasedConnection(line, 1.0, UsageMetrics())
-    connection.repeat(past, 0)
+    journal = Journal.resume(tmp_path / "name.journal", past, 1 << 20, DiskQuota())
+    connection = LeasedConnection(line, 1.0, UsageMetrics(), journal=journal)
+    connection.replay(0)
     line.put(encode(Goodbye()))
     session.serve(connection)
     (completed,) = line.sent

@@ -17,8 +17,9 @@ from djinn_server.disk_quota import STEP, DiskQuota
 from djinn_server.launch.tickets import NO_TENANT, Badge
 from djinn_server.memory import spill
 from djinn_server.memory.spill import FileSpill, HostSpill
-from djinn_server.recovery.blob_files import BlobFiles, contents_folder
-from djinn_server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.journal_reader import JournalReader
+from djinn_server.recovery.log_records import SessionIdentity, SnapshotHeader
 from djinn_server.running.values import ValueTable
 from djinn_server.tenancy import Tenancy
 from djinn_server.usage_metrics import UsageMetrics
@@ -112,7 +113,8 @@ def test_journal_does_not_write_a_frame_beyond_its_limit(tmp_path, monkeypatch, 
 def test_reopened_journal_charges_its_bytes_once(tmp_path, monkeypatch, held):
     grown(tmp_path / "session.journal", 4, held).leave()
     monkeypatch.setattr(disk_quota, "free_bytes", lambda _: disk_quota.RESERVE + STEP)
-    journal = Journal(tmp_path / "session.journal", OWNER, 1 << 40, held)
+    path = tmp_path / "session.journal"
+    journal = Journal.resume(path, JournalReader(path), 1 << 40, held)
     journal.frame(HALF)
     assert journal.open
     journal.end()
@@ -164,7 +166,6 @@ def test_an_upload_counts_once_whoever_has_it(tmp_path, held):
     store = WeightStore(tmp_path / "weights", 1 << 30, held)
     held.evict_weights = store.shrink_to
     journal = grown(tmp_path / "session.journal", 0, held)
-    journal.contents = BlobFiles(contents_folder(journal.path))
     uploads = UploadAssembly(CpuRuntime(), ValueTable(), store)
     uploads.journal = journal
     data = bytearray(range(256)) * (2 * STEP // 256)

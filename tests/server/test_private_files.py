@@ -21,7 +21,8 @@ from djinn_server.launch.self_signed import self_signed
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.launch.token_table import change_table, create
 from djinn_server.recovery.blob_files import BlobFiles
-from djinn_server.recovery.journal import Journal, SessionIdentity
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.usage_quota import UsageQuota
 from djinn_server.weights.store import WeightStore
 

@@ -15,7 +15,7 @@ import djinn
 from djinn_client.runtime import client
 from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_client.runtime.sending import uploads
-from djinn_server.recovery.journal import JournalReader
+from djinn_server.recovery.journal_reader import JournalReader
 from tests.shared.executors import only_executor
 
 pytestmark = pytest.mark.usefixtures("forked_processes")

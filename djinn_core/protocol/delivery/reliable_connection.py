@@ -105,7 +105,6 @@ class ReliableConnection(ReconnectingConnection):
     """
 
     _probes = False  # whether this end probes for the other end's acknowledgement while it waits
-    _journaled = False  # whether `_accept` is asked about each frame
 
     def __init__(self, inner: Connection) -> None:
         super().__init__(inner)
@@ -123,6 +122,7 @@ class ReliableConnection(ReconnectingConnection):
         self._unrepeated: Connection | None = None  # over which nothing was retransmitted yet
         self._closed = ""  # why nothing can be sent any more
         self._replay: Replay | None = None
+        self._accept: Callable[[Frame], Frame] | None = None  # logs a frame before it is acknowledged
         self._expired = False
         self._probe = _FIRST_PROBE_SECONDS
         self._probe_at: float | None = None  # time of the next probe, during a wait
@@ -211,8 +211,10 @@ class ReliableConnection(ReconnectingConnection):
             ProtocolError: the other end does not follow the protocol, on several connections in a row.
             TransportError: there will be no further connection.
         """
-        if self._replay is not None and not self._replay.over:
-            return self._replay.next_frame()
+        if self._replay is not None:
+            if not self._replay.over:
+                return self._replay.next_frame()
+            self._replay = None
         if not self._reading.acquire(blocking=False):
             begun = time.monotonic()
             if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
@@ -342,7 +344,7 @@ class ReliableConnection(ReconnectingConnection):
                 if number == (inbox.received + 1) & COUNT_MASK:  # as mostly
                     judged = FrameOrder.NEXT
                     news = Frame(head, frame.body)
-                    if self._journaled:
+                    if self._accept is not None:
                         news = self._accept(news)
                     inbox.received = number
                 else:
@@ -362,10 +364,6 @@ class ReliableConnection(ReconnectingConnection):
                     self._note()
             return news
         return None
-
-    def _accept(self, frame: Frame) -> Frame:
-        """Process a frame before it is acknowledged, where they are `_journaled`; the frame for the reader."""
-        return frame
 
     def _handle_note(self, note: Prefix, inner: Connection) -> None:
         """Handle a note: do what it requests, and detect lost frames from it."""

@@ -1,0 +1,231 @@
+"""The contents of a session's journal, for the process that goes on with the session."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from djinn_core.errors import ProtocolError, SessionLost
+from djinn_core.protocol.delivery.record_log import RecordReader
+from djinn_core.wire.frames import Frame
+from djinn_server.recovery import log_records as records
+from djinn_server.recovery.blob_files import contents_folder, mapped, read_part
+from djinn_server.recovery.log_records import MAGIC, LoggedTransfer, SessionIdentity, SnapshotHeader
+
+if TYPE_CHECKING:  # a process that only removes journals does not load torch
+    from djinn_server.peers.packed_values import Packed
+
+_OWNER_LIMIT: Final = 1 << 16  # bytes
+
+
+class JournalReader:
+    """The contents of a journal. Used by one thread at a time.
+
+    Attributes:
+        owner: identity of the session.
+        end: offset behind the last complete record.
+        taken: number of frames taken.
+        base: the snapshot with which the journal begins; None: it begins with the session.
+        stops: for each stopped submission, by number, the op before which it was stopped, and the device error that was the reason.
+        shortages: the ops that ran out of memory, by submission and number, with the error.
+        arrived: number of transfers that came from other executors, by executor.
+        acknowledged: number of transfers that other executors have acknowledged, by executor.
+        tried: number of processes that have died while they replayed it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the locations of all records; frames are read when they are requested.
+
+        Raises:
+            SessionLost: there is no journal, or it is not valid.
+        """
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise SessionLost(f"the session left no journal: {error}") from None
+        self._records = RecordReader(self._file)
+        self._frames: deque[int] = deque()
+        self._decisions: deque[bytes] = deque()
+        self._replies: list[int] = []
+        self._arrivals: dict[int, int] = {}  # offsets, by transfer
+        self._under_way: list[int] = []
+        self._contents = contents_folder(path)
+        self._base_at = 0
+        self._mapped: list[tuple[int, memoryview]] | None = None
+        self.base: SnapshotHeader | None = None
+        self.stops: dict[int, tuple[int, str]] = {}
+        self.shortages: dict[int, dict[int, str]] = {}
+        self.arrived: dict[int, int] = {}
+        self.acknowledged: dict[int, int] = {}
+        self.tried = 0
+        self.taken = 0
+        try:
+            self.owner, self.end = self._scan(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _scan(self, path: Path) -> tuple[SessionIdentity, int]:
+        size = path.stat().st_size
+        if self._file.read(len(MAGIC)) != MAGIC:
+            raise SessionLost(f"{path} is no journal of a session")
+        owner: SessionIdentity | None = None
+        end = len(MAGIC)
+        with _unreadable(str(path)):
+            for place in self._records.places(end, size):
+                end = place.start + place.size
+                if place.kind == records.HEADER:
+                    owner = records.identities.decode(self._records.head(place.start))
+                else:
+                    self._index(place.kind, place.start)
+        if owner is None:
+            raise SessionLost(f"{path} does not say whose session it was")
+        return owner, end
+
+    def _index(self, kind: bytes, start: int) -> None:
+        if kind in (records.FRAME, records.PART):
+            self._frames.append(start)
+            self.taken += 1
+            self.tried = 0
+            return
+        head = self._records.head(start)
+        if kind == records.ATTEMPT:
+            self.tried = 0 if head else self.tried + 1
+        elif kind == records.REPLY:
+            self._replies.append(start)
+        elif kind == records.SNAPSHOT:
+            self._base_at = start
+            self.base = records.snapshot_headers.decode(head)
+            self.taken = self.base.taken
+        elif kind == records.STOP:
+            stop = records.stops.decode(head)
+            self.stops[stop.submission] = stop.op, stop.reason
+        elif kind == records.SHORTAGE:
+            stop = records.stops.decode(head)
+            self.shortages.setdefault(stop.submission, {})[stop.op] = stop.reason
+        elif kind == records.ARRIVAL:
+            arrival = records.transfers.decode(head)
+            self._arrivals[arrival.header.transfer] = start
+            self.arrived[arrival.peer] = max(arrival.header.number, self.arrived.get(arrival.peer, 0))
+            self.tried = 0
+        elif kind == records.UNDER_WAY:
+            records.transfers.decode(head)  # an invalid record is reported before the session begins
+            self._under_way.append(start)
+        elif kind == records.ACKNOWLEDGED:
+            said = records.acknowledgements.decode(head)
+            self.acknowledged[said.peer] = max(said.transfers, self.acknowledged.get(said.peer, 0))
+            self.tried = 0
+        else:
+            self._decisions.append(head)
+
+    def is_at(self, path: Path) -> bool:
+        """True if the file at a path is this journal, and no later one."""
+        return os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
+
+    # --- frames, replies and decisions ------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """True if all frames were replayed: later ones come from the client."""
+        return not self._frames
+
+    def next_frame(self) -> Frame:
+        """The next received frame."""
+        return self._read_at(self._frames.popleft())
+
+    def replies(self) -> list[Frame]:
+        """Unacknowledged replies at the snapshot, oldest first."""
+        return [self._read_at(start) for start in self._replies]
+
+    @property
+    def decision(self) -> bytes | None:
+        """The decision that `next_decision` returns next."""
+        return self._decisions[0] if self._decisions else None
+
+    def next_decision(self) -> bytes | None:
+        """The next logged decision; None if the process ended before it was made."""
+        return self._decisions.popleft() if self._decisions else None
+
+    # --- transfers --------------------------------------------------------------------------------------------
+
+    def take_arrival(self, transfer: int) -> list[Packed] | None:
+        """Return the values of a transfer that came from another executor, once; None if it is not in the journal."""
+        start = self._arrivals.pop(transfer, None)
+        return None if start is None else self._transfer(start)[1]
+
+    def take_arrivals(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
+        """Return all transfers that arrived and that `take_arrival` has not returned, once."""
+        found = [self._transfer(start) for start in self._arrivals.values()]
+        self._arrivals.clear()
+        return found
+
+    def under_way(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
+        """Return the transfers that were sent before the snapshot and not acknowledged by then."""
+        return [self._transfer(start) for start in self._under_way]
+
+    def _transfer(self, start: int) -> tuple[LoggedTransfer, list[Packed]]:
+        frame = self._read_at(start)
+        transfer = records.transfers.decode(frame.head)
+        return transfer, transfer.items(frame)
+
+    # --- the snapshot -----------------------------------------------------------------------------------------
+
+    def memory(self) -> Sequence[memoryview]:
+        """The memory of the snapshot."""
+        memory = [memoryview(buffer) for buffer in self._read_at(self._base_at).body]
+        for position, part in self.map_files():
+            memory.insert(position, part)
+        return memory
+
+    def map_files(self) -> Sequence[tuple[int, memoryview]]:
+        """The parts of that memory that are in files of their own, by position; from then on they are there even if the files are not."""
+        if self._mapped is None:
+            found = sorted(self.base.elsewhere) if self.base is not None else ()
+            self._mapped = [(position, mapped(self._contents, digest)) for position, digest in found]
+        return self._mapped
+
+    def _read_at(self, start: int) -> Frame:
+        with _unreadable("a record of a journal"):
+            kind, head, body = self._records.read(start)
+            return (
+                read_part(self._contents, records.blob_frames.decode(head))
+                if kind == records.PART
+                else Frame(head, body)
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@contextmanager
+def _unreadable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except SessionLost:
+        raise
+    except (ProtocolError, OSError, struct.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SessionLost(f"{what} cannot be read: {error}") from error
+
+
+def owner_of(path: Path) -> SessionIdentity:
+    """The identity of the session of the journal at `path`; nothing else of it is read.
+
+    Raises:
+        SessionLost: there is no journal, or it is not valid.
+    """
+    with _unreadable("the session left no journal, or its journal"), path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise SessionLost(f"{path} is no journal of a session")
+        reader = RecordReader(file)
+        first = next(reader.places(len(MAGIC), len(MAGIC) + _OWNER_LIMIT), None)
+        if first is None or first.kind != records.HEADER:
+            raise SessionLost(f"{path} does not say whose session it was")
+        return records.identities.decode(reader.head(first.start))

@@ -1,0 +1,196 @@
+"""Session leases of an executor: sessions to which clients may reconnect, and sessions that are recovered from a journal."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
+from djinn_core.hookspecs.transports import Connection, Limits
+from djinn_core.logs import get_logger
+from djinn_core.protocol.delivery.reconnect_limit import STARTING_SECONDS
+from djinn_core.wire.resume_messages import Resume
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.handshake import refuse
+from djinn_server.launch.executor_config import RecoveryConfig
+from djinn_server.launch.tickets import Badge
+from djinn_server.recovery.journal import Journal, journal_path, remove_stale
+from djinn_server.recovery.journal_reader import JournalReader, owner_of
+from djinn_server.recovery.leased_connection import LeasedConnection
+from djinn_server.recovery.log_records import SessionIdentity
+from djinn_server.usage_metrics import UsageMetrics
+
+TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
+SWEEP_SECONDS: Final = 60.0
+_log = get_logger("djinn.server")
+
+
+class CrashLoop(SessionLost):
+    """A session has crashed every executor that tried to recover it."""
+
+
+class Leases:
+    """Sessions to which their clients may reconnect, by name."""
+
+    def __init__(self, config: RecoveryConfig, usage: UsageMetrics, disk: DiskQuota) -> None:
+        self._config = config
+        self._usage = usage
+        self._disk = disk
+        self._leased: dict[str, LeasedConnection] = {}
+        self._lock = threading.Lock()
+        self._swept = time.monotonic()  # the process that started this one has done it
+
+    @property
+    def seconds(self) -> float:
+        """Seconds for which a session waits for its client; 0.0: it ends with its connection."""
+        return self._config.lease_seconds
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which peers may wait for this executor, including a restart."""
+        return self.seconds + (STARTING_SECONDS if self.recoverable else 0.0) if self.seconds else 0.0
+
+    @property
+    def recoverable(self) -> bool:
+        """True if sessions can be recovered after the process has died."""
+        return self._config.journals is not None
+
+    def journaled(self) -> tuple[int, int]:
+        """Number of the sessions that have a journal, and the bytes of all of these."""
+        with self._lock:
+            journals = [leased.journal for leased in self._leased.values()]
+        sizes = [journal.nbytes for journal in journals if journal.open]
+        return len(sizes), sum(sizes)
+
+    def next_lease_end(self) -> float | None:
+        """Return the seconds until the next lease of a disconnected client ends; None if all clients are connected."""
+        with self._lock:
+            leased = list(self._leased.values())
+        return min((left for one in leased if (left := one.lease_seconds_left()) is not None), default=None)
+
+    def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
+        """Register a lease, so that the client may reconnect; returns the session's channel."""
+        journal = None
+        path = journal_path(self._config.journals, owner.session) if self._config.journals is not None else None
+        if path is not None:
+            self._sweep(path.parent)
+            try:
+                config = self._config
+                journal = Journal.begin(path, owner, config.journal_limit, self._disk, config.snapshot_seconds)
+            except OSError as error:
+                _log.warning("a session will not outlive its executor: no journal", error=str(error))
+        leased = LeasedConnection(connection, self.seconds, self._usage, owner.secret, journal)
+        with self._lock:
+            self._leased[owner.session] = leased
+        return leased
+
+    def _sweep(self, journals: Path) -> None:
+        """Now and then, remove what clients that never came back have left."""
+        with self._lock:
+            due = time.monotonic() - self._swept > SWEEP_SECONDS
+            self._swept = time.monotonic() if due else self._swept
+        if due:
+            remove_stale(journals)
+
+    def recover(
+        self, connection: Connection, asked: Resume, assign: Callable[[Badge], str] = lambda _: ""
+    ) -> tuple[SessionIdentity, LeasedConnection, int] | None:
+        """Recover a session from the journal of an executor that died; returns the number of frames that it had received, too.
+
+        None if there is no journal, or the secret is wrong. `assign` assigns the executor to the tenant and returns why recovery is
+        not allowed now, or ""; the journal is kept in that case.
+
+        Raises:
+            SessionLost: the journal cannot be read.
+            OSError: the same.
+            QuotaExceeded: it may not go on now.
+        """
+        path = journal_path(self._config.journals, asked.session) if self._config.journals is not None else None
+        with self._lock:
+            if path is None or asked.session in self._leased or not path.exists():
+                return None
+            if not hmac.compare_digest(owner_of(path).secret, asked.secret):
+                return None
+            past = JournalReader(path)
+            try:
+                if reason := assign(past.owner.badge):
+                    raise QuotaExceeded(reason)
+                leased = self._continue(connection, path, past, asked.received)
+            except BaseException:
+                past.close()
+                raise
+            self._leased[asked.session] = leased
+        return past.owner, leased, past.taken
+
+    def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
+        """A connection that continues the session of a journal; the client has received `taken` of its replies."""
+        # from here on no other process uses it
+        config = self._config
+        journal = Journal.resume(path, past, config.journal_limit, self._disk, config.snapshot_seconds)
+        try:
+            if past.tried >= TRIES:
+                journal.end()
+                raise CrashLoop(
+                    f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
+                )
+            if not past.is_at(path):
+                journal.end()  # which made it anew
+                raise SessionLost("the session has ended meanwhile")
+            connection.limits = Limits()
+            journal.begin_replay()
+            leased = LeasedConnection(connection, self.seconds, self._usage, past.owner.secret, journal)
+            leased.replay(taken)
+        except BaseException:
+            journal.leave()
+            raise
+        return leased
+
+    def end(self, session: str) -> None:
+        """A session has ended; its connection is closed."""
+        with self._lock:
+            leased = self._leased.pop(session, None)
+        if leased is not None:
+            leased.close()
+
+    def serve(self, connection: Connection, asked: Resume, resumed: Callable[[], None] = lambda: None) -> bool:
+        """Resume a session over `connection`. A wrong secret is answered like an unknown session.
+
+        `resumed` is called when the session goes on. Return True if the session has the connection from now on.
+        """
+        with self._lock:
+            leased = self._leased.get(asked.session)
+        expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
+        if not hmac.compare_digest(expected, asked.secret) or leased is None:
+            _log.warning("a client came back to a session that is not there", session=asked.session)
+            refuse(connection, "there is no such session (any more)")
+            return False
+        connection.limits = Limits()
+        try:
+            leased.resume(connection, asked.received, resumed)
+        except ProtocolError as error:
+            _log.warning("a client came back that does not follow the protocol", error=str(error))
+            refuse(connection, str(error))
+        except TransportError as error:
+            _log.info("a client that came back was gone again", session=asked.session, error=str(error))
+        else:
+            return True
+        return False
+
+    def knows(self, session: str, secret: str) -> bool:
+        """Check that `secret` is that of a session that is here."""
+        with self._lock:
+            leased = self._leased.get(session)
+        expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
+        return hmac.compare_digest(expected, secret) and leased is not None
+
+    def expire(self) -> None:
+        """End all leases: no client may reconnect any more."""
+        with self._lock:
+            leased = list(self._leased.values())
+        for connection in leased:
+            connection.expire()

@@ -1,0 +1,131 @@
+"""Records of a session's journal: kinds, contents and encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from djinn_core.errors import SessionLost
+from djinn_core.protocol.delivery.record_log import Buffers
+from djinn_core.wire.frames import Frame
+from djinn_core.wire.peer_messages import TransferHeader
+from djinn_server.launch.tickets import NO_TENANT, Badge
+
+if TYPE_CHECKING:  # a process that only removes journals does not load torch
+    from djinn_server.peers.packed_values import Packed
+
+MAGIC: Final = b"DJNJ2\n"
+HEADER: Final = b"H"  # SessionIdentity
+FRAME: Final = b"F"  # a frame of the client
+PART: Final = b"U"  # a frame of the client, whose body is in a blob file: BlobFrame
+DECISION: Final = b"N"  # bytes that do not follow from the frames, such as the checksum of a reply
+STOP: Final = b"X"  # StoppedAt: a submission was stopped before an op
+SHORTAGE: Final = b"M"  # StoppedAt: an op ran out of memory
+ATTEMPT: Final = b"T"  # a recovery began, or is complete
+SNAPSHOT: Final = b"S"  # SnapshotHeader, and the memory of values
+REPLY: Final = b"K"  # a reply that the client had not received at the snapshot
+ARRIVAL: Final = b"A"  # LoggedTransfer: values that came from another executor
+UNDER_WAY: Final = b"O"  # LoggedTransfer: values that another executor had not acknowledged at the snapshot
+ACKNOWLEDGED: Final = b"P"  # TransfersAcknowledged
+
+Record = tuple[bytes, bytes, Buffers]  # kind, head and body
+
+
+class SessionIdentity(msgspec.Struct, frozen=True):
+    """Identity of a journal's session: the client's name for itself, its badge, and the secret with which it reconnects."""
+
+    session: str
+    client: str
+    secret: str
+    badge: Badge
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"SessionIdentity(session={self.session!r}, client={self.client!r})"
+
+
+NO_SESSION: Final = SessionIdentity("", "", "", NO_TENANT)
+
+
+class SnapshotHeader(msgspec.Struct, frozen=True):
+    """Position of a session at a snapshot: frames received and sent since its beginning, modulo 2^32, and its state.
+
+    `elsewhere`: the parts of its memory that are in blob files and not in the journal, by position and digest.
+    """
+
+    taken: int
+    sent: int
+    state: bytes
+    elsewhere: tuple[tuple[int, bytes], ...] = ()
+
+
+class BlobFrame(msgspec.Struct, frozen=True):
+    """A frame of an upload whose body is in a blob file: its head, and the location of its body."""
+
+    head: bytes
+    digest: bytes
+    start: int
+    length: int
+
+
+class StoppedAt(msgspec.Struct, frozen=True):
+    """The op at which a submission was stopped or ran out of memory, with the error of the device, if that was the reason."""
+
+    submission: int
+    op: int
+    reason: str = ""
+
+
+class LoggedTransfer(msgspec.Struct, frozen=True):
+    """A transfer from or to executor `peer`; 0: through the client."""
+
+    peer: int
+    header: TransferHeader
+
+    def record(self, kind: bytes, items: Iterable[Packed]) -> Record:
+        """Return the record of this transfer. `kind`: ARRIVAL or UNDER_WAY."""
+        return kind, encode(self), [data for _, data in items if isinstance(data, memoryview) and len(data)]
+
+    def items(self, frame: Frame) -> list[Packed]:
+        """Return the values from the record of this transfer.
+
+        Raises:
+            SessionLost: its buffers do not have the sizes of its items.
+        """
+        whole = [item.size for item in self.header.items if item.size]
+        if whole != [memoryview(buffer).nbytes for buffer in frame.body]:
+            raise SessionLost("a journal has a transfer whose bytes are not those of its items")
+        buffers = iter(frame.body)
+        return [(item, memoryview(next(buffers)) if item.size else memoryview(b"")) for item in self.header.items]
+
+
+class TransfersAcknowledged(msgspec.Struct, frozen=True):
+    """Number of transfers that executor `peer` has acknowledged: a process that replays the journal need not send them."""
+
+    peer: int
+    transfers: int
+
+
+class PoolCounts(msgspec.Struct, frozen=True):
+    """Counts of transfers of a session in a pool at a snapshot.
+
+    `number` is this executor's number in the pool. By number of the other executor: transfers `sent` to it, the number of them that
+    it has acknowledged (`taken`), and transfers that `arrived` from it.
+    """
+
+    number: int = 0
+    sent: dict[int, int] = {}
+    taken: dict[int, int] = {}
+    arrived: dict[int, int] = {}
+
+
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+encode: Final = msgspec.msgpack.Encoder().encode
+identities: Final = msgspec.msgpack.Decoder(SessionIdentity)
+snapshot_headers: Final = msgspec.msgpack.Decoder(SnapshotHeader)
+blob_frames: Final = msgspec.msgpack.Decoder(BlobFrame)
+stops: Final = msgspec.msgpack.Decoder(StoppedAt)
+transfers: Final = msgspec.msgpack.Decoder(LoggedTransfer)
+acknowledgements: Final = msgspec.msgpack.Decoder(TransfersAcknowledged)
