@@ -43,7 +43,9 @@ def begun(path):
 
 def gone_on(path):
     """The journal in another process, after this one has died."""
-    return Journal.resume(path, JournalReader(path), 1 << 30, DiskQuota())
+    past = JournalReader(path)
+    past.close()
+    return Journal.resume(path, past, 1 << 30, DiskQuota())
 
 
 def parts(data=DATA):

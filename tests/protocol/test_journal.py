@@ -123,12 +123,13 @@ def test_journal_compacts_a_state_that_shrank_below_the_limit(tmp_path):
 
 def test_what_a_process_has_no_other_takes(tmp_path):
     path = journal_path(tmp_path, "session")
-    journal = written(path)
+    journal, past = written(path), JournalReader(path)
+    past.close()
     os.utime(path, (0, 0))
     remove_stale(tmp_path)
     assert path.exists()
     with pytest.raises(OSError, match="temporarily unavailable"):
-        Journal.resume(path, JournalReader(path), 1 << 30, DiskQuota())
+        Journal.resume(path, past, 1 << 30, DiskQuota())
     died(journal)
     os.utime(path, (0, 0))
     remove_stale(tmp_path)

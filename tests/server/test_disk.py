@@ -113,8 +113,9 @@ def test_journal_does_not_write_a_frame_beyond_its_limit(tmp_path, monkeypatch, 
 def test_reopened_journal_charges_its_bytes_once(tmp_path, monkeypatch, held):
     grown(tmp_path / "session.journal", 4, held).leave()
     monkeypatch.setattr(disk_quota, "free_bytes", lambda _: disk_quota.RESERVE + STEP)
-    path = tmp_path / "session.journal"
-    journal = Journal.resume(path, JournalReader(path), 1 << 40, held)
+    past = JournalReader(tmp_path / "session.journal")
+    past.close()
+    journal = Journal.resume(tmp_path / "session.journal", past, 1 << 40, held)
     journal.frame(HALF)
     assert journal.open
     journal.end()
