@@ -325,7 +325,7 @@ def test_a_large_answer_ends_with_the_lease_of_a_client_that_stays_away() -> Non
     server = LeasedConnection(theirs, 0.05, UsageMetrics())
     server._window = PIECE
     ours.close()
-    steps = server.send_each((Frame(b"a", [bytes(PIECE)]) for _ in range(100)))
+    steps = server.send_each(Frame(b"a", [bytes(PIECE)]) for _ in range(100))
     wait = next(steps)
     while not wait.here((Cause.CLIENT, 0)):
         time.sleep(0.01)

@@ -237,10 +237,11 @@ def test_what_was_saved_is_not_saved_again_and_what_was_read_is_there(own_server
 
 
 class DyingChannel:
-    """The notes of a journal, and answers; it stands for the channel of a session whose executor dies at one of its notes."""
+    """The channel and journal of a session whose executor dies at one of its decisions."""
 
     def __init__(self, notes, dies_at):
         self.notes, self.before, self.dies_at, self.sent = notes, list(notes), dies_at, []
+        self.journal = self
 
     def decide(self, decision):
         before = self.before.pop(0) if self.before else None
