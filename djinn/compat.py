@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from djinn_commands.servers.coordinator import Coordinator, coordinator
     from djinn_core.ir.profile import SemanticMetadata, WorkloadProfile, WorkloadType
     from djinn_core.logs import set_debug_level
-    from djinn_core.planning.scheduler import Scheduler
+    from djinn_profiler.plans.scheduler import Scheduler
     from djinn_profiler.semantics import MetadataRegistry, PatternRegistry, SemanticAnalyzer
 
 __all__ = [
@@ -44,7 +44,7 @@ _PLACES = {
     "djinn_profiler.semantics": "MetadataRegistry PatternRegistry SemanticAnalyzer",
     "djinn_core.ir.profile": "SemanticMetadata WorkloadProfile WorkloadType",
     "djinn_core.logs": "set_debug_level",
-    "djinn_core.planning.scheduler": "Scheduler",
+    "djinn_profiler.plans.scheduler": "Scheduler",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above

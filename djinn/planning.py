@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from djinn_core.planning.builtins.cluster import read_cluster
     from djinn_core.planning.builtins.work import Work, work_of
     from djinn_core.planning.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
-    from djinn_core.planning.explain.text import explain
     from djinn_core.planning.matching.gradients import Gradients
     from djinn_core.planning.matching.layers import is_given, layer_at, linear
     from djinn_core.planning.matching.matcher import matcher
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from djinn_core.planning.stages.schedule import build_schedule
     from djinn_core.planning.stages.simulate import memory_peaks, simulate
     from djinn_profiler.captured import execute
+    from djinn_profiler.explain.text import explain
 
 __all__ = [
     "ACTIVATION",
@@ -198,7 +198,7 @@ _PLACES = {
     "djinn_core.planning.builtins.cluster": "read_cluster",
     "djinn_core.planning.builtins.work": "Work work_of",
     "djinn_core.planning.cluster_plan": "ClusterPlan plan_for_cluster planning_plugins",
-    "djinn_core.planning.explain.text": "explain",
+    "djinn_profiler.explain.text": "explain",
     "djinn_core.planning.matching.gradients": "Gradients",
     "djinn_core.planning.matching.layers": "is_given layer_at linear",
     "djinn_core.planning.matching.matcher": "matcher",

@@ -13,7 +13,7 @@ The layers, lowest first. Each may import only from those before it (docs/archit
 - `protocol`: addresses, connections over sockets, TLS, and frames that are delivered exactly once although connections break.
 - `observing`: events of a process, and the observers that are told of them.
 - `registry`: discovery of plugins, the registry and its report.
-- `planning`: the pipeline, its stages, matching, explanations, and the built-in cost model, policy and scheduler.
+- `planning`: the pipeline, its stages, matching, and the built-in cost model, policy and scheduler.
 - `cli`: the command `djinn`.
 """
 

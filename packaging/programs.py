@@ -53,7 +53,7 @@ PLAN = """\
 import sys
 
 import djinn
-from djinn_core.planning.explain.text import explain
+from djinn_profiler.explain.text import explain
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import Request

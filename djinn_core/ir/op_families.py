@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 # Names are looked up where no program is analysed; what analyses one imports graphs anyway.
 if TYPE_CHECKING:
     from djinn_core.ir.graph import Graph, Node
+    from djinn_core.ir.program import Call
 
 CONVOLUTION = frozenset({
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_depthwise3d", "conv_transpose1d", "conv_transpose2d",
@@ -114,3 +115,15 @@ def weights_of(graph: Graph, node: Node) -> list[int]:
     candidates = [given[n] for n in names if isinstance(given.get(n), int) and given[n] in node.inputs]
     origins = [origin(graph, v) for v in candidates]
     return [v for v in origins if (maker := graph.producer(v)) is None or maker.operation in MADE]
+
+
+def weights_in(call: Call) -> range:
+    """The operands that are certainly weights; their sizes tell models of one architecture apart."""
+    name, operands = call.op.removeprefix("aten::").partition(".")[0], call.operands
+    if name in CONVOLUTION | NORMALISATION | {"linear"}:  # the first operand is data
+        return range(1, len(operands))
+    if name in EMBEDDING:
+        return range(1)
+    if name == "matmul" and len(operands[0].shape) > len(operands[-1].shape) == 2:
+        return range(1, 2)
+    return range(0)

@@ -16,14 +16,14 @@ from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, r
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.handles import make_handle, new_storage, storage_of, view_of
 from djinn_core.ir.program import Program
-from djinn_core.planning.cached_plans import planned
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import Request
-from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, load_registry
 from djinn_core.registry.selection import Selection
 from djinn_core.settings import PluginSetting
+from djinn_profiler.plans.analysis_cache import AnalysisCache
+from djinn_profiler.plans.cached_plans import planned
 
 PLUGINS = ("attention", "kv_cache", "cleanup")
 

@@ -22,11 +22,11 @@ from djinn_core.ir.module_path import ForwardCalls
 from djinn_core.ir.program import Program, Signature
 from djinn_core.ir.slot_arrays import encoded_slots
 from djinn_core.ir.values import tensor_meta
-from djinn_core.planning.cached_plans import planned
 from djinn_core.planning.request import Request
-from djinn_core.planning.stages.analysis_cache import AnalysisCache
-from djinn_core.planning.stages.fingerprint import fingerprint
 from djinn_core.registry.registry import Registry
+from djinn_profiler.plans.analysis_cache import AnalysisCache
+from djinn_profiler.plans.cached_plans import planned
+from djinn_profiler.plans.fingerprint import fingerprint
 
 UNKNOWN = 1  # a handle that no program mentions
 

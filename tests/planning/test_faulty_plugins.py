@@ -11,14 +11,14 @@ from djinn.hooks import CostModel, NodePriority, Optimization, Pattern, Placemen
 from djinn.planning import CostEstimate, OptimizationResult, PatternMatch, Placement, PlacementDecision, Rewrite
 from djinn.testing import ProgramBuilder, topology
 from djinn_core.errors import InvalidStage
-from djinn_core.planning.explain.described import describe
-from djinn_core.planning.explain.text import explain
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import Request
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_core.settings import PluginSetting
+from djinn_profiler.explain.described import describe
+from djinn_profiler.explain.text import explain
 
 SQUARE = (3, 3)
 WARNING = "a plugin failed and is left out"

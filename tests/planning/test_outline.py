@@ -12,7 +12,7 @@ from torch import nn
 import djinn
 from djinn.planning import fx_graph
 from djinn_core.ir.module_names import ModuleNames
-from djinn_core.planning.explain.outline import Part, by_call, by_name, fold, outline
+from djinn_profiler.explain.outline import Part, by_call, by_name, fold, outline
 
 
 def captured(model: nn.Module, *inputs: torch.Tensor) -> djinn.planning.Graph:

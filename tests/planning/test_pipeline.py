@@ -14,15 +14,15 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.ir.plan import OptimizationResult, Rewrite
 from djinn_core.ir.result import STAGES, shown_until
 from djinn_core.ir.substitution import Substitution
-from djinn_core.planning.explain.described import describe
-from djinn_core.planning.explain.text import explain
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import Request
-from djinn_core.planning.scheduler import Scheduler
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_core.settings import PluginSetting
+from djinn_profiler.explain.described import describe
+from djinn_profiler.explain.text import explain
+from djinn_profiler.plans.scheduler import Scheduler
 
 FIELDS = dict(zip(STAGES, ("profile", "costs", "plan", "placement", "schedule"), strict=True))
 

@@ -11,10 +11,10 @@ import torch
 import djinn
 from djinn.hooks import Renderer, hookimpl
 from djinn.planning import PipelineResult
-from djinn_core.planning.explain.rendering import render, renderer_for, renderer_of
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, load_registry
 from djinn_core.registry.selection import Selection
+from djinn_profiler.explain.rendering import render, renderer_for, renderer_of
 
 
 class Dots(Renderer):

@@ -16,14 +16,14 @@ from djinn.planning import Costs, DeviceCapabilities, NetworkTopology, Placement
 from djinn.testing import ProgramBuilder
 from djinn.testing.contexts import plan as everything
 from djinn.testing.contexts import profile
-from djinn_core.planning.cached_plans import planned
-from djinn_core.planning.explain.text import explain
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import Request
-from djinn_core.planning.scheduler import Scheduler
 from djinn_core.planning.stages import placement_search
-from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_core.planning.stages.placement_fit import needs
+from djinn_profiler.explain.text import explain
+from djinn_profiler.plans.analysis_cache import AnalysisCache
+from djinn_profiler.plans.cached_plans import planned
+from djinn_profiler.plans.scheduler import Scheduler
 from evaluation.clusters.clusters import POLICIES, REGISTRY, broken, random_program, search
 from evaluation.clusters.exhaustive import compare
 

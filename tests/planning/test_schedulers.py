@@ -29,13 +29,13 @@ from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, r
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.costs import Link, NetworkTopology
 from djinn_core.ir.handles import storage_of
-from djinn_core.ir.rebinding import rebind
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.builtins.scheduling import Sequential
 from djinn_core.planning.stages.ordering import Dependences, ready_order
 from djinn_core.planning.stages.schedule import build_schedule, schedule
 from djinn_core.planning.stages.steps import write_steps
 from djinn_core.planning.stages.verify_schedule import check_schedule
+from djinn_profiler.plans.rebinding import rebind
 from djinn_schedulers.dynamic import Dynamic
 from djinn_schedulers.parallel import Parallel
 from djinn_schedulers.pipeline import Pipeline

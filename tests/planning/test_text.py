@@ -15,14 +15,14 @@ from djinn_core.ir.costs import Calibration, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.placement import HintUse
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
 from djinn_core.ir.result import Measured, PipelineResult
-from djinn_core.planning.explain.described import describe
-from djinn_core.planning.explain.text import explain, tree
-from djinn_core.planning.explain.units import duration, share, size, work
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import Request
+from djinn_core.planning.units import duration, share, size, work
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
+from djinn_profiler.explain.described import describe
+from djinn_profiler.explain.text import explain, tree
 
 TREE = """\
                          phase    ops        work    moved     time  share  holds

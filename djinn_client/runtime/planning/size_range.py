@@ -16,11 +16,10 @@ from typing import Final
 import msgspec
 
 from djinn_core.ir.form import Argument, Form, ListArg, Operand, slots_taken
-from djinn_core.ir.op_families import CONVOLUTION, POOLING
+from djinn_core.ir.op_families import CONVOLUTION, POOLING, weights_in
 from djinn_core.ir.operators import OWN_OPERATORS, split_name
 from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import TensorMeta
-from djinn_core.planning.stages.fingerprint import weights_in
 from djinn_core.torch_private import schema_named
 
 FACTOR: Final = 16  # where all plugins in use say that they tolerate growth

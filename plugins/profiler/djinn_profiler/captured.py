@@ -27,12 +27,12 @@ from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfil
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
 from djinn_core.ir.schedule import ExecutionSchedule, Run
-from djinn_core.planning.cached_plans import planned
-from djinn_core.planning.explain.rendering import render, renderer_for
-from djinn_core.planning.explain.text import Explanation
-from djinn_core.planning.explain.text import explain as describe_result
-from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_profiler.capture import Capture, capturing
+from djinn_profiler.explain.rendering import render, renderer_for
+from djinn_profiler.explain.text import Explanation
+from djinn_profiler.explain.text import explain as describe_result
+from djinn_profiler.plans.analysis_cache import AnalysisCache
+from djinn_profiler.plans.cached_plans import planned
 from djinn_profiler.semantics import semantic_metadata
 
 _DEVICE = "remote_accelerator"

@@ -146,13 +146,13 @@ def _chosen(results: Sequence[PipelineResult], number: int | None) -> Sequence[P
 
 
 def _print_json(results: Sequence[PipelineResult], *, unfold: bool) -> None:
-    from djinn_core.planning.explain.described import describe
+    from djinn.planning import explain as told
 
-    click.echo(json.dumps([describe(result, unfold=unfold) for result in results], indent=2))
+    click.echo(json.dumps([told(result, unfold=unfold).described for result in results], indent=2))
 
 
 def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold: bool, depth: int | None) -> None:
-    from djinn_core.planning.explain.text import explain as told
+    from djinn.planning import explain as told
 
     if len(results) > 1:
         _print_summary(results)
@@ -165,7 +165,7 @@ def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold
 
 def _print_summary(results: Sequence[PipelineResult]) -> None:
     """A line for each program, so that people see which one to look at before they see them all."""
-    from djinn_core.planning.explain.units import duration
+    from djinn_core.planning.units import duration
 
     click.secho(f"{len(results)} programs; --program N shows one, --depth 1 shows less of each", bold=True)
     every = sum(map(_seconds, results))
@@ -199,12 +199,12 @@ class _Drawer:
         Raises:
             ConfigurationError: no renderer has the format or the file's ending, or there is no such folder.
         """
-        from djinn_client.runtime.plugins import open_plugins
-        from djinn_core.planning.explain.rendering import renderer_for, renderer_of
-
         is_own = form in {None, "text", "json"}
         if is_own and picture is None:
             return None
+        from djinn_client.runtime.plugins import open_plugins
+        from djinn_profiler.explain.rendering import renderer_for, renderer_of
+
         registry = open_plugins(kinds=("renderers",))  # without touching what the script will configure
         if picture is not None:
             renderer_for(picture, registry)
@@ -212,7 +212,7 @@ class _Drawer:
 
     def draw(self, results: Sequence[PipelineResult]) -> None:
         """Draw the program that has most to do."""
-        from djinn_core.planning.explain.rendering import render, renderer_for
+        from djinn_profiler.explain.rendering import render, renderer_for
 
         if not results:
             raise click.ClickException("there is nothing to draw")

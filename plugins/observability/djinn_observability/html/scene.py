@@ -11,11 +11,11 @@ import attrs
 import networkx as nx
 
 from djinn.planning import ExecutionPhase, PipelineResult
-from djinn_core.planning.explain.outline import Part, by_call, outline
-from djinn_core.planning.explain.survey import Facts, Survey, some
-from djinn_core.planning.explain.units import duration, share, size, work
+from djinn_core.planning.units import duration, share, size, work
 from djinn_observability.html.colours import MIXED
 from djinn_observability.html.layering import LayeredRows, layered
+from djinn_profiler.explain.outline import Part, by_call, outline
+from djinn_profiler.explain.survey import Facts, Survey, some
 
 BOXES = 40  # that are shown at first
 _LITTLE = 0.03  # of the time: boxes that take less stay closed

@@ -10,8 +10,8 @@ import attrs
 from djinn.hooks import OptimizationContext, SchedulingContext
 from djinn.planning import ExecutionSchedule, Placement, PlacementDecision, simulate
 from djinn_core.ir.replicas import with_replicas
-from djinn_core.planning.explain.units import duration, size
 from djinn_core.planning.stages.steps import write_steps
+from djinn_core.planning.units import duration, size
 from djinn_optimizations.recomputation.cone import RUNS, Cone
 from djinn_optimizations.recomputation.cut import cheapest
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from djinn.hooks import Optimization, OptimizationContext
 from djinn.planning import OptimizationResult, Rewrite
-from djinn_core.planning.explain.units import duration, size
+from djinn_core.planning.units import duration, size
 from djinn_optimizations.recomputation.choices import ReplicaChoice, choices
 from djinn_optimizations.recomputation.cone import cones
 

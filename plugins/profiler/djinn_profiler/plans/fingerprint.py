@@ -13,12 +13,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from djinn_core.ir.handles import storages_of
-from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, NORMALISATION
 from djinn_core.ir.program import Call, Program
 
 _REMEMBERED = 65536
-_WEIGHED = CONVOLUTION | NORMALISATION | {"linear"}  # the first operand is data, the others are weights
-_MATRIX = 2
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -90,15 +87,3 @@ def _looked_at(calls: tuple[Call, ...]) -> _LookedAt:
     for call in {*calls} - table.marks.keys():
         table.look(call)
     return table
-
-
-def weights_in(call: Call) -> range:
-    """The operands that are certainly weights; their sizes tell models of one architecture apart."""
-    name, operands = call.op.removeprefix("aten::").partition(".")[0], call.operands
-    if name in _WEIGHED:
-        return range(1, len(operands))
-    if name in EMBEDDING:
-        return range(1)
-    if name == "matmul" and len(operands[0].shape) > len(operands[-1].shape) == _MATRIX:
-        return range(1, 2)
-    return range(0)

@@ -18,11 +18,11 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
 from djinn_core.logs import get_logger
 from djinn_core.planning.builtins.costs import Roofline
-from djinn_core.planning.cached_plans import planned
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import PluginOverrides, Plugins, Request
-from djinn_core.planning.stages.analysis_cache import AnalysisCache
 from djinn_core.registry.registry import Registry
+from djinn_profiler.plans.analysis_cache import AnalysisCache
+from djinn_profiler.plans.cached_plans import planned
 
 _log = get_logger("djinn.pipeline")
 _ALONE = NetworkTopology((DeviceCapabilities("remote_accelerator:0", "unknown", "no server is connected"),))

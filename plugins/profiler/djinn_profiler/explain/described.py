@@ -11,9 +11,9 @@ import attrs
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Step
-from djinn_core.planning.explain.outline import Part, outline
-from djinn_core.planning.explain.survey import MatchSummary, Survey
-from djinn_core.planning.explain.units import size, work
+from djinn_core.planning.units import size, work
+from djinn_profiler.explain.outline import Part, outline
+from djinn_profiler.explain.survey import MatchSummary, Survey
 
 _DEAREST = 5
 

@@ -10,13 +10,13 @@ import attrs
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.program import Program
-from djinn_core.ir.rebinding import rebind, rebind_plan, rebind_profile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.pipeline import placement_context, plan
 from djinn_core.planning.request import Plugins, Request
-from djinn_core.planning.stages.analysis_cache import AnalysisCache, CachedAnalysis
-from djinn_core.planning.stages.fingerprint import fingerprint
 from djinn_core.planning.stages.placement_fit import shortages
+from djinn_profiler.plans.analysis_cache import AnalysisCache, CachedAnalysis
+from djinn_profiler.plans.fingerprint import fingerprint
+from djinn_profiler.plans.rebinding import rebind, rebind_plan, rebind_profile
 
 
 def planned(

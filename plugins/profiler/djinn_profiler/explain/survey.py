@@ -15,7 +15,7 @@ from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import HintUse
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
 from djinn_core.ir.result import Measured, PipelineResult
-from djinn_core.planning.explain.outline import Part
+from djinn_profiler.explain.outline import Part
 
 _NUMBER = re.compile(r"\d+")
 

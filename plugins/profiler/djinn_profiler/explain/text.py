@@ -9,9 +9,9 @@ from typing import Any, Self
 import attrs
 
 from djinn_core.ir.result import PipelineResult
-from djinn_core.planning.explain.described import describe
-from djinn_core.planning.explain.survey import some
-from djinn_core.planning.explain.units import duration, share, size, work
+from djinn_core.planning.units import duration, share, size, work
+from djinn_profiler.explain.described import describe
+from djinn_profiler.explain.survey import some
 
 _SHOWN = 12  # lines of one kind before the rest is summed up
 _WIDTH = 120

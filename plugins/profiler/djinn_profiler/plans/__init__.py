@@ -1,0 +1,1 @@
+"""Plans without a session: a cache by content, and `Scheduler`."""
