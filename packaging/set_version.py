@@ -22,7 +22,7 @@ FILES = (
     "plugins/*/pyproject.toml",
     "djinn_*/__init__.py",
     "djinn_native/README.md",
-    "docs/clusters.md",
+    "docs/several-executors.md",
     "docs/site/versions.json",
     "RELEASING.md",
     "packaging/kubernetes/djinn/Chart.yaml",

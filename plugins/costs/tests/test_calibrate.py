@@ -31,7 +31,7 @@ from djinn_costs.roofline.model import MeasuredRoofline
 from djinn_costs.roofline.quick import QUICK
 from djinn_costs.roofline.validate_command import validate
 
-GUIDE = (Path(__file__).parents[3] / "docs" / "costs.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs" / "plugins.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
