@@ -161,5 +161,5 @@ def check_platform() -> None:
     if CLIENT_ONLY:
         raise StartupError(
             "on Windows, Djinn runs programs that use a server, and neither executors nor servers: name a server (`djinn login`, or the "
-            "setting `servers`), or run this in WSL, which is Linux (`wsl --install`; docs/platforms.md)"
+            "setting `servers`), or run this in WSL, which is Linux (`wsl --install`; docs/versions.md)"
         )

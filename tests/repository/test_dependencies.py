@@ -40,7 +40,7 @@ def test_docs_explain_exactly_the_dependencies(root, files):
     needed |= {name_of(found) for found in re.findall(r"'([a-z0-9-]+)>=", makefile)}
     needed |= {name_of(package) for layer in layers() for package in layer.packages if ">=" in package}
     needed |= {name_of(found) for found in re.findall(r"^WEIGHTS\s*:=\s*(\S+)", makefile, re.MULTILINE)}
-    document = (root / "docs" / "dependencies.md").read_text()
+    document = (root / "docs" / "architecture.md").read_text().split("## Dependencies")[1]
     explained = {name.lower() for name in re.findall(r"^\| `([^`]+)` \|", document, re.MULTILINE)}
     assert needed == explained
 

@@ -34,7 +34,7 @@ def install() -> None:
     except Exception as error:
         raise StartupError(
             f"`djinn run` cannot make `cuda` the remote device with PyTorch {torch.__version__}: {type(error).__name__}: {error}. "
-            "docs/platforms.md lists the versions that are supported"
+            "docs/versions.md lists the versions that are supported"
         ) from error
 
 
