@@ -14,7 +14,7 @@ class LruCache(OrderedDict[K, V]):
     """A mapping of at most `capacity` entries, the least recently used first; not locked.
 
     `use` and `store` count as uses; lookups as in any dict do not. cachetools.LRUCache takes twice as long for a hit, and a
-    tenth of a second to import (docs/decisions/0055-libraries-and-own-code.md).
+    tenth of a second to import.
     """
 
     def __init__(self, capacity: int) -> None:
