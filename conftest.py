@@ -61,6 +61,7 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="djinn-tests-") as cache:
         patch.setenv("XDG_CACHE_HOME", cache)
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield cache
         process_fixtures.shut_down()  # an executor writes there
 

@@ -64,7 +64,6 @@ from djinn_server.parallel_groups import ParallelGroups
 from djinn_server.peers.exchange import PeerListener, serve_control_channel
 from djinn_server.peers.inbox import PeerConnection
 from djinn_server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
-from djinn_server.recovery.journal import remove_stale
 from djinn_server.recovery.leases import CrashLoop, Leases
 from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.rlimits import confine
@@ -101,13 +100,13 @@ class Executor:
         self._device_id = device.capabilities.id
         self._context = context
         self._config = config
+        self._leases = Leases(config.recovery, context.usage, context.disk)
         self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts, self._for_tenant(config.models))
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
         self._roster = SessionRegistry()
         self._parallel = ParallelGroups()
-        self._leases = Leases(config.recovery, context.usage, context.disk)
         tls = None if config.network is None else config.network.tls
         self._peer_listener = PeerListener(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
@@ -210,9 +209,10 @@ class Executor:
         """Let a client go on with a session that is here, or that an executor before this one has left. Returns as `serve`."""
         try:
             found = self._leases.recover(connection, asked, self._assign_recovered)
-        except QuotaExceeded as error:
+        except (QuotaExceeded, BlockingIOError) as error:  # the executor before this one may be about to end
             _log.warning("a session is not recovered now", session=asked.session, reason=str(error))
-            refuse(connection, str(error), retry=True)
+            reason = str(error) if isinstance(error, QuotaExceeded) else "another executor still has the session"
+            refuse(connection, reason, retry=True)
             return False
         except (SessionLost, OSError) as error:
             _log.error("a session cannot be recovered", session=asked.session, error=str(error))
@@ -324,7 +324,7 @@ class Executor:
 
     def _for_tenant(self, models: ModelConfig) -> Sequence[Callable[[str], None]]:
         """Give a tenant its custom ops and its folders for weights; called with its name."""
-        found: list[Callable[[str], None]] = [self._operators.assign]
+        found: list[Callable[[str], None]] = [self._operators.assign, self._leases.assign_tenant]
         weights, disk = self._context.weights, self._context.disk
         if models.saving is not None:
             found.append(partial(weights.save_in, models.saving, disk))
@@ -409,6 +409,7 @@ class Executor:
     def tick(self) -> None:
         """Some time has passed."""
         self._context.usage.account.tick(self._context.device.turns.running_seconds())
+        self._leases.tick()
 
     @property
     def idle(self) -> bool:
@@ -418,7 +419,8 @@ class Executor:
     def stop_accepting(self) -> None:
         """Admit no further clients. Calling it again does nothing."""
         self._accepting = False
-        self._leases.expire()
+        if not self._config.recovery.outlives_gateway:
+            self._leases.expire()
         while self._listeners:
             self._listeners.pop().close()
 
@@ -433,6 +435,10 @@ class Executor:
             if entry.connection is not None:
                 _part(entry.connection, "the server was stopped", stopped=True)
                 entry.connection.close()
+        self.close_observers()
+
+    def close_observers(self) -> None:
+        """Tell observers the last events."""
         self._context.events.close(_LAST_EVENTS_SECONDS)
 
 
@@ -525,8 +531,10 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
             remove_abandoned(Path(start.directory).parent)
             set_start_aside()
             control.run(executor, start.config.unused_seconds)
-            if control.orphaned and start.config.recovery.outlives_parent:
-                _end_at_once(control, start.directory, "the parent process is gone")
+            recovery = start.config.recovery
+            if recovery.outlives_gateway or (control.orphaned and recovery.outlives_parent):
+                executor.close_observers()
+                _end_at_once(control, start.directory, "its parent ended or stopped it")
     except Exception as error:
         expected = isinstance(error, DjinnError)
         if not expected:
@@ -573,8 +581,6 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     begin_compiling(context, registry, config.compilers)
     if config.batch_sessions:
         begin_batching(context)
-    if config.recovery.journals is not None:
-        remove_stale(config.recovery.journals)
     store = _open_store(config.store, disk)
     key, config = TicketChecker(start.key), start.without_secrets().config
     return Executor(opened, context, registry, key, new, config, store, operators)

@@ -28,7 +28,8 @@ class UsageQuota:
         self._memory = memory if memory is not None else bytearray(_LAYOUT.size)
         self._lock = threading.Lock()
         began, self._used = _LAYOUT.unpack_from(self._memory)
-        self._began: float = began or time.perf_counter()
+        now = time.perf_counter()
+        self._began: float = began if 0.0 < began <= now else now  # the clock begins again with the machine
 
     @classmethod
     def of(cls, tenant: str, folder: Path) -> Self:

@@ -24,11 +24,12 @@ from djinn_core.system.directories import cache_directory, state_directory
 from djinn_core.system.private_directories import private_directory
 from djinn_server.gateway.gateway import GatewayHandle, serve
 from djinn_server.gateway.gateway_config import GatewayConfig
-from djinn_server.launch.executor_config import ModelConfig, NetworkConfig, StoreConfig
+from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, NetworkConfig, StoreConfig
 from djinn_server.launch.flags import FLAG, Flag
 from djinn_server.launch.http_hosts import allow_host
 from djinn_server.launch.listen_addresses import ListenAddress, ListenAddresses
 from djinn_server.launch.self_signed import self_signed
+from djinn_server.launch.server_state import ServerState, open_state
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -42,8 +43,8 @@ class TlsChoice:
     self_signed: bool
     client_authority: Path | None
 
-    def options(self, names: tuple[str, ...]) -> TlsOptions | None:
-        """The files to use; None if there is to be no TLS. A certificate that is made is valid for `names`, too.
+    def options(self, names: tuple[str, ...], folder: Path) -> TlsOptions | None:
+        """The files to use; None if there is to be no TLS. A certificate that is made is kept in `folder`, and is valid for `names`, too.
 
         Raises:
             ConfigurationError: the options contradict each other, or a certificate cannot be made.
@@ -53,7 +54,7 @@ class TlsChoice:
         if self.key and not self.certificate:
             raise ConfigurationError("--tls-key needs the certificate that it belongs to: --tls-cert FILE")
         if self.self_signed:
-            made = self_signed(state_directory() / "tls", tuple(name for name in names if not is_loopback(name)))
+            made = self_signed(folder, tuple(name for name in names if not is_loopback(name)))
             return TlsOptions(made.certificate, made.key, self.client_authority)
         if self.certificate is not None:
             return TlsOptions(self.certificate.resolve(), self.key and self.key.resolve(), self.client_authority)
@@ -105,7 +106,11 @@ def listen_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options about listening, handed to `command` as one `ListenChoice` named `listen`."""
 
     @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-    @click.option("--port", type=_PORT, help="TCP port; without it, or with 0, any free one.")
+    @click.option(
+        "--port",
+        type=_PORT,
+        help="TCP port. Without it, or with 0: any free one, at which clients do not find a server that is started again.",
+    )
     @click.option("--http-port", type=_PORT, help="HTTP port; without it, or with 0, any free one.")
     @click.option(
         "--transport",
@@ -280,8 +285,29 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
     The token is taken from --token-file, from DJINN_TOKEN, or generated.
     """
     check_platform()
-    store, recovery = config.executor.store, config.executor.recovery
-    directories = attrs.evolve(
+    with open_state(config.state_dir, listen.addresses, functools.partial(click.echo, err=True)) as state:
+        tls_folder = (state.folder if config.state_dir else state_directory()) / "tls"
+        allow_host(listen.advertise)
+        _serve(
+            attrs.evolve(
+                config,
+                network=NetworkConfig(listen.addresses, tls.options(listen.names, tls_folder)),
+                advertise=listen.advertise,
+                pinned=tls.self_signed,
+                state_dir=state.folder,
+                lasting=state.lasting,
+                executor=_with_folders(config, state),
+            )
+        )
+
+
+def _with_folders(config: GatewayConfig, state: ServerState) -> ExecutorConfig:
+    """Configuration of the executors with folders that exist and that no other user writes to."""
+    store, models, recovery = config.executor.store, config.executor.models, config.executor.recovery
+    journals = None
+    if recovery.journal_limit and recovery.lease_seconds and store.limit:
+        journals = _private(state.folder / "journals", "journals of sessions")
+    return attrs.evolve(
         config.executor,
         store=attrs.evolve(
             store,
@@ -289,27 +315,12 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
             warm=_weight_files(store),
         ),
         models=attrs.evolve(
-            config.executor.models,
-            folders=tuple(folder.resolve() for folder in config.executor.models.folders),
-            saving=config.executor.models.saving.resolve() if config.executor.models.saving is not None else None,
-            published=_published(config.executor.models, keeps=bool(store.limit)),
+            models,
+            folders=tuple(folder.resolve() for folder in models.folders),
+            saving=models.saving.resolve() if models.saving is not None else None,
+            published=_published(models, keeps=bool(store.limit)),
         ),
-        recovery=attrs.evolve(
-            recovery,
-            journals=_private(recovery.journals or cache_directory() / "journals", "journals of sessions")
-            if recovery.journal_limit and recovery.lease_seconds and store.limit
-            else None,
-        ),
-    )
-    allow_host(listen.advertise)
-    _serve(
-        attrs.evolve(
-            config,
-            network=NetworkConfig(listen.addresses, tls.options(listen.names)),
-            advertise=listen.advertise,
-            pinned=tls.self_signed,
-            executor=directories,
-        )
+        recovery=attrs.evolve(recovery, journals=journals),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,6 @@ from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.registry.kinds import GATEWAY_KINDS
 from djinn_core.registry.registry import Registry, load_registry
 from djinn_core.system.directories import runtime_directory
-from djinn_core.system.private_directories import make_run_directory
 from djinn_core.system.role import become_server
 from djinn_core.wire.messages import status_facts
 from djinn_server.events import ServerEvents
@@ -99,7 +97,6 @@ class Gateway:
         self._operations: OperationsListener | None = None
         self._reaper: SessionReaper | None = None
         self._file: tuple[Path, ConnectionFile] | None = None
-        self._accounts: tuple[str, int] | None = None  # a directory, and the descriptor that locks it
 
     def start(self, tell: Callable[[str], None]) -> GatewayHandle:
         """Start the executors, listen, and write the connection file. `tell` is called with messages about what takes long.
@@ -112,8 +109,7 @@ class Gateway:
         """
         self._config.network.listen_at.check_ports(self._config.access.operations_port)
         try:
-            self._accounts = make_run_directory()
-            executors = _executors(self._config, Path(self._accounts[0]))
+            executors = _executors(self._config)
             names = ", ".join(dict.fromkeys(executor.device or "the best device" for executor in executors))
             number = "an executor" if len(executors) == 1 else f"{len(executors)} executors"
             tell(f"Starting {number} for {names}: this takes some seconds")
@@ -147,7 +143,7 @@ class Gateway:
         dialled = advertised(offered, self._config.advertise, named)
         # A copy of the file on another machine must not lead to a socket there.
         listed = dialled if any(map(reaches_network, dialled)) else (*dialled, *here)
-        path = self._config.connection_file or default_connection_file()
+        path = self._config.connection_file or default_connection_file(self._config)
         content = ConnectionFile(listed, self._token.value, self.fingerprint if self._config.pinned else "")
         write_connection_file(path, content)
         self._file = (path, content)
@@ -185,10 +181,6 @@ class Gateway:
             context.tenants.close(drain_seconds)
         if self._operations is not None:
             self._operations.close()
-        if self._accounts is not None:
-            shutil.rmtree(self._accounts[0], ignore_errors=True)
-            os.close(self._accounts[1])
-            self._accounts = None
         self._events.tell("stopped", process=os.getpid())
         self._events.close()
         self._audit.close()
@@ -279,7 +271,8 @@ def serve(
     config.executor.check_folders()
     access, network = config.access, config.network
     table = access.token_file if access.token_file is not None and has_table(access.token_file) else None
-    token = find_token(None if table else access.token_file, {} if table else os.environ)
+    kept = config.state_dir if config.lasting else None
+    token = find_token(None if table else access.token_file, {} if table else os.environ, kept)
     authentication = Authentication(TokenAuthenticator(token, table))
     authenticated = token.supplied or table is not None or bool(access.authenticators)
     if network.tls is not None:
@@ -343,8 +336,10 @@ def _operations_listener() -> type[OperationsListener]:
     return OperationsListener
 
 
-def default_connection_file() -> Path:
-    """A file of its own for this server, in the user's runtime or state directory."""
+def default_connection_file(config: GatewayConfig) -> Path:
+    """A file of its own for this server: in its state folder if that lasts, else in the user's runtime or state directory."""
+    if config.lasting and config.state_dir is not None:
+        return config.state_dir / "connection.json"
     return runtime_directory() / f"server-{os.getpid()}.json"
 
 
@@ -371,8 +366,8 @@ def _signals_stop(received: list[str]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _executors(config: GatewayConfig, accounts: Path) -> tuple[ExecutorConfig, ...]:
-    """Configurations of the executors, one for each device. `accounts`: directory for the device time that tenants use."""
+def _executors(config: GatewayConfig) -> tuple[ExecutorConfig, ...]:
+    """Configurations of the executors, one for each device, with a directory for the device time that tenants use."""
     devices: Sequence[str]
     if config.engine.name in {"", LOCAL}:
         devices = offered(config.devices, config.executor.plugins, config.start_timeout) or ("",)
@@ -383,6 +378,13 @@ def _executors(config: GatewayConfig, accounts: Path) -> tuple[ExecutorConfig, .
         )
     else:
         devices = (config.devices or ("",)) * config.engine.executors
-    for number in range(len(devices)):
-        (accounts / str(number)).mkdir()
-    return tuple(config.executor_on(device, accounts / str(number)) for number, device in enumerate(devices))
+    return tuple(config.executor_on(device, _accounts(config, number)) for number, device in enumerate(devices))
+
+
+def _accounts(config: GatewayConfig, number: int) -> Path | None:
+    """The folder for the device time that tenants use on an executor, which outlives the server where its state does."""
+    if config.state_dir is None:
+        return None
+    folder = config.state_dir / "accounts" / str(number)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder

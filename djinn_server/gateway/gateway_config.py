@@ -6,6 +6,7 @@ from pathlib import Path
 
 import attrs
 
+from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.settings import Settings
 from djinn_server.launch.engines import EngineConfig
 from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig
@@ -69,7 +70,9 @@ class GatewayConfig:
         assignment: name of the policy that assigns new sessions to executors; empty: the setting's.
         engine: starts its executors.
         executor: configuration that its executors have in common.
-        connection_file: file for URLs and token; None: one in a directory of the user's.
+        state_dir: folder with what a restarted server needs to continue its sessions; None: nothing is kept.
+        lasting: True if a server that is started again uses this folder and the same ports.
+        connection_file: file for URLs and token; None: one in `state_dir` if it is `lasting`, else in a directory of the user's.
         drain_seconds: time for which sessions may go on after a signal to stop.
         start_timeout: time that the executors may take to start, in seconds.
         log_level: what it and its executors log.
@@ -91,6 +94,13 @@ class GatewayConfig:
     engine: EngineConfig = attrs.field(factory=EngineConfig)
     executor: ExecutorConfig = attrs.field(factory=ExecutorConfig)
     access: AccessConfig = attrs.field(factory=AccessConfig)
+    state_dir: Path | None = flagged(
+        None,
+        "--state-dir",
+        "Folder with which a restarted server continues its sessions: journals, the token and a self-signed certificate. Default: one for "
+        "--port in djinn/servers in your state directory. Without a fixed port, sessions end with the server.",
+    )
+    lasting: bool = False
     connection_file: Path | None = flagged(
         None,
         "--connection-file",
@@ -112,9 +122,16 @@ class GatewayConfig:
             start_timeout=settings.start_timeout,
         )
 
-    def executor_on(self, device: str, accounts: Path) -> ExecutorConfig:
-        """Configuration of the executor on a device. `accounts`: where its tenants' time on it is recorded."""
-        log = attrs.evolve(self.executor.log, level=self.log_level)
+    def executor_on(self, device: str, accounts: Path | None) -> ExecutorConfig:
+        """Configuration of the executor on a device. `accounts`: where its tenants' time on it is recorded; None: nowhere."""
+        log, recovery = attrs.evolve(self.executor.log, level=self.log_level), self.executor.recovery
+        outlives = self.lasting and self.engine.name in {"", LOCAL} and recovery.journals is not None
         return attrs.evolve(
-            self.executor, device=device, network=self.network, tenants=True, log=log, accounts=accounts
+            self.executor,
+            device=device,
+            network=self.network,
+            tenants=True,
+            log=log,
+            accounts=accounts,
+            recovery=attrs.evolve(recovery, outlives_gateway=outlives),
         )

@@ -96,7 +96,7 @@ class Tenants:
                         self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
                         return found
                     if self._closed:
-                        return Refusal("the server is shutting down: connect again later")
+                        return Refusal("the server is shutting down: connect again later", retry=True)
                     if has_room:
                         self._starting_tenants.add(tenant)
                         break
@@ -239,7 +239,7 @@ class Tenants:
                 self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
                 return pool
         pool.close(0.0)
-        return Refusal("the server is shutting down: connect again later")
+        return Refusal("the server is shutting down: connect again later", retry=True)
 
     def _started(self, tenant: str, memory: int = 0) -> Pool | Refusal:
         limited = tuple(_limited(config, memory) for config in self._configs) if memory else self._configs

@@ -17,6 +17,7 @@ from djinn_core.hookspecs.quotas import Quota
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import is_loopback
 from djinn_core.system.shared_files import FileVersion, version_of
+from djinn_server.launch.server_state import kept_token
 from djinn_server.launch.token_table import TokenRow, TokenTable, digest_of, is_table, read_private, read_table
 
 VARIABLE = "DJINN_TOKEN"
@@ -41,8 +42,8 @@ class Token:
         return hmac.compare_digest(self.value.encode(), given.encode())
 
 
-def find_token(file: Path | None, environ: Mapping[str, str]) -> Token:
-    """The token from `file`, or from the environment, or a new one.
+def find_token(file: Path | None, environ: Mapping[str, str], state: Path | None = None) -> Token:
+    """The token from `file`, or from the environment, or a generated one, which is kept in the folder `state`.
 
     Raises:
         ConfigurationError: the file cannot be read, others may read it, or the token is too short to protect anything.
@@ -54,7 +55,7 @@ def find_token(file: Path | None, environ: Mapping[str, str]) -> Token:
             raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
     if environ.get(VARIABLE):
         return _checked(environ[VARIABLE], f"from the environment, {VARIABLE}")
-    return Token(secrets.token_urlsafe(32), GENERATED)
+    return Token(kept_token(state) if state is not None else secrets.token_urlsafe(32), GENERATED)
 
 
 def has_table(file: Path) -> bool:

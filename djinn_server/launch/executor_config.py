@@ -188,6 +188,7 @@ class RecoveryConfig:
         snapshot_seconds: shortest time between two snapshots of a session, to which its journal is compacted.
         outlives_parent: True if another parent starts an executor in its place when its own parent dies. It then ends without a
             word to its clients, as if it were killed, and leaves its journals.
+        outlives_gateway: the same if its parent dies or stops it.
     """
 
     lease_seconds: float = flagged(
@@ -197,11 +198,7 @@ class RecoveryConfig:
         least=0,
         serve_default=30.0,
     )
-    journals: Path | None = flagged(
-        None,
-        "--journal",
-        "Directory for the journals of sessions, so that they outlive their executor. Default: djinn/journals in your cache directory.",
-    )
+    journals: Path | None = None
     journal_limit: int = flagged(
         8 << 30,
         "--journal-gib",
@@ -216,6 +213,7 @@ class RecoveryConfig:
         least=0,
     )
     outlives_parent: bool = False
+    outlives_gateway: bool = False
 
 
 @attrs.frozen
@@ -305,7 +303,7 @@ class ExecutorConfig(ExecutorOptions):
             "--save-weights": self.models.saving,
             "--published": self.models.published,
             "--store": self.store.directory,
-            "--journal": self.recovery.journals,
+            "--state-dir": self.recovery.journals and self.recovery.journals.parent,
         }
         return {flag: folder for flag, folder in named.items() if folder is not None}
 

@@ -48,6 +48,12 @@ class ListenAddresses:
         others = tuple(at.host for name, at in self.given.items() if at.host and name not in self.without)
         return (self.host, *others)
 
+    def fixed(self) -> str:
+        """Return host and port of the first transport with a fixed port, as the name of a file; empty if every port is a free one."""
+        names = sorted(self.given.keys() - self.without, key=lambda name: (name not in {"tcp", "tcps"}, name))
+        found = ((self.given[name].host or self.host, self.given[name].port) for name in names)
+        return next((f"{host.replace('/', '_')}-{port}" for host, port in found if port), "")
+
     def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
         """Listen address of a transport; None if it does not listen. `others`: further names of the transport."""
         names = {transport.name, *transport.schemes, *others}

@@ -12,6 +12,7 @@ import attrs
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.system.private_directories import private_directory
+from djinn_core.system.private_files import open_private
 from djinn_core.system.shared_files import replace_file
 
 _DAYS: Final = 825  # the longest time for which browsers accept a certificate
@@ -52,6 +53,7 @@ def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> CertificateFile
 def _is_good(identity: CertificateFiles) -> bool:
     if not (identity.certificate.exists() and identity.key.exists()):
         return False
+    open_private(identity.key).close()
     try:
         certificate = _library().x509.load_pem_x509_certificate(identity.certificate.read_bytes())
     except ValueError:

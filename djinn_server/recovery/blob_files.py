@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,7 @@ class BlobFiles:
 
     def own_bytes(self, digests: set[bytes] | None = None) -> int:
         """Return the bytes of files without another hard link. `digests`: count only files that `retain(digests)` keeps."""
-        kept = None if digests is None else self._names(digests)
-        files = [path.stat() for path in self._files() if kept is None or path.name in kept]
-        return sum(status.st_size for status in files if status.st_nlink == 1)
+        return own_bytes_of(self._folder, None if digests is None else self._names(digests))
 
     def retain(self, digests: set[bytes]) -> None:
         """Delete all blob files except `digests` and what is `held`."""
@@ -206,6 +205,13 @@ class BlobFiles:
 def contents_folder(journal: Path) -> Path:
     """Directory of the blob files of the journal at that path."""
     return journal.with_suffix(".contents")
+
+
+def own_bytes_of(folder: Path, names: Collection[str] | None = None) -> int:
+    """Return the bytes of the files in a folder that have no other hard link. `names`: count these files only."""
+    files = list(folder.iterdir()) if folder.exists() else []
+    found = [path.stat() for path in files if names is None or path.name in names]
+    return sum(status.st_size for status in found if status.st_nlink == 1)
 
 
 def remove_contents(folder: Path) -> None:

@@ -25,15 +25,16 @@ from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.record_log import Buffers, LazyBuffers, RecordWriter, record_size, sizes_of
 from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, reply_checksum
 from djinn_core.system.files import CLOEXEC, NOFOLLOW
+from djinn_core.system.private_files import check_private
 from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Frame
 from djinn_server.disk_quota import STEP, DiskQuota
 from djinn_server.recovery import log_records as records
-from djinn_server.recovery.blob_files import BlobFiles, contents_folder, remove_contents
+from djinn_server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_server.recovery.journal_reader import JournalReader
-from djinn_server.recovery.log_records import MAGIC, NO_SESSION, Record, SessionIdentity, SnapshotHeader
+from djinn_server.recovery.journal_versions import MAGIC
+from djinn_server.recovery.log_records import NO_SESSION, Record, SessionIdentity, SnapshotHeader
 
-STALE_SECONDS: Final = 600.0  # age at which an unused journal is deleted
 CROWDED_SECONDS: Final = 1.0  # least time between two snapshots of a journal that has reached half of its limit
 _ROUNDED: Final = b"rounded"  # in place of a checksum
 _SHOWN: Final = 40  # bytes of a decision, in messages
@@ -117,7 +118,7 @@ class Journal:
             journal.end()
             raise
         journal._records.size = len(MAGIC)
-        journal.append(records.HEADER, records.encode(owner), ())
+        journal.append(records.HEADER, records.encode_header(owner), ())
         return journal
 
     @classmethod
@@ -238,6 +239,9 @@ class Journal:
         with self._lock:
             os.ftruncate(self._file, self.past.end)
             self._records.size = self.past.end
+        if self.past.base is not None:  # a replay counts the other blob files again
+            self._beside = self.contents.own_bytes({digest for _, digest in self.past.base.elsewhere})
+            self._disk.set_usage(self.path, self.nbytes)
         self.append(records.ATTEMPT, b"", ())
         self._recovering = True
 
@@ -335,7 +339,7 @@ class Journal:
             rest = LazyBuffers([sizes[position] for position in here], lambda number: memory[here[number]])
             base = msgspec.structs.replace(base, elsewhere=tuple(found.items()))
             content: list[Record] = [
-                (records.HEADER, records.encode(self._owner), ()),
+                (records.HEADER, records.encode_header(self._owner), ()),
                 (records.SNAPSHOT, records.encode(base), rest),
                 *others,
             ]
@@ -466,26 +470,12 @@ def _open_locked(path: Path) -> int:
     """
     file = os.open(path, os.O_CREAT | os.O_RDWR | NOFOLLOW | CLOEXEC, 0o600)
     try:
+        check_private(path, os.fstat(file), "600")
         lock_file(file)
     except OSError:
         os.close(file)
         raise
     return file
-
-
-def remove_stale(directory: Path) -> None:
-    """Remove journals that no process writes and no client has come back for in `STALE_SECONDS`, and unfinished compactions (`.new`)."""
-    for path in (*directory.glob("*.journal"), *directory.glob("*.new")):
-        try:
-            if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                file = _open_locked(path)
-                path.unlink()
-                os.close(file)
-        except OSError as error:
-            _log.debug("a journal stays", path=str(path), reason=str(error))
-    for folder in directory.glob("*.contents"):
-        if not folder.with_suffix(".journal").exists():
-            remove_contents(folder)
 
 
 def journal_path(directory: Path, session: str) -> Path | None:

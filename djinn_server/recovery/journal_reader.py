@@ -14,10 +14,12 @@ import msgspec
 
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.protocol.delivery.record_log import RecordReader
+from djinn_core.system.private_files import open_private
 from djinn_core.wire.frames import Frame
 from djinn_server.recovery import log_records as records
 from djinn_server.recovery.blob_files import contents_folder, mapped, read_part
-from djinn_server.recovery.log_records import MAGIC, LoggedTransfer, SessionIdentity, SnapshotHeader
+from djinn_server.recovery.journal_versions import MAGIC, check_magic
+from djinn_server.recovery.log_records import LoggedTransfer, SessionIdentity, SnapshotHeader
 
 if TYPE_CHECKING:  # a process that only removes journals does not load torch
     from djinn_server.peers.packed_values import Packed
@@ -47,9 +49,9 @@ class JournalReader:
             SessionLost: there is no journal, or it is not valid.
         """
         try:
-            self._file = path.open("rb")
+            self._file = open_private(path)
         except OSError as error:
-            raise SessionLost(f"the session left no journal: {error}") from None
+            raise SessionLost(f"the session left no journal that can be used: {error}") from None
         self._records = RecordReader(self._file)
         self._frames: deque[int] = deque()
         self._decisions: deque[bytes] = deque()
@@ -74,15 +76,14 @@ class JournalReader:
 
     def _scan(self, path: Path) -> tuple[SessionIdentity, int]:
         size = path.stat().st_size
-        if self._file.read(len(MAGIC)) != MAGIC:
-            raise SessionLost(f"{path} is no journal of a session")
+        check_magic(self._file.read(len(MAGIC)), str(path))
         owner: SessionIdentity | None = None
         end = len(MAGIC)
         with _unreadable(str(path)):
             for place in self._records.places(end, size):
                 end = place.start + place.size
                 if place.kind == records.HEADER:
-                    owner = records.identities.decode(self._records.head(place.start))
+                    owner = records.read_header(self._records.head(place.start))
                 else:
                     self._index(place.kind, place.start)
         if owner is None:
@@ -221,11 +222,10 @@ def owner_of(path: Path) -> SessionIdentity:
     Raises:
         SessionLost: there is no journal, or it is not valid.
     """
-    with _unreadable("the session left no journal, or its journal"), path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise SessionLost(f"{path} is no journal of a session")
+    with _unreadable("the session left no journal, or its journal"), open_private(path) as file:
+        check_magic(file.read(len(MAGIC)), str(path))
         reader = RecordReader(file)
         first = next(reader.places(len(MAGIC), len(MAGIC) + _OWNER_LIMIT), None)
         if first is None or first.kind != records.HEADER:
             raise SessionLost(f"{path} does not say whose session it was")
-        return records.identities.decode(reader.head(first.start))
+        return records.read_header(reader.head(first.start))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -19,14 +18,16 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.handshake import refuse
 from djinn_server.launch.executor_config import RecoveryConfig
 from djinn_server.launch.tickets import Badge
-from djinn_server.recovery.journal import Journal, journal_path, remove_stale
+from djinn_server.recovery.journal import Journal, journal_path
 from djinn_server.recovery.journal_reader import JournalReader, owner_of
 from djinn_server.recovery.leased_connection import LeasedConnection
 from djinn_server.recovery.log_records import SessionIdentity
+from djinn_server.recovery.unclaimed_journals import UnclaimedJournals
 from djinn_server.usage_metrics import UsageMetrics
 
 TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
-SWEEP_SECONDS: Final = 60.0
+# A program that computes elsewhere notices that its executor died only when it uses the device next.
+_UNCLAIMED_LEASES: Final = 20  # for which a journal waits for its client
 _log = get_logger("djinn.server")
 
 
@@ -43,7 +44,11 @@ class Leases:
         self._disk = disk
         self._leased: dict[str, LeasedConnection] = {}
         self._lock = threading.Lock()
-        self._swept = time.monotonic()  # the process that started this one has done it
+        self._unclaimed = (
+            UnclaimedJournals(config.journals, _UNCLAIMED_LEASES * config.lease_seconds, disk)
+            if config.journals
+            else None
+        )
 
     @property
     def seconds(self) -> float:
@@ -78,7 +83,6 @@ class Leases:
         journal = None
         path = journal_path(self._config.journals, owner.session) if self._config.journals is not None else None
         if path is not None:
-            self._sweep(path.parent)
             try:
                 config = self._config
                 journal = Journal.begin(path, owner, config.journal_limit, self._disk, config.snapshot_seconds)
@@ -89,13 +93,15 @@ class Leases:
             self._leased[owner.session] = leased
         return leased
 
-    def _sweep(self, journals: Path) -> None:
-        """Now and then, remove what clients that never came back have left."""
-        with self._lock:
-            due = time.monotonic() - self._swept > SWEEP_SECONDS
-            self._swept = time.monotonic() if due else self._swept
-        if due:
-            remove_stale(journals)
+    def tick(self) -> None:
+        """Remove journals for which no client came back. Call it about once a second."""
+        if self._unclaimed is not None:
+            self._unclaimed.look()
+
+    def assign_tenant(self, tenant: str) -> None:
+        """Count the unclaimed journals of the tenant, which this executor works for, towards its disk quota."""
+        if self._unclaimed is not None:
+            self._unclaimed.count_for(tenant)
 
     def recover(
         self, connection: Connection, asked: Resume, assign: Callable[[Badge], str] = lambda _: ""
@@ -125,6 +131,8 @@ class Leases:
                 past.close()
                 raise
             self._leased[asked.session] = leased
+            if self._unclaimed is not None:
+                self._unclaimed.claim(path)
         return past.owner, leased, past.taken
 
     def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:

@@ -12,12 +12,12 @@ from djinn_core.protocol.delivery.record_log import Buffers
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.peer_messages import TransferHeader
 from djinn_server.launch.tickets import NO_TENANT, Badge
+from djinn_server.recovery.journal_versions import JournalVersions, check_versions, present_versions
 
 if TYPE_CHECKING:  # a process that only removes journals does not load torch
     from djinn_server.peers.packed_values import Packed
 
-MAGIC: Final = b"DJNJ2\n"
-HEADER: Final = b"H"  # SessionIdentity
+HEADER: Final = b"H"  # JournalHeader
 FRAME: Final = b"F"  # a frame of the client
 PART: Final = b"U"  # a frame of the client, whose body is in a blob file: BlobFrame
 DECISION: Final = b"N"  # bytes that do not follow from the frames, such as the checksum of a reply
@@ -44,6 +44,13 @@ class SessionIdentity(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         """Without the secret."""
         return f"SessionIdentity(session={self.session!r}, client={self.client!r})"
+
+
+class JournalHeader(msgspec.Struct, frozen=True):
+    """First record of a journal. `owner` is an encoded `SessionIdentity`, which other versions may encode in another way."""
+
+    versions: JournalVersions
+    owner: bytes
 
 
 NO_SESSION: Final = SessionIdentity("", "", "", NO_TENANT)
@@ -123,9 +130,27 @@ class PoolCounts(msgspec.Struct, frozen=True):
 
 # Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
 encode: Final = msgspec.msgpack.Encoder().encode
+headers: Final = msgspec.msgpack.Decoder(JournalHeader)
 identities: Final = msgspec.msgpack.Decoder(SessionIdentity)
 snapshot_headers: Final = msgspec.msgpack.Decoder(SnapshotHeader)
 blob_frames: Final = msgspec.msgpack.Decoder(BlobFrame)
 stops: Final = msgspec.msgpack.Decoder(StoppedAt)
 transfers: Final = msgspec.msgpack.Decoder(LoggedTransfer)
 acknowledgements: Final = msgspec.msgpack.Decoder(TransfersAcknowledged)
+
+
+def encode_header(owner: SessionIdentity) -> bytes:
+    """Encode the first record of a journal of this process."""
+    return encode(JournalHeader(present_versions(), encode(owner)))
+
+
+def read_header(data: bytes) -> SessionIdentity:
+    """Return the owner of a journal, by its first record.
+
+    Raises:
+        SessionLost: the journal has other versions than this process.
+        MsgspecError: that is no such record.
+    """
+    header = headers.decode(data)
+    check_versions(header.versions)
+    return identities.decode(header.owner)

@@ -95,7 +95,7 @@ def serving(folder: Path, *flags: str) -> Iterator[None]:
         "DJINN_CONFIG": os.devnull,
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
-    options = ["--threads", "1", "--journal", str(folder / "journals"), "--save-weights", str(folder / "saved"), *flags]
+    options = ["--threads", "1", "--state-dir", str(folder / "state"), "--save-weights", str(folder / "saved"), *flags]
     options += ["--lease-seconds", str(LEASE_SECONDS)]
     with contextlib.closing(PreparedPython(environment)) as python:
         server = start_server(python.start, folder, *options, env=environment)

@@ -29,8 +29,8 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[str, str]]:
     file, log = folder / "connection.json", folder / "log"
     command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--threads", "1"]
     command += [
-        "--journal",
-        str(folder / "journals"),
+        "--state-dir",
+        str(folder / "state"),
         "--store",
         str(folder / "store"),
         "--drain-seconds",

@@ -6,7 +6,8 @@ One server with one executor, then two executors that exchange values: two devic
 disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenly over its duration. Then the same with an executor that this
 program starts for itself, and with two servers of which one is killed with its executor and the other one stands by; with two executors of its own
 and no journals, whose log brings them back; with executors that join and leave meanwhile; while checkpoints are
-saved and an idle session is moved to disk. Then, over a relay: updates in place
+saved and an idle session is moved to disk. Then the gateway of a server is killed and started again (half as many kills), and gateway and
+executor at once (a fifth); here hashes of all tensors and of the random state are compared. Then, over a relay: updates in place
 while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
 connection is reset in every third chunk of 64 MiB. A table, and with --json one object on the last line.
 """
@@ -34,7 +35,7 @@ import djinn
 from djinn_client.runtime import client
 from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.protocol.connection_file import read_connection_file
-from evaluation.chaos import failover, files, pools
+from evaluation.chaos import failover, files, pools, restarts
 from evaluation.chaos.bad_network import HALF, LOSE, PASS, BadNetwork
 
 REMOTE = "remote_accelerator:0"
@@ -51,7 +52,7 @@ def serving() -> Iterator[tuple[str, str]]:
         folder = Path(name)
         file = folder / "connection.json"
         command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
-        command += ["--threads", "1", "--journal", str(folder / "journals"), "--store", str(folder / "store")]
+        command += ["--threads", "1", "--state-dir", str(folder / "state"), "--store", str(folder / "store")]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
@@ -296,6 +297,30 @@ def networks(options: Options, _: random.Random) -> dict[str, float]:
     return report
 
 
+def _restarted(chance: random.Random, kills: int, *, both: bool) -> dict[str, float]:
+    """Kill the gateway, or (`both`) gateway and executor at once, in each program of `restarts.PROGRAMS`, `kills` times in all."""
+    prefix, report = "restart_both_" if both else "restart_", {}
+    names = list(restarts.PROGRAMS)
+    with tempfile.TemporaryDirectory() as folder, restarts.restartable(Path(folder)) as server:
+        for number, name in enumerate(names):
+            share = (kills + len(names) - 1 - number) // len(names)
+            tally = restarts.disturb(server, name, share, chance, both=both)
+            print(f"{prefix + name:18} {tally}", flush=True)
+            report |= {f"{prefix}{name}_{key}": float(value) for key, value in attrs.asdict(tally).items()}
+        report[f"{prefix}starts"] = float(server.starts)
+    return report
+
+
+def restarted(options: Options, chance: random.Random) -> dict[str, float]:
+    """The gateway is killed and started again; hashes of all tensors and of the random state are compared."""
+    return _restarted(chance, (options.kills + 1) // 2, both=False)
+
+
+def restarted_both(options: Options, chance: random.Random) -> dict[str, float]:
+    """As `restarted`; the executor is killed at the same time."""
+    return _restarted(chance, (options.kills + 4) // 5, both=True)
+
+
 ROWS: dict[str, Row] = {
     "executor": one_executor,
     "pools": two_executors,
@@ -305,6 +330,8 @@ ROWS: dict[str, Row] = {
     "scaled": scaled,
     "saves": saves,
     "moves": moves,
+    "restarts": restarted,
+    "restarts_both": restarted_both,
     "networks": networks,
 }
 

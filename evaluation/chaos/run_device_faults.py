@@ -164,7 +164,7 @@ class Bench:
         file = folder / "connection.json"
         command = ["-m", "djinn_core.cli", "serve", "--connection-file", file, "--threads", "1"]
         command += ["--device", "fakegpu:0", "--device", "fakegpu:1", "--hang-seconds", HANG_SECONDS]
-        command += ["--journal", folder / "journals", "--store", folder / "store", "--drain-seconds", "1"]
+        command += ["--state-dir", folder / "state", "--store", folder / "store", "--drain-seconds", "1"]
         known = {**environment, "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
         self.server = started(python.start, command, folder, known)
         self.controls = [RemoteControl(folder, index) for index in range(2)]

@@ -24,14 +24,14 @@ REMOTE = "remote_accelerator:0"
 @pytest.fixture(scope="module")
 def journals(tmp_path_factory):
     """Directory in which the server keeps its sessions' journals."""
-    return tmp_path_factory.mktemp("recovery") / "journals"
+    return tmp_path_factory.mktemp("recovery") / "state" / "journals"
 
 
 @pytest.fixture(scope="module", params=["20", "0"], ids=["journal", "snapshots"])
 def server(request, start_python, plain_environment, journals):
     """A server of its own, whose executors are killed."""
-    folder = journals.parent
-    options = ["--threads", "1", "--drain-seconds", "1", "--journal", str(journals), "--store", str(folder)]
+    folder = journals.parents[1]
+    options = ["--threads", "1", "--drain-seconds", "1", "--state-dir", str(journals.parent), "--store", str(folder)]
     server = start_server(start_python, folder, *options, "--snapshot-seconds", request.param, env=plain_environment)
     yield read_connection_file(server.file)
     server.stop()
@@ -139,7 +139,7 @@ def test_what_was_uploaded_comes_back(remote, journals):
     held, other = large.to(remote), small.to(remote)
     held += 1
     djinn.synchronize()
-    for stored in journals.parent.glob("??/*"):  # as if the store had made room for others
+    for stored in journals.parents[1].glob("??/*"):  # as if the store had made room for others
         stored.unlink(missing_ok=True)
     Killer(0.0).join()
     assert torch.equal(held.cpu(), large + 1)

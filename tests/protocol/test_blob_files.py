@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from djinn_core.wire.messages import UploadPart, encode
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.blob_files import contents_folder
-from djinn_server.recovery.journal import Journal, remove_stale
+from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.log_records import SessionIdentity, SnapshotHeader
 from djinn_server.weights.store import WeightStore
@@ -200,17 +198,6 @@ def test_a_file_that_has_changed_is_not_taken_for_what_it_was(path, store):
     with pytest.raises(SessionLost, match="not what it was"):
         past.memory()
     past.close()
-
-
-def test_what_is_left_without_a_journal_is_removed(path, store):
-    journal = begun(path)
-    upload(journal)
-    journal.leave()
-    remove_stale(path.parent)
-    assert len(list(path.parent.iterdir())) == 2
-    os.utime(path, (0, 0))
-    remove_stale(path.parent)
-    assert not list(path.parent.iterdir())
 
 
 def test_what_is_verified_after_a_snapshot_has_deleted_it_stops_no_later_snapshot(path):

@@ -15,8 +15,9 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.inline import connected_pair
 from djinn_server.launch.executor_config import RecoveryConfig
 from djinn_server.launch.tickets import NO_TENANT
-from djinn_server.recovery.journal import Journal, journal_path, remove_stale
-from djinn_server.recovery.journal_reader import JournalReader
+from djinn_server.recovery import journal_versions
+from djinn_server.recovery.journal import Journal, journal_path
+from djinn_server.recovery.journal_reader import JournalReader, owner_of
 from djinn_server.recovery.leases import TRIES, Leases
 from djinn_server.recovery.log_records import SessionIdentity, SnapshotHeader
 from djinn_server.usage_metrics import UsageMetrics
@@ -125,25 +126,10 @@ def test_what_a_process_has_no_other_takes(tmp_path):
     path = journal_path(tmp_path, "session")
     journal, past = written(path), JournalReader(path)
     past.close()
-    os.utime(path, (0, 0))
-    remove_stale(tmp_path)
-    assert path.exists()
     with pytest.raises(OSError, match="temporarily unavailable"):
         Journal.resume(path, past, 1 << 30, DiskQuota())
     died(journal)
-    os.utime(path, (0, 0))
-    remove_stale(tmp_path)
-    assert not path.exists()
-
-
-def test_one_that_was_being_begun_anew_is_removed(tmp_path):
-    path = tmp_path / "session.new"
-    died(written(path))
-    remove_stale(tmp_path)
-    assert path.exists()
-    os.utime(path, (0, 0))
-    remove_stale(tmp_path)
-    assert not path.exists()
+    Journal.resume(path, past, 1 << 30, DiskQuota()).leave()
 
 
 @pytest.mark.parametrize("name", ["../session", "a/b", "", "x" * 65, "ümlaut"])
@@ -220,23 +206,43 @@ def test_a_session_that_ends_while_its_client_comes_back_leaves_nothing(tmp_path
     "content", [b"", b"DJNJ1\n", b"DJNJ1\nH" + bytes(40), b"something else entirely, and long enough"]
 )
 def test_what_is_no_journal_recovers_nothing(tmp_path, content):
-    journal_path(tmp_path, "session").write_bytes(content)
-    with pytest.raises(SessionLost):
+    path = journal_path(tmp_path, "session")
+    path.touch(0o600)
+    path.write_bytes(content)
+    with pytest.raises(SessionLost, match=r"no journal of a session|another version of Djinn"):
         Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
         )
 
 
-def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, monkeypatch):
+def test_journal_of_another_version_says_how_to_continue(tmp_path, monkeypatch):
+    path = journal_path(tmp_path, "session")
+    monkeypatch.setattr(journal_versions, "JOURNAL_VERSION", 1)
+    died(written(path))
+    monkeypatch.undo()
+    with pytest.raises(SessionLost, match=r"journal format 1 and not \d+\. .* start the server again with Djinn"):
+        owner_of(path)
+    with pytest.raises(SessionLost, match="journal format 1"):
+        JournalReader(path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("how", ["mode", "link"])
+def test_journal_that_others_may_have_written_is_refused(tmp_path, how):
     path = journal_path(tmp_path, "session")
     died(written(path))
-    os.utime(path, (0, 0))
-    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
-    leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
-    assert path.exists(), "it was looked at when the process began"
-    monkeypatch.setattr("djinn_server.recovery.leases.SWEEP_SECONDS", 0.0)
-    leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
-    assert not list(tmp_path.iterdir())
+    past = JournalReader(path)
+    past.close()
+    if how == "mode":
+        path.chmod(0o640)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    for read in (owner_of, JournalReader):
+        with pytest.raises(SessionLost, match=r"access to|is a link"):
+            read(path)
+    with pytest.raises(OSError, match=r"access to|[Ss]ymbolic"):
+        Journal.resume(path, past, 1 << 30, DiskQuota())
 
 
 def test_a_wrong_secret_recovers_nothing(tmp_path):

@@ -84,7 +84,7 @@ def test_every_flag_sets_its_field(tmp_path):
     arguments = (
         "--device=cpu --device=cuda:0 --threads=3 --hang-seconds=9 --memory-gib=0.5 --memory-policy=lru --compile=a --compile=b "
         f"--most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --warm={tmp_path} --lease-seconds=0 "
-        "--journal=/journals --journal-gib=0 --snapshot-seconds=0 --token-file=/token --authenticator=jwt --operations-port=0 "
+        "--state-dir=/state --journal-gib=0 --snapshot-seconds=0 --token-file=/token --authenticator=jwt --operations-port=0 "
         f"--models={tmp_path} --models=/ --allow-weights=hf://a/* --allow-weights=s3://b/* "
         "--open-probes --audit-log=/audit --insecure-plaintext-on-network --connection-file=/connection --drain-seconds=0"
     )
@@ -98,11 +98,12 @@ def test_every_flag_sets_its_field(tmp_path):
             admission=AdmissionLimits(7, 1.5),
             store=StoreConfig(Path("/store"), 2 << 30, (tmp_path,)),
             models=ModelConfig((tmp_path, Path("/")), ("hf://a/*", "s3://b/*")),
-            recovery=RecoveryConfig(0.0, Path("/journals"), 0, 0.0),
+            recovery=RecoveryConfig(0.0, None, 0, 0.0),
         ),
         access=AccessConfig(
             Path("/token"), ("jwt",), 0, open_probes=True, audit_log=Path("/audit"), plaintext_accepted=True
         ),
+        state_dir=Path("/state"),
         connection_file=Path("/connection"),
         drain_seconds=0.0,
     )
@@ -155,7 +156,7 @@ FOLDERS = {
     "--save-weights": lambda folder: ExecutorConfig(models=ModelConfig(saving=folder)),
     "--published": lambda folder: ExecutorConfig(models=ModelConfig(published=folder)),
     "--store": lambda folder: ExecutorConfig(store=StoreConfig(folder)),
-    "--journal": lambda folder: ExecutorConfig(recovery=RecoveryConfig(journals=folder)),
+    "--state-dir": lambda folder: ExecutorConfig(recovery=RecoveryConfig(journals=folder / "journals")),
 }
 
 
@@ -172,7 +173,7 @@ def test_models_folder_must_not_overlap_tenant_folders(flag, models, own, tmp_pa
         config.check_folders()
 
 
-@pytest.mark.parametrize("other", ["--published", "--store", "--journal"])
+@pytest.mark.parametrize("other", ["--published", "--store", "--state-dir"])
 def test_saving_folder_must_not_overlap_other_tenant_folders(other, tmp_path):
     def config(one, two):
         first, second = FOLDERS["--save-weights"](tmp_path / one), FOLDERS[other](tmp_path / two)

@@ -138,10 +138,12 @@ def test_idle_sessions_give_way_and_survive_their_executor(own_server, python, p
 
 def test_weights_that_can_be_read_again_are_dropped(own_server, python, plain_environment, tmp_path):
     values = torch.arange(EACH // 4, dtype=torch.float32).view(1024, -1) % 100
-    models, journals = tmp_path / "models", tmp_path / "journals"
+    models, journals = tmp_path / "models", tmp_path / "state" / "journals"
     models.mkdir()
     save_file({"weight": values}, models / "x.safetensors")
-    server = own_server("--idle-minutes", "0.01", "--models", str(models), "--journal", str(journals), "--threads", "1")
+    server = own_server(
+        "--idle-minutes", "0.01", "--models", str(models), "--state-dir", str(journals.parent), "--threads", "1"
+    )
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
     client = python.start_talking("-c", OPENS, f"file:{models}/x.safetensors", env=env)
     found = []

@@ -10,8 +10,8 @@ from evaluation.load import leaving
 def test_sessions_that_end_in_any_way_leave_nothing(own_server, tmp_path, monkeypatch, wait_for, exists):
     (tmp_path / "sockets").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "sockets"))
-    folders = {name: tmp_path / name for name in ("journals", "weights")}
-    options = [f"--journal={folders['journals']}", f"--store={folders['weights']}", "--lease-seconds", "0.5"]
+    folders = {"journals": tmp_path / "state" / "journals", "weights": tmp_path / "weights"}
+    options = [f"--state-dir={tmp_path / 'state'}", f"--store={folders['weights']}", "--lease-seconds", "0.5"]
     server = own_server("--threads", "1", "--drain-seconds", "1", *options)
     urls, token = {scheme: server.url(scheme) for scheme in ("tcp", "http")}, server.token
     processes = (server.process.pid, leaving.executor_of(urls["tcp"], token)[0])

@@ -185,7 +185,7 @@ def watched(python, tmp_path_factory, plain_environment):
     options = ["--device", "cpu", "--compile", "chains", "--assignment", "whims", "--threads", "1"]
     options += ["--operations-port", "0", "--token-file", str(table), "--drain-seconds", "1"]
     options += ["--store", str(folder / "store"), "--store-gib", str(12 * MIB / 2**30)]
-    options += ["--journal", str(folder / "journals"), "--snapshot-seconds", "0", "--models", str(folder / "models")]
+    options += ["--state-dir", str(folder / "state"), "--snapshot-seconds", "0", "--models", str(folder / "models")]
     (folder / "models").mkdir()
     save_file({"ones": torch.ones(1024)}, folder / "models" / "model.safetensors")
     server = start_server(python.start, folder, *options, env=environment)
@@ -264,7 +264,7 @@ def executors_die_and_connections_break(watched):
         break_connection()
         assert (ones + 3).sum().item() == 16
         watched.look()
-        for journal in (watched.server.file.parent / "journals").glob("*.journal"):
+        for journal in (watched.server.file.parent / "state" / "journals").glob("*.journal"):
             journal.write_bytes(b"what a failing disk leaves")
         kill_executor(watched, 1)
         with pytest.raises(SessionLost):

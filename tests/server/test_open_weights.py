@@ -446,7 +446,7 @@ def test_sessions_share_memory_until_one_writes(own_server, python, plain_enviro
 
 @pytest.mark.parametrize(("mapped", "file_is_lost"), [(False, False), (False, True), (True, False)])
 def test_a_snapshot_names_what_was_read_and_not_written(mapped, file_is_lost, own_server, tmp_path):
-    rows, file, journals = 2 << 20, tmp_path / "models" / "model.safetensors", tmp_path / "journals"
+    rows, file, journals = 2 << 20, tmp_path / "models" / "model.safetensors", tmp_path / "state" / "journals"
     file.parent.mkdir()
     save_file({"large": torch.arange(rows, dtype=torch.float32), "small": torch.ones(8, 8)}, file)
     cached(tmp_path / "cache", file)
@@ -454,8 +454,8 @@ def test_a_snapshot_names_what_was_read_and_not_written(mapped, file_is_lost, ow
         *("--models", str(file.parent), "--models", str(tmp_path / "cache")),
         "--threads",
         "1",
-        "--journal",
-        str(journals),
+        "--state-dir",
+        str(journals.parent),
         "--snapshot-seconds",
         "0",
     )

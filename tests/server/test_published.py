@@ -39,7 +39,7 @@ def served(tmp_path_factory, python, plain_environment):
     from servers import start_server
 
     where = tmp_path_factory.mktemp("served")
-    options = ["--published", str(where / "published"), "--journal", str(where / "journals"), "--threads", "1"]
+    options = ["--published", str(where / "published"), "--state-dir", str(where / "state"), "--threads", "1"]
     server = start_server(python.start, where, *options, env=plain_environment)
     with configured(connection_file=server.file):
         djinn.init()

@@ -196,9 +196,9 @@ def test_a_pool_saves_what_one_or_several_executors_have(tmp_path):
 
 def test_an_executor_that_dies_while_it_saves_leaves_what_was_there(own_server, tmp_path):
     """The session is recovered from its journal, and saves again; the file is one of the two, whole, at any time."""
-    journals, saved = tmp_path / "journals", tmp_path / "saved"
+    journals, saved = tmp_path / "state" / "journals", tmp_path / "saved"
     saved.mkdir()
-    server = own_server("--save-weights", str(saved), "--threads", "1", "--journal", str(journals))
+    server = own_server("--save-weights", str(saved), "--threads", "1", "--state-dir", str(journals.parent))
     file = saved / "default" / "x.safetensors"
     for number in range(1, 5):
         with configured(connection_file=server.file):
@@ -217,9 +217,9 @@ def test_an_executor_that_dies_while_it_saves_leaves_what_was_there(own_server, 
 
 def test_what_was_saved_is_not_saved_again_and_what_was_read_is_there(own_server, tmp_path):
     """Also where the session has replaced the file since it read it."""
-    journals, saved = tmp_path / "journals", tmp_path / "saved"
+    journals, saved = tmp_path / "state" / "journals", tmp_path / "saved"
     saved.mkdir()
-    server = own_server("--save-weights", str(saved), "--threads", "1", "--journal", str(journals))
+    server = own_server("--save-weights", str(saved), "--threads", "1", "--state-dir", str(journals.parent))
     file = saved / "default" / "x.safetensors"
     with configured(connection_file=server.file):
         weight = torch.ones(4, device=REMOTE)

@@ -36,8 +36,8 @@ def limit():
 @pytest.fixture
 def journals(own_server, tmp_path, limit):
     """Start a server that takes a snapshot after each frame. Yield its log and the folder of its journals."""
-    folder = tmp_path / "journals"
-    options = ["--journal", str(folder), "--journal-gib", str(limit / 2**30), "--snapshot-seconds", "0"]
+    folder = tmp_path / "state" / "journals"
+    options = ["--state-dir", str(folder.parent), "--journal-gib", str(limit / 2**30), "--snapshot-seconds", "0"]
     server = own_server(*options, "--store", str(tmp_path / "store"), "--threads", "1", "--drain-seconds", "1")
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local",), threads=1):
         djinn.init()
@@ -125,7 +125,7 @@ def uploaded(weights):
 
 def stored(folder):
     """Return the files of the server's weight store."""
-    return [path for path in (folder.parent / "store").glob("??/*") if not path.name.startswith("new-")]
+    return [path for path in (folder.parents[1] / "store").glob("??/*") if not path.name.startswith("new-")]
 
 
 def is_compacted(folder, total, steps=3000):

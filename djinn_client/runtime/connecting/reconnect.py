@@ -273,6 +273,10 @@ class ServerReconnection(ExecutorReconnection):
         if self.direct:
             try:
                 return self._ask_at(self.direct, min(timeout, DIRECT_SECONDS), question)
+            except AccessRefused as refused:
+                # After a restart of the server, another executor may listen at this address.
+                if not self.recoverable or refused.crashes_executors:
+                    raise
             except TransportError as error:
                 if not isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
                     raise
@@ -283,10 +287,7 @@ class ServerReconnection(ExecutorReconnection):
 
     def _ask_gateway(self, question: Message, timeout: float) -> Reached:
         """Ask by way of the gateway, which knows if another executor has taken its place."""
-        try:
-            gateway = reach_gateway(attrs.evolve(self.server, timeout=timeout), self.device, secondary=True)
-        except AccessRefused as error:
-            raise TransportError(f"{error}") from error  # while an executor is started again, there is none
+        gateway = reach_gateway(attrs.evolve(self.server, timeout=timeout), self.device, secondary=True)
         self.fingerprint = gateway.welcome.fingerprint
         with contextlib.ExitStack() as stack:
             stack.callback(gateway.connection.close)

@@ -196,7 +196,7 @@ def test_small_values_move_as_bytes(devices):
 
 
 def test_journaled_sessions_move_bytes(start_python, plain_environment, tmp_path):
-    server = serving(start_python, plain_environment, tmp_path, "--journal", tmp_path / "journals")
+    server = serving(start_python, plain_environment, tmp_path, "--state-dir", tmp_path / "state")
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local", "recomputation")):
         djinn.init()
         devices = Devices(tmp_path)

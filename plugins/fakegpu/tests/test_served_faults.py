@@ -37,7 +37,7 @@ def serving(start_python, environment, folder, *options):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, start_python, plain_environment):
     folder = tmp_path_factory.mktemp("gpu")
-    options = "--hang-seconds", "1", "--journal", folder / "journals"
+    options = "--hang-seconds", "1", "--state-dir", folder / "state"
     with serving(start_python, plain_environment, folder, *options) as server:
         yield server
 

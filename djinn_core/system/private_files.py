@@ -1,0 +1,50 @@
+"""Files and folders with secrets: only this user may read them, and no link stands in for them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, mode_of, user_id
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Open a file with secrets for reading.
+
+    Raises:
+        OSError: it cannot be read.
+        PermissionError: it is a link or no regular file, belongs to another user, or other users have access to it.
+    """
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | NOFOLLOW | NONBLOCK | CLOEXEC), "rb")
+    except OSError as error:
+        if path.is_symlink():
+            raise PermissionError(f"{path} is a link, which is not followed") from error
+        raise
+    try:
+        check_private(path, os.fstat(file.fileno()), "600")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_private_folder(path: Path) -> None:
+    """Raise `PermissionError` if a folder is a link, belongs to another user, or lets other users in."""
+    check_private(path, path.lstat(), "700")
+
+
+def check_private(path: Path, status: os.stat_result, mode: str) -> None:
+    """Raise `PermissionError` unless a file or folder is this user's alone; `mode`: permissions that the message recommends."""
+    if stat.S_ISLNK(status.st_mode):
+        raise PermissionError(f"{path} is a link, which is not followed")
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise PermissionError(f"{path} is neither a file nor a folder")
+    if status.st_uid != user_id():
+        raise PermissionError(f"{path} belongs to another user (id {status.st_uid})")
+    if mode_of(status) & 0o077:
+        raise PermissionError(
+            f"others on this machine have access to {path} (mode {mode_of(status):04o}): chmod {mode} it if no other user changed it"
+        )

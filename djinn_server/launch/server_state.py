@@ -1,0 +1,126 @@
+"""State folder of a server: what a server that is started again needs to continue the sessions of the server before it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+import attrs
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.system.directories import cache_directory, state_directory
+from djinn_core.system.files import CLOEXEC, NOFOLLOW
+from djinn_core.system.private_files import check_private_folder, open_private
+from djinn_core.system.processes import lock_file
+from djinn_server.launch.listen_addresses import ListenAddresses
+from djinn_server.launch.own_journals import OwnJournals
+
+_LOCK: Final = "lock"
+_TOKEN: Final = "token"
+_SHORT: Final = 64  # bytes of a file that holds a number or a token
+
+
+@attrs.frozen
+class ServerState:
+    """A state folder that this process has locked.
+
+    Attributes:
+        folder: the folder. It has the subfolders `journals` and `accounts`, the file `token` and, unless the operator names another
+            file, `connection.json`.
+        lasting: True if a server that is started again uses the same folder and ports. Otherwise the folder is removed with this
+            process.
+    """
+
+    folder: Path
+    lasting: bool
+    _close: Callable[[], None] = attrs.field(repr=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+
+def open_state(given: Path | None, addresses: ListenAddresses, tell: Callable[[str], None]) -> ServerState:
+    """Make and lock the state folder of a server.
+
+    Args:
+        given: the operator's choice; None: a folder for the fixed port, or a temporary one if the server has no fixed port.
+        addresses: where the server listens.
+        tell: called with the reason why a restart will end all sessions.
+
+    Raises:
+        ConfigurationError: another server has locked the folder, other users can enter it, or it cannot be made.
+    """
+    fixed = addresses.fixed()
+    if given is None and not fixed:
+        return _temporary()
+    folder = given or state_directory() / "servers" / fixed
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if given is not None:
+            raise ConfigurationError(f"cannot make the state folder {folder}: {error}") from error
+        tell(
+            f"Sessions end when this server is restarted: there is no state folder ({error}). --state-dir names another one"
+        )
+        return _temporary()
+    try:
+        check_private_folder(folder)
+        lock = _lock(folder)
+    except OSError as error:
+        raise ConfigurationError(f"cannot use the state folder {folder}: {error}") from error
+    return ServerState(folder.resolve(), bool(fixed), lambda: os.close(lock))
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that holds the lock on a state folder; the kernel releases the lock however this process ends."""
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | NOFOLLOW | CLOEXEC, 0o600)
+    try:
+        lock_file(lock)
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+    except BlockingIOError as error:
+        owner = os.read(lock, _SHORT).decode(errors="replace")
+        os.close(lock)
+        raise ConfigurationError(
+            f"another `djinn serve`, process {owner or 'unknown'}, uses the state folder {folder}: stop it, or choose another folder "
+            "with --state-dir"
+        ) from error
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _temporary() -> ServerState:
+    """A folder that is removed with this process; if the process is killed, by the next server."""
+    try:
+        made = OwnJournals(cache_directory() / "servers")
+    except OSError:
+        made = OwnJournals(Path(tempfile.gettempdir()) / f"djinn-servers-{os.geteuid()}")
+    return ServerState(made.path, False, made.close)
+
+
+def kept_token(folder: Path) -> str:
+    """The token that a server with this state folder has generated: the one in the folder, or a new one.
+
+    Raises:
+        ConfigurationError: the file is a link, belongs to another user, can be read by others, or cannot be written.
+    """
+    path = folder / _TOKEN
+    try:
+        with contextlib.suppress(FileNotFoundError), open_private(path) as file:
+            return file.read(4 * _SHORT).decode("ascii")
+        token = secrets.token_urlsafe(32)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC, 0o600), "w") as file:
+            file.write(token)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot use {path}: {error}. Remove it to have a new token made") from error
+    return token

@@ -1,0 +1,59 @@
+"""Versions that a journal was written with. A session can only be replayed by a server that has the same."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from djinn_core.errors import SessionLost
+from djinn_core.registry.version import djinn_version
+from djinn_core.wire.messages import PROTOCOL_VERSION
+
+MAGIC: Final = b"DJNJ\n"
+JOURNAL_VERSION: Final = 3  # of records and snapshots; raise it when either changes
+
+
+class JournalVersions(msgspec.Struct, frozen=True):
+    """Versions of a journal. `djinn` is for messages. Another torch computes other bits, so its version has to match."""
+
+    journal: int
+    protocol: int
+    torch: str
+    djinn: str
+
+
+def present_versions() -> JournalVersions:
+    """Return the versions of this process."""
+    import torch  # here, since a process that only removes journals does not load it
+
+    return JournalVersions(JOURNAL_VERSION, PROTOCOL_VERSION, str(torch.__version__), djinn_version())
+
+
+def check_versions(written: JournalVersions) -> None:
+    """Raise `SessionLost` if this process cannot replay a journal of these versions; the message says what to do."""
+    mine = present_versions()
+    names = {"journal": "journal format", "protocol": "protocol version", "torch": "torch"}
+    differing = [
+        f"{shown} {getattr(written, name)} and not {getattr(mine, name)}"
+        for name, shown in names.items()
+        if getattr(written, name) != getattr(mine, name)
+    ]
+    if differing:
+        raise SessionLost(
+            f"the server was restarted with other versions. The session was written by Djinn {written.djinn}, with {', '.join(differing)}. "
+            f"To continue the session, start the server again with Djinn {written.djinn} and torch {written.torch}; otherwise start "
+            "the program again"
+        )
+
+
+def check_magic(found: bytes, name: str) -> None:
+    """Raise `SessionLost` if these bytes, with which the file `name` begins, are not those of a journal of any present version."""
+    if found == MAGIC:
+        return
+    if found.startswith(MAGIC[:-1]):
+        raise SessionLost(
+            f"{name} was written by another version of Djinn: start the server again with that version to continue the session, or "
+            "start the program again"
+        )
+    raise SessionLost(f"{name} is no journal of a session")

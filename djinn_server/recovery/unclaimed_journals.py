@@ -1,0 +1,109 @@
+"""Unclaimed journals: those of sessions without an executor, whose clients have not come back yet."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from djinn_core.errors import SessionLost
+from djinn_core.logs import get_logger
+from djinn_core.system.files import CLOEXEC, NOFOLLOW
+from djinn_core.system.processes import lock_file
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.recovery.blob_files import contents_folder, own_bytes_of, remove_contents
+from djinn_server.recovery.journal_reader import owner_of
+
+_LONGEST_PAUSE: Final = 30.0  # seconds between two looks at the folder
+_log = get_logger("djinn.server")
+
+
+class UnclaimedJournals:
+    """Removes journals that no executor has had for some time, and counts the tenant's towards its disk quota until then.
+
+    Several executors may look at the same folder. Thread-safe.
+    """
+
+    def __init__(
+        self, folder: Path, seconds: float, disk: DiskQuota, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`seconds`: how long a journal waits for its client. The time starts when it is first found without an executor."""
+        self._folder = folder
+        self._seconds = seconds
+        self._disk = disk
+        self._clock = clock
+        self._tenant: str | None = None
+        self._since: dict[Path, float] = {}
+        self._next_look = 0.0
+        self._lock = threading.Lock()
+
+    def count_for(self, tenant: str) -> None:
+        """Count the journals of this tenant towards the quota from now on."""
+        with self._lock:
+            self._tenant = tenant
+            self._look(self._clock())
+
+    def claim(self, journal: Path) -> None:
+        """This executor continues the session of a journal, and counts it itself."""
+        with self._lock:
+            self._since.pop(journal, None)
+            self._disk.release(("unclaimed", journal))
+
+    def look(self) -> None:
+        """Look at the folder, if it is time."""
+        now = self._clock()
+        with self._lock:
+            if now >= self._next_look:
+                self._look(now)
+
+    def _look(self, now: float) -> None:
+        self._next_look = now + min(_LONGEST_PAUSE, self._seconds / 4)
+        found: dict[Path, float] = {}
+        for path in (*self._folder.glob("*.journal"), *self._folder.glob("*.new")):
+            since = self._since.get(path, now)
+            try:
+                if self._is_unclaimed(path, remove=now - since >= self._seconds):
+                    found[path] = since
+            except OSError as error:
+                _log.debug("a journal stays", path=str(path), reason=str(error))
+        for path in self._since.keys() - found.keys():
+            self._disk.release(("unclaimed", path))
+        self._since = found
+        for folder in self._folder.glob("*.contents"):
+            if not folder.with_suffix(".journal").exists():
+                remove_contents(folder)
+
+    def _is_unclaimed(self, path: Path, *, remove: bool) -> bool:
+        """Return True if no executor has a journal. `remove`: remove it in that case, and return False."""
+        file = os.open(path, os.O_RDWR | NOFOLLOW | CLOEXEC)
+        try:
+            size = os.fstat(file).st_size
+            if not (size or remove):  # an executor has just made it, and is about to lock it
+                return True
+            try:
+                lock_file(file)
+            except BlockingIOError:
+                return False
+            if remove:
+                path.unlink(missing_ok=True)
+                if path.suffix == ".journal":
+                    _log.warning(
+                        "a session ends: its client did not come back", session=path.stem, seconds=self._seconds
+                    )
+                    remove_contents(contents_folder(path))
+                return False
+        finally:
+            os.close(file)
+        self._count(path, size)
+        return True
+
+    def _count(self, path: Path, size: int) -> None:
+        try:
+            own = self._tenant is not None and owner_of(path).badge.tenant == self._tenant
+        except SessionLost:  # its beginning was not written
+            return
+        if own:
+            self._disk.set_usage(("unclaimed", path), size + own_bytes_of(contents_folder(path)))

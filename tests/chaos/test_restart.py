@@ -1,0 +1,101 @@
+"""`djinn serve` that is killed and started again with the same arguments takes no session with it. Real servers, real kills."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from configured import configured
+from servers import wait_for
+
+import djinn
+from djinn_server.launch.token_table import change_table, create
+from djinn_server.recovery.journal_versions import JOURNAL_VERSION
+from evaluation.chaos.restarts import PROGRAMS, REMOTE, RestartedServer, executor, resumed
+
+
+def exists(process):
+    """True if a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def server(python, plain_environment, tmp_path_factory):
+    """A server that the tests kill and start again; the device is there."""
+    server = RestartedServer(python, tmp_path_factory.mktemp("restarted"), plain_environment)
+    started = server.start()
+    with configured(servers=[started.url("tcp")], token=started.token, disable=("local",)):
+        djinn.init()
+        yield server
+    server.stop()
+    assert not list((server.state / "journals").iterdir())
+
+
+CASES = [
+    ("train", 5, signal.SIGKILL),
+    ("generate", 7, signal.SIGKILL),
+    ("upload", 2, signal.SIGKILL),
+    ("train", 9, signal.SIGTERM),
+]
+
+
+@pytest.mark.parametrize(("name", "moment", "number"), CASES, ids=lambda value: getattr(value, "name", value))
+def test_program_continues_after_a_restart(server, name, moment, number):
+    expected = PROGRAMS[name](lambda _: None)
+    before, victim = resumed(), executor()
+    found = PROGRAMS[name](lambda step: step == moment and server.restart(number=number))
+    server.join()
+    assert found == expected
+    assert resumed() == before + 1
+    wait_for(lambda: not exists(victim), "the end of the executor of a server that was ended")
+
+
+def test_session_of_another_version_is_lost_and_says_what_to_do(server):
+    value = torch.ones(3, device=REMOTE)
+    djinn.synchronize()
+    server.kill(executor())
+    (journal,) = (server.state / "journals").glob("*.journal")
+    versions = journal.read_bytes()
+    assert versions.count(b"\xa7journal%c" % JOURNAL_VERSION) == 1
+    journal.write_bytes(versions.replace(b"\xa7journal%c" % JOURNAL_VERSION, b"\xa7journal\x01"))
+    server.start()
+    with pytest.raises(
+        djinn.errors.SessionLost, match=f"journal format 1 and not {JOURNAL_VERSION}.* start the server again"
+    ):
+        value.cpu()
+    journal.unlink()
+    djinn.shut_down()
+    djinn.init()
+
+
+def test_revoked_token_is_refused_after_a_restart_and_its_session_ends(python, plain_environment, tmp_path):
+    table = tmp_path / "tokens.json"
+    with change_table(table) as change:
+        change.table, _, token = create(change.table, "one", 0.0)
+        tokens = change.table
+        change.table, _, _ = create(change.table, "other", 0.0)
+    flags = ("--token-file", str(table), "--lease-seconds", "0.05")
+    server = RestartedServer(python, tmp_path, plain_environment, flags)
+    started = server.start()
+    try:
+        with configured(servers=[started.url("tcp")], token=token, disable=("local",)):
+            value = torch.ones(3, device=REMOTE)
+            djinn.synchronize()
+            server.kill()
+            with change_table(table) as change:
+                kept = [row for row in change.table.tokens if row not in tokens.tokens]
+                change.table = type(change.table)(tuple(kept))
+            assert list((server.state / "journals").iterdir())
+            server.start()
+            with pytest.raises(djinn.errors.SessionLost, match="does not know the token"):
+                value.cpu()
+            wait_for(
+                lambda: not list((server.state / "journals").iterdir()), "the removal of a journal without a client"
+            )
+    finally:
+        server.stop()
