@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, mode_of, user_id
 
 
-def open_private(path: Path) -> BinaryIO:
+def open_private(path: Path) -> BufferedReader:
     """Open a file with secrets for reading.
 
     Raises:
