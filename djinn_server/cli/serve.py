@@ -321,6 +321,7 @@ def _with_folders(config: GatewayConfig, state: ServerState) -> ExecutorConfig:
             published=_published(models, keeps=bool(store.limit)),
         ),
         recovery=attrs.evolve(recovery, journals=journals),
+        state=state.folder,
     )
 
 

@@ -55,7 +55,9 @@ def find_token(file: Path | None, environ: Mapping[str, str], state: Path | None
             raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
     if environ.get(VARIABLE):
         return _checked(environ[VARIABLE], f"from the environment, {VARIABLE}")
-    return Token(kept_token(state) if state is not None else secrets.token_urlsafe(32), GENERATED)
+    if state is None:
+        return Token(secrets.token_urlsafe(32), GENERATED)
+    return attrs.evolve(_checked(kept_token(state), f"from the state folder {state}"), origin=GENERATED)
 
 
 def has_table(file: Path) -> bool:

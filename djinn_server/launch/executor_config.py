@@ -231,6 +231,7 @@ class ExecutorConfig(ExecutorOptions):
         batch_sessions: True if sessions with the same weights may have the same template run together.
         accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
             from zero.
+        state: state folder of its server, which no client may read; None: its parent has none.
         tenants: True if a gateway sends it clients; False: it belongs to the program that started it, and trusts this program.
         module: the Python module that the process runs; only tests change it.
         unused_seconds: it ends where no session has begun after so long; 0: it waits for one.
@@ -269,6 +270,7 @@ class ExecutorConfig(ExecutorOptions):
     plugins: Selection = attrs.field(factory=Selection)
     log: LogConfig = attrs.field(factory=LogConfig)
     accounts: Path | None = None
+    state: Path | None = None
     tenants: bool = True
     module: str = EXECUTOR_MODULE
     unused_seconds: float = 0.0
@@ -303,7 +305,7 @@ class ExecutorConfig(ExecutorOptions):
             "--save-weights": self.models.saving,
             "--published": self.models.published,
             "--store": self.store.directory,
-            "--state-dir": self.recovery.journals and self.recovery.journals.parent,
+            "--state-dir": self.state,
         }
         return {flag: folder for flag, folder in named.items() if folder is not None}
 

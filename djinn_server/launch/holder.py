@@ -141,6 +141,7 @@ class ExecutorHolder(ProcessHolder):
             threads=config.threads or threads or None,
             store=StoreConfig(None),
             accounts=None,
+            state=self._journals,
             recovery=attrs.evolve(
                 recovery,
                 journals=journals,

@@ -17,6 +17,7 @@ from djinn_core.system.directories import cache_directory, state_directory
 from djinn_core.system.files import CLOEXEC, NOFOLLOW
 from djinn_core.system.private_files import check_private_folder, open_private
 from djinn_core.system.processes import lock_file
+from djinn_core.system.shared_files import replace_file
 from djinn_server.launch.listen_addresses import ListenAddresses
 from djinn_server.launch.own_journals import OwnJournals
 
@@ -32,8 +33,7 @@ class ServerState:
     Attributes:
         folder: the folder. It has the subfolders `journals` and `accounts`, the file `token` and, unless the operator names another
             file, `connection.json`.
-        lasting: True if a server that is started again uses the same folder and ports. Otherwise the folder is removed with this
-            process.
+        lasting: True if a server that is started again with the same arguments has the same folder and ports.
     """
 
     folder: Path
@@ -119,8 +119,7 @@ def kept_token(folder: Path) -> str:
         with contextlib.suppress(FileNotFoundError), open_private(path) as file:
             return file.read(4 * _SHORT).decode("ascii")
         token = secrets.token_urlsafe(32)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC, 0o600), "w") as file:
-            file.write(token)
+        replace_file(path, token.encode())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot use {path}: {error}. Remove it to have a new token made") from error
     return token

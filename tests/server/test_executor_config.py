@@ -50,6 +50,7 @@ FULL = ExecutorConfig(
     plugins=Selection(("one",), frozenset({"two"}), plugin_settings=(PluginSetting("one", "secret", "hush", "file"),)),
     log=LogConfig("info", "server"),
     accounts=Path("/accounts"),
+    state=Path("/state"),
     tenants=False,
     module="other",
     unused_seconds=7.5,
@@ -156,7 +157,7 @@ FOLDERS = {
     "--save-weights": lambda folder: ExecutorConfig(models=ModelConfig(saving=folder)),
     "--published": lambda folder: ExecutorConfig(models=ModelConfig(published=folder)),
     "--store": lambda folder: ExecutorConfig(store=StoreConfig(folder)),
-    "--state-dir": lambda folder: ExecutorConfig(recovery=RecoveryConfig(journals=folder / "journals")),
+    "--state-dir": lambda folder: ExecutorConfig(state=folder),
 }
 
 
@@ -182,8 +183,7 @@ def test_saving_folder_must_not_overlap_other_tenant_folders(other, tmp_path):
             published=first.models.published or second.models.published,
         )
         store = first.store if first.store.directory else second.store
-        recovery = first.recovery if first.recovery.journals else second.recovery
-        return ExecutorConfig(models=models, store=store, recovery=recovery)
+        return ExecutorConfig(models=models, store=store, state=first.state or second.state)
 
     for one, two in (("a", "a/tenant"), ("a/tenant", "a")):
         with pytest.raises(ConfigurationError, match="overlap"):
