@@ -136,8 +136,6 @@ def _is_of_recommenders(module: nn.Module) -> bool:
     return _file_of(module) in {
         "plain_models",
         "recommender_models",
-        "recommender_networks",
-        "recommender_towers",
         "unseen_networks",
         "unseen_recommenders",
     }

@@ -271,7 +271,3 @@ def _of_recommenders(scene: Scene) -> Iterator[Instance]:
         run = scene.runs[index]
         core = frozenset(i for i in run.span if "embedding" in scene.node(i).operation)
         yield Instance("embedding_bag", core, frozenset(run.span), where=run.path)
-    for index in scene.outermost(rules.is_interaction):
-        run = scene.runs[index]
-        core = scene.ops(run.span, PRODUCTS | WEIGHING | {"mul", "sub"})
-        yield Instance("interaction", core, frozenset(run.span), where=run.path)

@@ -20,8 +20,6 @@ from evaluation.semantics import (  # noqa: F401 - their models are in PLAIN
     blind_models,
     blind_networks,
     recommender_models,
-    recommender_networks,
-    recommender_towers,
     recurrent_decoders,
     recurrent_scans,
     unseen_models,
@@ -54,7 +52,6 @@ class Entry:
         family: what it is, in the words of `phase_truth.WORKLOADS`.
         attentions: attentions in a forward pass as its configuration has them; None where that says nothing.
         blind: whether it was labelled before anything was matched in it, to be scored once at the end.
-        looked_at: whether it was written to see what is missed, so that it is development without being drawn.
         unseen: whether it belongs to the architectures that were chosen and labelled by rules written down before.
     """
 
@@ -63,7 +60,6 @@ class Entry:
     situations: tuple[str, ...]
     attentions: int | None = None
     blind: bool = False
-    looked_at: bool = False
     unseen: bool = False
 
     @property
@@ -73,8 +69,6 @@ class Entry:
             return "unseen"
         if self.blind:
             return "blind"
-        if self.looked_at:
-            return "development"
         digest = hashlib.blake2b(f"{_SEED}:{self.name}".encode(), digest_size=8).digest()
         return "development" if digest[0] % 2 else "report"
 
@@ -155,16 +149,8 @@ _enter("vision", ONCE, "res2net", 0)
 _enter("recurrent decoder", WRITES, "xlstm", 0)
 _enter("decoder", WRITES, "falcon_h1 nemotron_h olmo_hybrid minimax kimi_linear qwen3_5 granitemoehybrid")
 _enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm attentional_fm field_aware_fm product_network "
-       "xdeepfm dcn_v1 dcn_mix bilinear_network dlrm_offsets dlrm_multi_hot deep_crossing mixture_of_tasks final_mlp "
-       "matrix_factorization matrix_factorization_bias collaborative_metric item_to_item youtube_dnn gru4rec "
-       "deep_interest attentive_features attention_over_fields", 0)  # fmt: skip
-_enter("recommender", ONCE, "sasrec", 2)
-
-# Written to see what is missed.
-for _name in ("einsum_products compressed_products convolved_products gathered_products outer_products masked_features "
-              "column_crosses gated_crosses valued_fm interest_network interest_evolution sampled_negatives layered_extraction "
-              "written_autoint").split():  # fmt: skip
-    LABELLED[_name] = Entry(_name, "recommender", ONCE, 0, looked_at=True)
+       "xdeepfm dcn_v1 dcn_mix bilinear_network dlrm_offsets dlrm_multi_hot deep_crossing "
+       "mixture_of_tasks final_mlp attentive_features attention_over_fields", 0)  # fmt: skip
 
 # Labelled before anything was matched in them; scored once at the end, and nothing is tuned on them.
 _enter("decoder", STATIC, "olmo3 exaone4 seed_oss arcee helium apertus ernie4_5 hunyuan_v1_dense dots1 glm4_moe "

@@ -28,7 +28,6 @@ NAMES: dict[str, frozenset[str]] = {
     "embedding": frozenset({"embedding", "token_embedding"}),
     "fusion": frozenset({"fusion", "fusion_point", "multimodal_fusion"}),
     "embedding_bag": frozenset({"embedding_bag"}),
-    "interaction": frozenset({"interaction", "feature_interaction"}),
 }
 # What kinds of a pattern there are: values of facts.
 KINDS: dict[str, tuple[tuple[str, object], ...]] = {
@@ -44,7 +43,7 @@ KINDS: dict[str, tuple[tuple[str, object], ...]] = {
 # holds several ops of which any will do.
 _ENOUGH = {"mlp": (0.6, 0.6), "block": (0.6, 0.6), "attention": (1.0, 1.0)}
 _ANY = (0.01, 0.01)
-_SEVERAL = frozenset({"convolution", "embedding", "embedding_bag", "interaction", "fusion"})
+_SEVERAL = frozenset({"convolution", "embedding", "embedding_bag", "fusion"})
 _INSIDE = 0.5
 
 

@@ -12,10 +12,10 @@ from djinn_core.planning.stages.annotate import annotate
 from evaluation.semantics.labelled_zoo import LABELLED, labelled
 from evaluation.semantics.scoring import NAMES, least, score
 
-# Attention in landmarks, in blocks, by feature maps, over neighbours; interactions; a text tower.
+# Attention in landmarks, in blocks, by feature maps, over neighbours; a text tower; recommenders.
 FEW = (
     "nystromformer_landmarks performer linear_transformer efficient_attention longnet sliding_window talking_heads yoso "
-    "graph_attention clip_text autoint_multihead dcn_v2_stacked dlrm_packed gated_cross_network fibinet"
+    "graph_attention clip_text dcn_v2_stacked dlrm_packed gated_cross_network fibinet"
 )
 
 

@@ -5,23 +5,11 @@ import torch
 from torch import nn
 
 import djinn
-from djinn.testing import PatternConformance, PluginConformance, ProgramBuilder
+from djinn.testing import PatternConformance, PluginConformance
 from djinn_patterns import multimodal, recommender, transformer
 
 PLUGINS = {"multimodal": multimodal, "recommender": recommender, "transformer": transformer}
 PATTERNS = {pattern.name: pattern for plugin in PLUGINS.values() for pattern in plugin.djinn_register_patterns()}
-BATCH, ROWS, WIDTH = 2, 20, 4
-
-
-def of_tables(put_together):
-    """Two look-ups, and what is made of them."""
-    builder = ProgramBuilder()
-    rows = []
-    for _ in range(2):
-        table, ids = builder.input(ROWS, WIDTH), builder.input(BATCH, dtype=torch.int64)
-        rows.append(builder.op("aten::embedding", table, ids, shape=(BATCH, WIDTH)))
-    put_together(builder, *rows)
-    return builder.graph()
 
 
 def replaced_tokens():
@@ -39,7 +27,6 @@ def replaced_tokens():
 # Others are recognised in whole models, in the tests of their plugins.
 RECOGNISED = {
     "fusion_point": replaced_tokens,
-    "interaction": lambda: of_tables(lambda b, *rows: b.op("aten::mul.Tensor", *rows, shape=(BATCH, WIDTH))),
 }
 
 

@@ -229,12 +229,7 @@ def _several_kinds(evidence: Evidence) -> Iterator[Judgement]:
 
 
 def _recommender(evidence: Evidence) -> Iterator[Judgement]:
-    bags, attention, met = evidence.count(_BAGS), evidence.of("attention"), evidence.of("interaction")
-    if met:
-        where = ", ".join(str(match.nodes[-1]) for match in met[:3])
-        yield Judgement(
-            WorkloadType.RECOMMENDER, 0.94, f"features from tables of ids meet in products, as in node {where}"
-        )
+    bags, attention = evidence.count(_BAGS), evidence.of("attention")
     pooled = len(evidence.of("embedding_bag")) if not attention else 0
     if (bags or pooled) and evidence.products:
         bags = bags or pooled
@@ -250,6 +245,32 @@ def _recommender(evidence: Evidence) -> Iterator[Judgement]:
     ):
         reason = f"{tables} embedding tables, {evidence.products} matrix products and no attention"
         yield Judgement(WorkloadType.RECOMMENDER, 0.8, reason)
+    elif not attention and not evidence.cached and (node := _rows_meet(evidence.graph)) is not None:
+        yield Judgement(WorkloadType.RECOMMENDER, 0.8, f"rows of ids are multiplied with each other in node {node}")
+
+
+_ROWS = frozenset({"add", "cat", "index", "index_select", "mean", "neg", "pow", "square", "stack", "sub", "sum"})
+_MULTIPLY = frozenset({"bmm", "einsum", "matmul", "mm", "mul"})
+
+
+def _rows_meet(graph: Graph) -> int | None:
+    """Return the first node that multiplies rows of input ids with each other; layers between them are not passed."""
+    summed: dict[int, bool] = {}  # by node that holds rows: whether they are of several fields, as after a sum
+    for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
+        name, rows = node.operation, [s for s in sources if s in summed]
+        if name in EMBEDDING:
+            ids = sources[1] if len(sources) > 1 else 0
+            shifted = ids >= 0 and graph.nodes[ids].operation == "add" and max(graph.flow.sources[ids]) < 0
+            if ids < 0 or shifted:  # a table in which each field has rows of its own
+                summed[node.id] = shifted
+        elif (name in _MULTIPLY and (len({*rows}) > 1 or (len(rows) > 1 and summed[rows[0]]))) or (
+            name in {"pow", "square"} and rows and summed[rows[0]]
+        ):
+            return node.id
+        elif rows and (name in _ROWS or graph.flow.looks[node.id]):
+            last = graph.meta(node.outputs[0]).shape[-1:] == graph.meta(node.inputs[0]).shape[-1:]
+            summed[node.id] = any(summed[s] for s in rows) or (name == "sum" and last)
+    return None
 
 
 def _added(graph: Graph) -> int:

@@ -1,4 +1,4 @@
-"""Recognises what recommenders are made of: bags of embeddings, tables of ids, and where features meet."""
+"""Recognises bags of embeddings, of which recommenders are made."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 from djinn.hooks import Pattern, hookimpl
 from djinn_patterns.recommender.bags import EmbeddingBag
-from djinn_patterns.recommender.interaction import Interaction
 
 djinn_api_version = "2.0"
 
 
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
-    """The patterns `embedding_bag` and `interaction`."""
-    return [EmbeddingBag(), Interaction()]
+    """Return the pattern `embedding_bag`."""
+    return [EmbeddingBag()]
