@@ -148,9 +148,8 @@ _enter("generic", ONCE, "highway affine_coupling", 0)
 _enter("vision", ONCE, "res2net", 0)
 _enter("recurrent decoder", WRITES, "xlstm", 0)
 _enter("decoder", WRITES, "falcon_h1 nemotron_h olmo_hybrid minimax kimi_linear qwen3_5 granitemoehybrid")
-_enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm attentional_fm field_aware_fm product_network "
-       "xdeepfm dcn_v1 dcn_mix bilinear_network dlrm_offsets dlrm_multi_hot deep_crossing "
-       "mixture_of_tasks final_mlp attentive_features attention_over_fields", 0)  # fmt: skip
+_enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm dlrm_offsets dlrm_multi_hot deep_crossing "
+       "mixture_of_tasks", 0)  # fmt: skip
 
 # Labelled before anything was matched in them; scored once at the end, and nothing is tuned on them.
 _enter("decoder", STATIC, "olmo3 exaone4 seed_oss arcee helium apertus ernie4_5 hunyuan_v1_dense dots1 glm4_moe "
