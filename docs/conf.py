@@ -34,7 +34,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["html_image"]
 myst_heading_anchors = 5
 myst_links_external_new_tab = False
-suppress_warnings = ["myst.header"]  # a page of the README's kind may begin below its first level
+# A page of the README's kind may begin below its first level. `DjinnError` has two public names.
+suppress_warnings = ["myst.header", "ref.python"]
 
 default_role = "code"
 autodoc_member_order = "bysource"
@@ -43,6 +44,7 @@ autodoc_class_signature = "separated"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # an attribute may be a property with a docstring, too
 add_module_names = False
 
 html_theme = "pydata_sphinx_theme"
