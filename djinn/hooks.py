@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interception import Interception
-    from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
+    from djinn_core.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
     from djinn_core.hookspecs.observers import Event, Observer
     from djinn_core.hookspecs.operations_pages import (
         EventFeed,
@@ -106,7 +106,6 @@ __all__ = [
     "Event",
     "EventFeed",
     "EvictionCandidate",
-    "EvictionContext",
     "Executor",
     "ExecutorEngine",
     "ExecutorHandle",
@@ -157,7 +156,6 @@ __all__ = [
     "Router",
     "Scheduler",
     "SchedulingContext",
-    "SessionHints",
     "Sessions",
     "Sink",
     "SocketConnection",
@@ -205,7 +203,7 @@ _PLACES = {
     "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.interception": "Interception",
     "djinn_core.sink": "DescribedValue Facts OpHandler Sink Submission SubmissionReply",
-    "djinn_core.hookspecs.memory_policies": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
+    "djinn_core.hookspecs.memory_policies": "EvictionCandidate MemoryPolicy",
     "djinn_core.hookspecs.observers": "Event Observer",
     "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
     "djinn_core.hookspecs.operators": "CastPolicy OperatorLibrary",

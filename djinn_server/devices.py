@@ -15,8 +15,8 @@ from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.memory.eviction import Decider
 from djinn_server.memory.limited import LimitedRuntime
+from djinn_server.memory.policy import CheckedPolicy
 
 FALLBACK = "cpu"
 _log = get_logger("djinn.server")
@@ -81,15 +81,15 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
 
 
 def limited(
-    device: OpenDevice, memory: int, disk: DiskQuota, decider: Decider, *, on_demand: bool = False
+    device: OpenDevice, memory: int, disk: DiskQuota, policy: CheckedPolicy, *, on_demand: bool = False
 ) -> OpenDevice:
-    """The device with at most `memory` bytes for what sessions hold, evicted as `decider` says.
+    """The device with at most `memory` bytes for what sessions hold, evicted as `policy` says.
 
     0: as it is; an accelerator evicts when its memory has run out, if `on_demand`.
     """
     if not memory and not (on_demand and device.runtime.device.type != "cpu"):
         return device
-    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk, decider))
+    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk, policy))
 
 
 def _best(devices: Sequence[Device]) -> str:

@@ -11,7 +11,6 @@ from djinn_core.wire.messages import PRESSURE
 from djinn_server.batching.session_batches import SessionBatches
 from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.context import ExecutorContext
-from djinn_server.memory.budgets import NAMES
 from djinn_server.memory.ledger import Ledger
 from djinn_server.recovery.leases import Leases
 from djinn_server.usage_metrics import Holdings
@@ -108,8 +107,7 @@ def _batched(batches: SessionBatches) -> ExecutorMetrics:
 
 
 def _memory(ledger: Ledger) -> ExecutorMetrics:
-    counts, budgets = ledger.counts, ledger.budgets
-    shares = {phase: budgets.shares(phase) for phase in budgets.phases}
+    counts = ledger.counts
     return ExecutorMetrics(
         counters={
             "evictions": counts.evictions,
@@ -119,30 +117,24 @@ def _memory(ledger: Ledger) -> ExecutorMetrics:
             "restored_bytes": counts.restored,
             "dropped_weights": counts.dropped,
             "reread_bytes": counts.reread_bytes,
-            "recomputed_values": counts.recomputed,
             "memory_refusals": counts.refused,
         },
         gauges={
             "memory_limit_bytes": 0 if ledger.on_demand else ledger.limit,
-            "memory_reserve_bytes": ledger.reserve,
+            "memory_reserve_bytes": ledger.process.reserve,
             "memory_pressure_level": ledger.pressure.level,
             "memory_peak_bytes": ledger.peak,
-            "process_memory_peak_bytes": ledger.process.peak if ledger.process is not None else 0,
+            "process_memory_peak_bytes": ledger.process.peak,
             "kv_cache_bytes": 0,
             "kv_cache_pinned_bytes": 0,
             "evicted_bytes": ledger.evicted,
             "memory_shared_bytes": ledger.shared_bytes(),
-            "spill_bytes": ledger.space.used,
+            "spill_bytes": ledger.spilled,
         },
         labelled={
             "memory_pressure_changes": tuple(
                 LabelledValue((level,), entered)
                 for level, entered in zip(PRESSURE, ledger.pressure.entered, strict=True)
-            ),
-            "memory_budget_bytes": tuple(
-                LabelledValue((phase or "unknown", name), int(of[kind] * ledger.budget))
-                for phase, of in shares.items()
-                for kind, name in NAMES.items()
             ),
         },
     )

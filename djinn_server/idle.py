@@ -180,6 +180,6 @@ class IdleMoves:
     def figures(self) -> dict[str, int]:
         """Bytes that are not on the device because the session is idle, by place; for any thread."""
         if self._memory is not None:
-            return {f"idle_{next_place('', self._runtime.device.type)}": self._memory.evicted_bytes()}
+            return {f"idle_{where}": nbytes for where, nbytes in self._memory.evicted_to().items()}
         aside = self.aside
         return {f"idle_{aside.where}": aside.nbytes} if aside is not None else {}

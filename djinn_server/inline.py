@@ -23,7 +23,7 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.executor import Executor, begin_compiling
 from djinn_server.launch.executor_config import EVERYTHING
 from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
-from djinn_server.memory.eviction import decider
+from djinn_server.memory.policy import chosen_policy
 from djinn_server.session import ExecutorSession
 from djinn_server.shared_device import SharedDevice
 from djinn_server.weights.weight_reader import WeightReader
@@ -102,7 +102,7 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     key = new_key()
     opened = open_device(registry.devices, settings.device)
-    disk, policy = DiskQuota(), decider(registry, settings.memory_policy)
+    disk, policy = DiskQuota(), chosen_policy(registry, settings.memory_policy)
     device = limited(opened, bytes_of(settings.memory_gib), disk, policy)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)

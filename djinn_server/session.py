@@ -353,7 +353,7 @@ class ExecutorSession:
         if len(self._loop.machine) or self._uploads.busy or self._runs.limited:
             return None
         with self._turn, contextlib.nullcontext() if memory is None else memory.lock:
-            if memory is not None and memory.evicted_bytes():
+            if memory is not None and memory.evicted_to():
                 return None
             taken = take_values(self.values, self._host_memory, frozenset([one.handle for one in stored]))
             self.device.randomness.hand_to(self._runs.randomness)
@@ -702,7 +702,7 @@ class ExecutorSession:
             return SessionGauges(amounts)
         held, pinned = self._memory.cache_bytes()
         caches = {"kv_cache_bytes": held, "kv_cache_pinned_bytes": pinned}
-        return SessionGauges(amounts | caches, self._memory.phase, self._memory.working_set())
+        return SessionGauges(amounts | caches, self._memory.phase, self._memory.held_by_kind())
 
     def figures(self) -> dict[str, int]:
         """Counts and bytes: values, memory, submissions, templates, what went to other executors, and `device_figures`."""

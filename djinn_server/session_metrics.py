@@ -49,12 +49,12 @@ class SessionGauges:
     Attributes:
         amounts: figures that are added up over sessions, under their names in `/metrics`: `EVERY_SESSION`, and others.
         phase: the phase of its last program; empty if its client has not told.
-        working_set: bytes that its last programs used, by kind of value; empty without a memory limit.
+        value_bytes: bytes of its values, by kind; empty without a memory limit.
     """
 
     amounts: Mapping[str, int] = attrs.field(factory=dict)
     phase: str = ""
-    working_set: Mapping[str, int] = attrs.field(factory=dict)
+    value_bytes: Mapping[str, int] = attrs.field(factory=dict)
 
 
 class MeteredSession(Protocol):

@@ -146,7 +146,11 @@ class SessionRuns:
         if ahead is not None and self.ahead is not None:
             return ahead.finish(work, self._values, self._ahead_bytes)
         work.rest, template = self._cancellation.pauses, known.template
-        with contextlib.nullcontext() if self.memory is None else self.memory.on_demand(template, work) as guard:
+        with (
+            contextlib.nullcontext()
+            if self.memory is None
+            else self.memory.on_demand(known.digest, template, work) as guard
+        ):
             run = TemplateRun(template, work, known.slots, self._values, guard=guard)
             while not run.advance():
                 yield from self._pause(known, work)

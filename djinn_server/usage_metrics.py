@@ -296,15 +296,15 @@ def _by_name(counted: Mapping[tuple[str, str], float]) -> dict[str, tuple[Labell
 
 
 def _by_phase_and_kind(measured: Iterable[SessionGauges]) -> dict[str, tuple[LabelledValue, ...]]:
-    """Sessions by the phase of their last programs, and what these used: what clients call a phase may be anything."""
+    """Sessions by the phase of their last programs, and bytes of their values by kind: what clients call a phase may be anything."""
     phases: Counter[str] = Counter()
-    used: Counter[str] = Counter()
+    held: Counter[str] = Counter()
     for one in measured:
         phases[one.phase if one.phase in _PHASES else ExecutionPhase.UNKNOWN.value] += 1
-        used.update(one.working_set)
+        held.update(one.value_bytes)
     return _by_name(
         {("phase_sessions", phase): number for phase, number in phases.items()}
-        | {("working_set_bytes", kind): nbytes for kind, nbytes in used.items()}
+        | {("value_bytes", kind): nbytes for kind, nbytes in held.items()}
     )
 
 

@@ -1,61 +1,116 @@
-"""Ledger of one device's memory under a limit: the holdings of each session, eviction, and reloading."""
+"""The memory of one device: a table of storages, eviction in the order of a memory policy, and restoring."""
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import attrs
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from djinn_core import torch_private
-from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, SessionHints
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.hookspecs.memory_policies import EvictionCandidate
+from djinn_core.ir.profile import DataResidency
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import PRESSURE
-from djinn_server.memory.allocation import Allocation, SourceBytes, StoredCopy
-from djinn_server.memory.budgets import RESIDENCIES, Budgets
-from djinn_server.memory.eviction import Decider, Hints, kind_of_holding
+from djinn_server.memory.policy import CheckedPolicy
 from djinn_server.memory.process import process_memory
 from djinn_server.memory.room import is_out_of_memory
-from djinn_server.memory.spill import HostSpill, SpillExtent, SpillSpace, octets
+from djinn_server.memory.spill import DISK, HOST, SpillExtent, SpillSpace, bytes_on_device, octets
 from djinn_server.running.values import has_memory
 
 if TYPE_CHECKING:
     from djinn_server.memory.session_memory import SessionMemory
 
 _T = TypeVar("_T")
-Holdings = dict[int, Allocation]
-Describe = Callable[[Allocation], EvictionCandidate]
-Evict = Callable[[Allocation, EvictionCandidate], None]
-BATCH: Final = 64  # room is made for at least the limit by this, because finding what goes takes time
-STEPS: Final = 64  # in steps of the limit by this what is left grows and shrinks
-RESERVE: Final = 4  # the limit by this is left to what ops need beside their results, until it is known
-COMFORT: Final = 0.75  # of what tensors may take
-FULL: Final = 0.95  # of the limit; a process that takes more leaves too little to what ops need
+BATCH: Final = 64  # at least the limit by this is freed at once, because ordering all candidates takes time
+COMFORT: Final = 0.75  # of what tensors may take; below it programs run without a guard
+SMALLEST: Final = 64 << 10  # bytes; smaller storages stay
 NONE, WARNING, CRITICAL = range(len(PRESSURE))  # levels of memory pressure
 _WARNING: Final = 0.8  # of what tensors may take
 _CRITICAL: Final = 0.95
 _log = get_logger("djinn.server")
 
 
-@attrs.define
-class Pressure:
-    """The level of memory pressure: none, a warning, or critical, which means that values were evicted.
+class SourceBytes(Protocol):
+    """Bytes of a storage that lie elsewhere: in a spill space, or in the weight file that they came from."""
+
+    def unchanged(self) -> bool:
+        """Return True if they can be read, as far as is known."""
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill `buffer` with them.
+
+        Raises:
+            OSError: they are not what they were, or cannot be read.
+        """
+
+
+@attrs.define(eq=False)
+class Entry:
+    """A storage in the table. Storages that are on the device alone, and that one session counts, have none.
 
     Attributes:
-        entered: how often each level was entered.
+        reference: weak reference to the storage.
+        nbytes: bytes of its contents, wherever they are.
+        resident: True if its bytes are on the device.
+        copy: its bytes elsewhere: on the host, on disk, or in the file that they were read from. None if it has none that is valid.
+        sharers: sessions that count it among their own, if it was read from a weight file.
     """
+
+    reference: StorageWeakRef
+    nbytes: int
+    resident: bool = True
+    copy: SourceBytes | None = None
+    sharers: int = 0
+
+    @property
+    def where(self) -> str:
+        """HOST or DISK if it is spilled there and not on the device; else empty."""
+        return self.copy.space.where if not self.resident and isinstance(self.copy, SpillExtent) else ""
+
+
+@attrs.define(eq=False)
+class Holding:
+    """A storage, with the values that are views of it.
+
+    Attributes:
+        key: number of the storage. nbytes: bytes of its contents. resident: True if they are on the device.
+        pinned: True if it must stay there.
+        holders: handles of values, by session. places: positions in the environment of the program that runs.
+    """
+
+    key: int
+    storage: torch.UntypedStorage
+    nbytes: int
+    resident: bool
+    pinned: bool = False
+    holders: dict[SessionMemory, list[int]] = attrs.field(factory=dict)
+    places: list[int] = attrs.field(factory=list)
+
+    @property
+    def movable(self) -> bool:
+        """True if the memory may be freed, and can be restored."""
+        return self.resident and not self.pinned and self.nbytes >= SMALLEST and self.storage.resizable()
+
+
+Holdings = dict[int, Holding]
+RunUses = Callable[[Holding], tuple[int | None, int | None]]  # clocks of the last and next use by the program that runs
+
+
+@attrs.define
+class Pressure:
+    """The level of memory pressure: none, a warning, or critical: values were evicted. `entered`: how often each level was."""
 
     level: int = NONE
     entered: list[int] = attrs.field(factory=lambda: [0] * len(PRESSURE))
 
     def note(self, resident: int, away: int, budget: int) -> None:
-        """Note that `resident` bytes are in memory, and `away` bytes elsewhere for want of it."""
+        """Note that `resident` bytes are on the device, and `away` bytes elsewhere for want of memory."""
         share = (resident + away) / max(budget, 1)
         level = CRITICAL if away or share > _CRITICAL else WARNING if share > _WARNING else NONE
         if level != self.level:
@@ -67,14 +122,13 @@ class Pressure:
 
 @attrs.define
 class EvictionCounters:
-    """Counters of evictions and the like.
+    """Counts of storages, and bytes.
 
     Attributes:
-        evictions: values whose memory was taken. spills, restores: values that were written elsewhere, and read back.
+        evictions: storages whose memory was freed. spills, restores: storages that were written elsewhere, and read back.
         spilled, restored: bytes of these.
-        dropped, reread: values whose memory was taken because they can be read again from where they came, and that were.
-        reread_bytes: bytes of the latter.
-        recomputed: values that were computed again. refused: allocations for which there was no room.
+        dropped, reread: storages that were freed without writing them, and read again from weight files. reread_bytes: bytes of the latter.
+        refused: allocations for which there was no room.
     """
 
     evictions: int = 0
@@ -85,98 +139,98 @@ class EvictionCounters:
     dropped: int = 0
     reread: int = 0
     reread_bytes: int = 0
-    recomputed: int = 0
     refused: int = 0
 
 
 class Ledger:
-    """Tracks the memory that the sessions of a device hold, and keeps it below `limit` bytes.
+    """The memory that the sessions of a device hold. Keeps it below `limit` bytes.
 
-    A thread that runs ops or changes holdings has `lock`.
+    A thread that runs ops or changes the table has `lock`.
 
     Attributes:
         on_demand: True if nothing is evicted before an op runs out of memory. Programs then run without `lock`, and the inputs of
-            those that run are not evicted.
-        relieve: frees memory of the device that no tensor uses.
-        delivered: storages that are copied to the host beside programs, which must stay where they are, by key.
+            a program that runs are not evicted.
+        clock: steps that programs have run.
+        delivered: storages that are copied to the host beside programs and must stay, by key.
+        loading: thread that loads libraries, whose memory is no session's.
     """
 
     def __init__(
         self,
+        runtime: DeviceRuntime,
         limit: int,
-        device: torch.device,
-        space: SpillSpace,
-        decider: Decider | None = None,
+        spaces: Sequence[SpillSpace],
+        policy: CheckedPolicy | None = None,
         *,
         on_demand: bool = False,
-        relieve: Callable[[], None] = lambda: None,
     ) -> None:
-        self.on_demand, self.relieve = on_demand, relieve
-        self.limit = limit
-        self.device = device
-        self.space = space
-        self.decider = decider or Decider()
-        self.steps = 0  # that programs have run here
+        self.on_demand, self.limit, self.spaces = on_demand, limit, spaces
+        self.policy = policy or CheckedPolicy()
+        self.process = process_memory(runtime.device, limit)
+        self.clock = 0
         self.lock = threading.RLock()
         self.sessions: list[SessionMemory] = []
         self.counts = EvictionCounters()
         self.delivered: Counter[int] = Counter()
-        self.budgets = Budgets()
         self.peak = 0
-        self.reserve = 0 if on_demand else limit // RESERVE
-        self.process = None if on_demand else process_memory(device)
         self.pressure = Pressure()
-        self.loading: threading.Thread | None = None  # loads libraries, whose memory is no session's
-        self._copies: dict[int, StoredCopy] = {}
-        self._shared: dict[int, list[int]] = {}  # by storage: how many sessions count it, and its bytes
-        self._counted_again = 0  # bytes of shared storages that sessions count beyond the first time
-        self._away = 0  # bytes of storages whose memory was taken
+        self.loading: threading.Thread | None = None
+        self._runtime, self._device = runtime, runtime.device
+        self._is_host = runtime.device.type == "cpu"
+        self._table: dict[int, Entry] = {}
+        self._counted_again = 0  # bytes that sessions count beyond the first time
+        self._away = 0  # bytes that are not on the device
 
-    # --- what is held -------------------------------------------------------------------------------------------
+    # --- the table ----------------------------------------------------------------------------------------------
 
     @property
     def budget(self) -> int:
-        """Bytes that tensors may take: the limit without what is left to what ops need beside them."""
-        return self.limit - self.reserve
+        """Bytes that tensors may take: the limit without the reserve for the work space of ops."""
+        return self.limit - self.process.reserve
 
     @property
     def comfort(self) -> int:
-        """Bytes up to which programs run as they are: the allocator keeps some of what is freed."""
+        """Bytes up to which programs run without a guard: the allocator keeps some of what is freed."""
         return int(COMFORT * self.budget)
 
+    @property
+    def evicted(self) -> int:
+        """Bytes of values that are not on the device."""
+        return self._away
+
+    @property
+    def all_resident(self) -> bool:
+        """True if all values are on the device."""
+        return not self._away
+
+    @property
+    def spilled(self) -> int:
+        """Bytes in the spill spaces."""
+        return sum(space.used for space in self.spaces)
+
+    def allocated(self) -> int | None:
+        """Return the bytes that the device's allocator has given out; None on a host, whose allocator does not tell."""
+        return None if self._is_host else torch.accelerator.memory_allocated(self._device)
+
     def resident(self) -> int:
-        """Bytes that all sessions have in memory, in values, shared ones counted once, and in what has run ahead."""
+        """Return the bytes on the device: on a host those of values, shared ones once, and of what has run ahead."""
         self._sweep()
+        if (allocated := self.allocated()) is not None:
+            return allocated
         return sum([one.values.held + one.ahead for one in self.sessions]) - self._counted_again - self._away
 
     def without_runs_ahead(self) -> int:
-        """Free what sessions hold of programs that have run before their submissions came; as `resident` after it."""
+        """Free what has run before its submission came. Return what is resident then."""
         for session in self.sessions:
             session.give_way()
         return self.resident()
 
-    def share(self, key: int, nbytes: int) -> None:
-        """A session counts a storage among its own that others may count as well."""
-        with self.lock:
-            found = self._shared.setdefault(key, [0, nbytes])
-            self._counted_again += found[1] if found[0] else 0
-            found[0] += 1
-
-    def unshare(self, key: int) -> None:
-        """A session does not count a storage that it shared any more."""
-        with self.lock:
-            found = self._shared[key]
-            found[0] -= 1
-            if found[0]:
-                self._counted_again -= found[1]
-            else:
-                del self._shared[key]
-
     def survey(self) -> Holdings:
-        """All memory that values look into, by its key."""
+        """Return all storages that values look into, by key."""
         self._sweep()
         found: Holdings = {}
         for session in self.sessions:
+            session.uses.catch_up(session.values.table)
             for handle, value in session.values.items():
                 if has_memory(value):
                     holding = self.look(found, value)
@@ -184,309 +238,242 @@ class Ledger:
                     holding.pinned |= session.pins(handle)
         return found
 
-    def look(self, holdings: Holdings, tensor: torch.Tensor) -> Allocation:
-        """The holding of a tensor's memory, a new one where there is none."""
+    def look(self, holdings: Holdings, tensor: torch.Tensor) -> Holding:
+        """Return the holding of a tensor's storage. Add it if it is new."""
         key = torch_private.storage_key(tensor)
         holding = holdings.get(key)
         if holding is None:
-            storage, copy = tensor.untyped_storage(), self._copies.get(key)
-            if copy is None or copy.resident:
-                holding = Allocation(key, storage, storage.nbytes())
-            else:
-                holding = Allocation(key, storage, copy.nbytes, resident=False)
-            holding.pinned = key in self.delivered
-            holdings[key] = holding
+            storage, entry = tensor.untyped_storage(), self._table.get(key)
+            away = entry is not None and not entry.resident
+            nbytes = entry.nbytes if entry is not None and away else storage.nbytes()
+            holding = holdings[key] = Holding(key, storage, nbytes, not away, key in self.delivered)
         return holding
 
     def is_evicted(self, tensor: torch.Tensor) -> bool:
-        """True if a tensor's memory was evicted."""
-        copy = self._copies.get(torch_private.storage_key(tensor)) if self._copies else None
-        return copy is not None and not copy.resident
+        """Return True if a tensor's bytes are not on the device."""
+        return bool(self._away) and self.is_away(torch_private.storage_key(tensor))
 
-    def sizes(self) -> dict[int, int]:
-        """Bytes of what was taken, by key."""
-        return {key: copy.nbytes for key, copy in self._copies.items() if not copy.resident}
+    def is_away(self, key: int) -> bool:
+        """Return True if the bytes of a storage are not on the device."""
+        entry = self._table.get(key)
+        return entry is not None and not entry.resident
+
+    def _entry(self, key: int, storage: torch.UntypedStorage) -> Entry:
+        entry = self._table.get(key)
+        if entry is None:
+            entry = self._table[key] = Entry(StorageWeakRef(storage), storage.nbytes())
+        return entry
+
+    def share(self, key: int, storage: torch.UntypedStorage) -> None:
+        """Note that one more session counts a storage among its own. An evicted storage was shared before."""
+        with self.lock:
+            entry = self._entry(key, storage)
+            self._counted_again += entry.nbytes if entry.sharers else 0
+            entry.sharers += 1
+
+    def unshare(self, key: int) -> None:
+        """Note that a session does not count a storage that it shared any more."""
+        with self.lock:
+            entry = self._table[key]
+            entry.sharers -= 1
+            self._counted_again -= entry.nbytes if entry.sharers else 0
+            self._drop_plain(key, entry)
 
     def shared_bytes(self) -> int:
-        """Bytes of storages that sessions count more than once; for any thread."""
-        return sum(nbytes for count, nbytes in list(self._shared.values()) if count > 1)
-
-    @property
-    def all_resident(self) -> bool:
-        """True if all values are in memory, and nothing of them lies elsewhere as well that would have to change with them."""
-        return not self._away and not self.space.used
-
-    @property
-    def evicted(self) -> int:
-        """Bytes of values whose memory was taken."""
-        return self._away
-
-    def note(self, resident: int) -> None:
-        """Note that `resident` bytes are in memory now."""
-        self.peak = max(self.peak, resident)
-
-    def restart_peak(self) -> None:
-        """Count the peaks again."""
-        self.peak = 0
-        if self.process is not None:
-            self.process.peak = 0
-
-    def figures(self) -> dict[str, int]:
-        """Bytes: the limit, what is held at most and now, what lies elsewhere; and what was done so far."""
-        return {
-            "memory_limit": 0 if self.on_demand else self.limit,
-            "memory_reserve": self.reserve,
-            "memory_pressure": self.pressure.level,
-            "memory_run_peak": self.peak,
-            "process_peak": self.process.peak if self.process is not None else 0,
-            "memory_away": self._away,
-            "spill_bytes": self.space.used,
-            "evictions": self.counts.evictions,
-            "spilled_bytes": self.counts.spilled,
-            "restored_bytes": self.counts.restored,
-            "reread_bytes": self.counts.reread_bytes,
-            "memory_shared": self.shared_bytes(),
-            "remade": self.counts.recomputed,
-            "refused": self.counts.refused,
-        }
-
-    def expect(self, nbytes: int) -> None:
-        """Prepare for `nbytes` more: what the allocator keeps must not come on top of them."""
-        if self.process is not None and self.process.beyond() + nbytes > self.limit - self.reserve // 2:
-            self.process.trim()
-
-    def relax(self) -> None:
-        """Note the pressure that is left after a session has ended: the next program, which would note it, may be far away."""
-        self.pressure.note(self.resident(), self._away, self.budget)
-
-    def measure(self, resident: int) -> None:
-        """Measure the process while tensors take `resident` bytes: what it takes beyond them becomes the reserve."""
-        self.pressure.note(resident, self._away, self.budget)
-        process = self.process
-        if process is None:
-            return
-        if self.loading is not None:
-            self.loading.join()
-            self.loading = None
-        process.begin(resident)
-        if process.beyond() <= FULL * self.limit:
-            return
-        process.trim()
-        self._leave(process.beyond() - resident)
-
-    def begin_run(self) -> None:
-        """Begin a run whose memory is measured."""
-        if self.process is not None:
-            self.process.peak_beyond()  # for what came between runs
-            self.process.restart_peak()
-
-    def end_run(self, peak: int) -> None:
-        """End the run; its tensors took at most `peak` bytes. What ops took beside them becomes the reserve of the next run."""
-        found = self.process.peak_beyond() if self.process is not None else None
-        if found is None:
-            return
-        if found > FULL * self.limit:
-            self._leave(self.reserve + found - int(FULL * self.limit))
-        elif peak > FULL * self.budget and found < FULL**2 * self.limit:
-            self.reserve = max(self.reserve - self.limit // STEPS, self.limit // STEPS)
-
-    def _leave(self, beside: int) -> None:
-        """Leave at least `beside` bytes, and some, to what ops take beside their results."""
-        self.reserve = min(max(self.reserve, beside + self.limit // STEPS), self.limit // 2)
-
-    # --- what goes, and comes back ------------------------------------------------------------------------------
+        """Return the bytes of storages that several sessions count; for any thread."""
+        return sum(entry.nbytes for entry in list(self._table.values()) if entry.sharers > 1)
 
     def reread_from(self, tensor: torch.Tensor, source: SourceBytes) -> None:
-        """The memory of a tensor, which no program will write into, has bytes that can be read again."""
-        key = torch_private.storage_key(tensor)
-        if key not in self._copies:
-            storage = tensor.untyped_storage()
-            self._copies[key] = StoredCopy(StorageWeakRef(storage), storage.nbytes(), source, resident=True)
+        """Note that the bytes of a tensor's storage, which no program will write into, can be read again."""
+        entry = self._entry(torch_private.storage_key(tensor), tensor.untyped_storage())
+        if entry.copy is None:
+            entry.copy = source
 
-    def evict(self, holding: Allocation) -> None:
-        """Free the memory of a holding, after its bytes were spilled.
+    def written(self, key: int) -> None:
+        """Note that a storage on the device may be written into: spilled bytes are not its contents any more.
+
+        Storages that are read again from files are shared; programs write into copies of them.
+        """
+        entry = self._table.get(key)
+        if entry is not None and entry.resident and isinstance(entry.copy, SpillExtent):
+            self._free_copy(entry)
+            self._drop_plain(key, entry)
+
+    def has_copy(self, key: int) -> bool:
+        """Return True if the bytes of a storage lie elsewhere already, so that eviction writes nothing."""
+        entry = self._table.get(key)
+        return entry is not None and entry.copy is not None
+
+    def _free_copy(self, entry: Entry) -> None:
+        if isinstance(entry.copy, SpillExtent):
+            entry.copy.space.free(entry.copy)
+        entry.copy = None
+
+    def _drop_plain(self, key: int, entry: Entry) -> None:
+        """Drop the entry of a storage that is on the device alone."""
+        if entry.resident and entry.copy is None and not entry.sharers:
+            del self._table[key]
+
+    def _sweep(self) -> None:
+        """Forget storages that are gone. Those that a session still counts as shared have no bytes anywhere."""
+        for key, entry in list(self._table.items()):
+            if entry.reference.expired():
+                self._free_copy(entry)
+                self._away -= 0 if entry.resident else entry.nbytes
+                entry.resident = True
+                self._drop_plain(key, entry)
+
+    # --- eviction and restoring ---------------------------------------------------------------------------------
+
+    def evict(self, holding: Holding) -> None:
+        """Free the memory of a storage. Spill its bytes before, unless they lie elsewhere already.
 
         Raises:
-            OSError: they cannot be kept.
+            OSError: no spill space takes them.
         """
-        copy = self._copies.get(holding.key)
-        if copy is not None and not isinstance(copy.place, SpillExtent) and not copy.place.unchanged():
-            copy = None
-        if copy is None:
-            slot = self.space.write(holding.storage)
-            reference = StorageWeakRef(holding.storage)
-            copy = self._copies[holding.key] = StoredCopy(reference, slot.size, slot, resident=True)
-            self.counts.spills += 1
-            self.counts.spilled += slot.size
-        self.counts.dropped += not isinstance(copy.place, SpillExtent)
-        self.drop(holding)
-        copy.resident = False
-        self._away += copy.nbytes
-
-    def drop(self, holding: Allocation) -> None:
-        """Free the memory of a holding whose bytes can be read again or recomputed."""
         for session in self.sessions:
-            session.give_way()  # what it runs ahead may use it
-        holding.storage.resize_(0)
-        holding.resident = False
+            session.give_way()  # a program that runs ahead may use it
+        entry = self._entry(holding.key, holding.storage)
+        if entry.copy is not None and not entry.copy.unchanged():
+            entry.copy = None
+        if entry.copy is None:
+            entry.nbytes = holding.nbytes
+            entry.copy = self._spill(holding.storage)
+            self.counts.spills += 1
+            self.counts.spilled += entry.nbytes
+        self.counts.dropped += not isinstance(entry.copy, SpillExtent)
         self.counts.evictions += 1
+        holding.storage.resize_(0)
+        holding.resident = entry.resident = False
+        self._away += entry.nbytes
 
-    def restore(self, holding: Allocation) -> None:
-        """Give a holding its memory and bytes back; there is room.
+    def _spill(self, storage: torch.UntypedStorage) -> SpillExtent:
+        data = bytes_on_device(storage, self._device)
+        if not self._is_host:
+            try:
+                data = self._runtime.deliver(data)
+            except (RuntimeError, MemoryError) as error:
+                raise OSError(f"cannot spill {storage.nbytes():,} bytes to host memory: {error}") from error
+        for space in self.spaces[:-1]:
+            try:
+                return space.write(data)
+            except OSError as error:
+                _log.info("a spill space is full", where=space.where, error=str(error))
+        return self.spaces[-1].write(data)
+
+    def move_to_disk(self, holding: Holding) -> None:
+        """Move the spilled bytes of a storage from the host to disk.
+
+        Raises:
+            OSError: the disk does not take them.
+        """
+        entry = self._table[holding.key]
+        if entry.where == HOST and isinstance(entry.copy, SpillExtent) and entry.copy.block is not None:
+            moved = self.spaces[-1].write(entry.copy.block)
+            self._free_copy(entry)
+            entry.copy = moved
+
+    def restore(self, holding: Holding) -> None:
+        """Give a storage its memory and bytes back. There must be room.
 
         Raises:
             OSError: they cannot be read.
             RuntimeError: the device has no memory after all.
         """
-        copy = self._copies[holding.key]
+        entry = self._table[holding.key]
         holding.storage.resize_(holding.nbytes)
         try:
-            self._fill(holding.storage, copy)
+            self._fill(holding.storage, entry)
         except BaseException:
             holding.storage.resize_(0)
             raise
-        copy.resident = holding.resident = True
+        entry.resident = holding.resident = True
         self._away -= holding.nbytes
-        if self.on_demand:  # so that programs run as they are again
+        if self.on_demand:  # programs that nothing guards may write into it
             self.written(holding.key)
 
-    def _fill(self, storage: torch.UntypedStorage, copy: StoredCopy) -> None:
-        """Put the bytes of a copy into a storage of the same size.
+    def _fill(self, storage: torch.UntypedStorage, entry: Entry) -> None:
+        """Put the bytes of an entry into a storage of the same size.
 
         Raises:
             OSError: they cannot be read.
         """
-        if isinstance(copy.place, SpillExtent):
-            self.space.read(copy.place, storage)
-            self.counts.restores += 1
-            self.counts.restored += copy.nbytes
-            return
-        if isinstance(self.space, HostSpill):
-            data = torch.empty(copy.nbytes, dtype=torch.uint8)
-            copy.place.read_into(data.numpy().data)
-            self.space.overwrite(storage, data)
+        copy = entry.copy
+        assert copy is not None
+        if self._is_host:
+            copy.read_into(octets(storage))
         else:
-            copy.place.read_into(octets(storage))
-        self.counts.reread += 1
-        self.counts.reread_bytes += copy.nbytes
-
-    def written(self, key: int) -> None:
-        """A storage in memory may be written into: what was spilled of it is no longer what it contains.
-
-        What is read again from where it came is memory that sessions share: they write into copies of it.
-        """
-        copy = self._copies.get(key)
-        if copy is not None and copy.resident and isinstance(copy.place, SpillExtent):
-            del self._copies[key]
-            self.space.free(copy.place)
+            data = copy.block if isinstance(copy, SpillExtent) else None
+            if data is None:
+                data = torch.empty(entry.nbytes, dtype=torch.uint8)
+                copy.read_into(octets(data.untyped_storage()))
+            self._runtime.overwrite(bytes_on_device(storage, self._device), data)
+        if isinstance(copy, SpillExtent):
+            self.counts.restores += 1
+            self.counts.restored += entry.nbytes
+        else:
+            self.counts.reread += 1
+            self.counts.reread_bytes += entry.nbytes
 
     def copy_of(self, tensor: torch.Tensor) -> torch.UntypedStorage:
-        """A copy of a value's memory.
+        """Return a copy of a value's storage.
 
         Raises:
             torch.OutOfMemoryError: there is no room for it.
-            OSError: the memory was evicted, and its bytes cannot be read.
+            OSError: it was evicted, and its bytes cannot be read.
         """
         with self.lock:
             holding = self.look({}, tensor)
             self.admit(holding.nbytes)
-            made = self.with_room(lambda: torch.UntypedStorage(holding.nbytes, device=self.device))
-            copy = self._copies.get(holding.key)
-            if copy is not None and not copy.resident:  # perhaps only now, to make room
-                self._fill(made, copy)
+            made = self.with_room(lambda: torch.UntypedStorage(holding.nbytes, device=self._device))
+            entry = self._table.get(holding.key)
+            if entry is not None and not entry.resident:  # perhaps only now, to make room
+                self._fill(made, entry)
             else:
                 made.copy_(tensor.untyped_storage())
             return made
 
-    def is_kept(self, holding: Allocation) -> bool:
-        """True if the bytes lie elsewhere already, so that nothing need be written."""
-        return holding.key in self._copies
-
-    def hints(self, holdings: Holdings) -> Hints:
-        """Hints about the holdings that outlive the running program, if there is one."""
-        for session in self.sessions:
-            session.catch_up()
-        held = holdings.values()
-        return Hints(self.sessions, held, time.monotonic(), self.steps, self.budgets, self.budget)
-
-    def describe(
-        self,
-        holding: Allocation,
-        session: SessionHints,
-        next_use: int | None,
-        last_use: int,
-        recompute_seconds: float | None = None,
-    ) -> EvictionCandidate:
-        """A holding as memory policies see it."""
-        spilled = self.is_kept(holding)
-        seconds = holding.nbytes / self.space.read_speed
-        if not spilled:
-            seconds += holding.nbytes / self.space.write_speed
+    def candidate(self, holding: Holding, now: int, run_uses: RunUses | None = None) -> EvictionCandidate:
+        """Return a storage as memory policies see it. `run_uses`: uses by the program that runs, which come before predicted ones."""
+        uses = list(holding.holders.items())
+        last, ahead = run_uses(holding) if run_uses is not None else (None, None)
+        if last is None:
+            last = max([session.uses.last(handles, now) for session, handles in uses], default=now)
+        if ahead is None:
+            known = [session.uses.next(handles, now) for session, handles in uses]
+            ahead = min([clock for clock in known if clock is not None], default=None)
+        kinds = [session.residency(handles) for session, handles in uses]
         return EvictionCandidate(
             holding.nbytes,
-            RESIDENCIES[kind_of_holding(holding)],
-            session,
+            max(0, now - last),
+            None if ahead is None else ahead - now,
+            max(kinds, key=RESIDENCIES.index, default=DataResidency.EPHEMERAL_ACTIVATION),
             bool(holding.holders),
-            next_use,
-            last_use,
-            spilled,
-            seconds,
-            recompute_seconds,
-            max(itertools.chain.from_iterable(holding.holders.values()), default=0),
+            self.has_copy(holding.key),
             max(len(holding.holders), 1),
         )
 
-    def between_programs(self, hints: Hints) -> Describe:
-        """The description of holdings while no program runs."""
-        return lambda holding: self.describe(
-            holding, hints.of(holding), hints.next_use(holding), hints.last_use(holding)
-        )
-
     def make_room(
-        self,
-        wanted: int,
-        resident: int,
-        holdings: Iterable[Allocation],
-        describe: Describe,
-        evict: Evict | None = None,
+        self, wanted: int, resident: int, holdings: Iterable[Holding], now: int, run_uses: RunUses | None = None
     ) -> int:
-        """Evict of `holdings` until `wanted` bytes fit beside `resident`, or none is left; returns the bytes that were freed."""
+        """Evict until `wanted` bytes fit beside `resident`, or nothing movable is left. Return the bytes that were freed."""
         excess = resident + wanted - self.budget
         if excess <= 0:
             return 0
-        excess = max(excess, min(self.limit // BATCH, resident))
-        taken = 0
-        movable = [holding for holding in holdings if holding.movable]
-        candidates = tuple([describe(holding) for holding in movable])
-        for position in self.decider.order(EvictionContext(candidates, excess, resident, self.budget)):
-            if taken >= excess:
+        excess, freed = max(excess, min(self.limit // BATCH, resident)), 0
+        # Of equal keys the newest goes first: weights are used in the order of their uploads.
+        movable = [holding for holding in holdings if holding.movable][::-1]
+        keys = [self.policy.key(self.candidate(holding, now, run_uses)) for holding in movable]
+        for position in sorted(range(len(keys)), key=keys.__getitem__, reverse=True):
+            if freed >= excess:
                 break
-            holding = movable[position]
             try:
-                if evict is None:
-                    self.evict(holding)
-                else:
-                    evict(holding, candidates[position])
+                self.evict(movable[position])
             except OSError as error:
-                _log.warning("bytes cannot be spilled", bytes=holding.nbytes, error=str(error))
+                _log.warning("bytes cannot be spilled", bytes=movable[position].nbytes, error=str(error))
                 break
-            taken += holding.nbytes
-        return taken
-
-    def forget(self, key: int) -> None:
-        """Free the spilled copy of a storage that is gone."""
-        copy = self._copies.pop(key, None)
-        if copy is not None:
-            if isinstance(copy.place, SpillExtent):
-                self.space.free(copy.place)
-            if not copy.resident:
-                self._away -= copy.nbytes
-
-    def _sweep(self) -> None:
-        """Free the spilled copies of storages that are gone."""
-        for key, copy in list(self._copies.items()):
-            if copy.reference.expired():
-                self.forget(key)
+            freed += movable[position].nbytes
+        return freed
 
     # --- outside of runs ----------------------------------------------------------------------------------------
 
@@ -503,21 +490,21 @@ class Ledger:
             resident = self.without_runs_ahead()
         if resident + nbytes > self.budget:
             holdings = self.survey()
-            describe = self.between_programs(self.hints(holdings))
-            resident = sum(h.nbytes for h in holdings.values() if h.resident)
-            resident -= self.make_room(nbytes, resident, holdings.values(), describe)
+            if self._is_host:
+                resident = resident_bytes(holdings.values())
+            resident -= self.make_room(nbytes, resident, holdings.values(), self.clock)
         if resident + nbytes > self.limit:
             self.counts.refused += 1
             raise torch.OutOfMemoryError(self.refusal(nbytes, resident))
-        self.expect(nbytes)
+        self.process.trim_before(nbytes)
         self.note(resident + nbytes)
         self.pressure.note(resident + nbytes, self._away, self.budget)
 
     def reload(self, tensor: torch.Tensor) -> None:
-        """Reload the memory of a value, if it was evicted.
+        """Restore the bytes of a value, if they were evicted.
 
         Raises:
-            torch.OutOfMemoryError: there is no room for it.
+            torch.OutOfMemoryError: there is no room for them.
         """
         if self.is_evicted(tensor):
             holding = self.look({}, tensor)
@@ -537,19 +524,85 @@ class Ledger:
                 raise
             _log.info("memory ran out: values are evicted", error=str(error))
         with self.lock:
-            holdings = self.survey()
-            resident = sum(h.nbytes for h in holdings.values() if h.resident)
-            self.make_room(self.budget, resident, holdings.values(), self.between_programs(self.hints(holdings)))
-            self.relieve()
+            self.evict_everything(self.survey().values(), self.clock)
             return allocate()
 
+    def evict_everything(self, holdings: Collection[Holding], now: int) -> int:
+        """Evict all that is movable, and have the allocator free what it keeps. Return the bytes that were freed."""
+        freed = self.make_room(self.budget, resident_bytes(holdings), holdings, now)
+        self._runtime.relieve()
+        return freed
+
     def refusal(self, wanted: int, resident: int) -> str:
-        """An out-of-memory message: the bytes requested, the bytes resident, and the share of each session."""
+        """Return an out-of-memory message: the bytes requested, the bytes resident, and those of each session."""
         held = [(session.values.held, session) for session in self.sessions]
         shares = ", ".join(f"{session.name or 'a session'} {nbytes:,}" for nbytes, session in held if nbytes)
         return (
-            f"{wanted:,} bytes do not fit: this executor may hold {self.limit:,} bytes, {self.reserve:,} of them are left to "
+            f"{wanted:,} bytes do not fit: this executor may hold {self.limit:,} bytes, {self.process.reserve:,} of them are left to "
             f"what ops need beside their results, and {resident:,} cannot make room (bytes by session: {shares or 'none'}). "
             "Free tensors, use smaller batches, or start the executor with a higher limit (memory_gib, or "
             "`djinn serve --memory-gib`)"
         )
+
+    # --- figures ------------------------------------------------------------------------------------------------
+
+    def note(self, resident: int) -> None:
+        """Note that `resident` bytes are on the device now."""
+        self.peak = max(self.peak, resident)
+
+    def relax(self) -> None:
+        """Note the pressure that is left after a session has ended: the next program, which would note it, may be far away."""
+        self.pressure.note(self.resident(), self._away, self.budget)
+
+    def measure(self, resident: int) -> None:
+        """Measure the process while tensors take `resident` bytes."""
+        self.pressure.note(resident, self._away, self.budget)
+        if self.loading is not None:
+            self.loading.join()
+            self.loading = None
+        self.process.measure(resident)
+
+    def restart_peak(self) -> None:
+        """Count the peaks again."""
+        self.peak = self.process.peak = 0
+
+    def evicted_to(self, holdings: Iterable[Holding]) -> dict[str, int]:
+        """Return the bytes of evicted storages by place: HOST, or DISK, which counts those that are read again as well."""
+        found: Counter[str] = Counter()
+        for holding in holdings:
+            if not holding.resident:
+                entry = self._table.get(holding.key)
+                found[(entry.where if entry is not None else "") or DISK] += holding.nbytes
+        return dict(found)
+
+    def figures(self) -> dict[str, int]:
+        """Return bytes: the limit, what is held at most and now, what lies elsewhere; and counts of what was done."""
+        return {
+            "memory_limit": 0 if self.on_demand else self.limit,
+            "memory_reserve": self.process.reserve,
+            "memory_pressure": self.pressure.level,
+            "memory_run_peak": self.peak,
+            "process_peak": self.process.peak,
+            "memory_away": self._away,
+            "spill_bytes": self.spilled,
+            "evictions": self.counts.evictions,
+            "spilled_bytes": self.counts.spilled,
+            "restored_bytes": self.counts.restored,
+            "reread_bytes": self.counts.reread_bytes,
+            "memory_shared": self.shared_bytes(),
+            "refused": self.counts.refused,
+        }
+
+
+# Of several kinds of values in one storage, the last one counts.
+RESIDENCIES: Final = (
+    DataResidency.EPHEMERAL_ACTIVATION,
+    DataResidency.OPTIMIZER_STATE,
+    DataResidency.PERSISTENT_WEIGHT,
+    DataResidency.STATEFUL_KV_CACHE,
+)
+
+
+def resident_bytes(holdings: Iterable[Holding]) -> int:
+    """Return the bytes of storages that are on the device."""
+    return sum(holding.nbytes for holding in holdings if holding.resident)

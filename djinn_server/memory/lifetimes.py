@@ -46,10 +46,6 @@ class Lifetimes:
         at = bisect_right(found, step)
         return found[at - 1] if at else self.made_by.get(place, -1)
 
-    def lives_until(self, place: int) -> int:
-        """The step after which it is released, or NEVER."""
-        return self.released.get(place, NEVER)
-
 
 def lifetimes_of(template: CompiledTemplate) -> Lifetimes:
     """The lifetimes of a template's values."""

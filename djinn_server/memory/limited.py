@@ -13,27 +13,24 @@ from djinn_core import torch_private
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_server.compiling.torch_libraries import load_early
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.memory.eviction import Decider
 from djinn_server.memory.ledger import Ledger
-from djinn_server.memory.spill import spill_space
+from djinn_server.memory.policy import CheckedPolicy
+from djinn_server.memory.spill import spill_spaces
 
 
 class LimitedRuntime(DeviceRuntime):
-    """A wrapper of a device runtime that uses at most `limit` bytes; `decider`: what is evicted first.
+    """A wrapper of a device runtime that uses at most `limit` bytes; `policy`: what is evicted first.
 
     Without a limit (0), an accelerator uses all of its memory, and values are evicted when that runs out.
     """
 
-    def __init__(self, runtime: DeviceRuntime, limit: int, disk: DiskQuota, decider: Decider | None = None) -> None:
+    def __init__(
+        self, runtime: DeviceRuntime, limit: int, disk: DiskQuota, policy: CheckedPolicy | None = None
+    ) -> None:
         super().__init__(runtime.device)
         self.hang_seconds, self.ahead_seconds = runtime.hang_seconds, runtime.ahead_seconds
         self.ledger = Ledger(
-            limit or runtime.memory()["total"],
-            runtime.device,
-            spill_space(runtime, disk),
-            decider,
-            on_demand=not limit,
-            relieve=runtime.relieve,
+            runtime, limit or runtime.memory()["total"], spill_spaces(runtime, disk), policy, on_demand=not limit
         )
         self.opens_memory = runtime.opens_memory and not limit  # opened memory is not admitted
         self._runtime = runtime
@@ -145,12 +142,12 @@ class LimitedRuntime(DeviceRuntime):
             return found
         total = min(self.ledger.limit, found.get("total", self.ledger.limit))
         free = min(max(0, self.ledger.limit - self.ledger.resident()), found.get("free", self.ledger.limit))
-        if "peak" in found and self.ledger.process is not None:  # the device counts its peak again at each run
+        if "peak" in found:  # the device counts its peak again at each run
             found["peak"] = max(found["peak"], self.ledger.process.peak)
         return found | {
             "total": total,
             "free": free,
-            "spill": self.ledger.space.room(),
+            "spill": sum(space.room() for space in self.ledger.spaces),
             "pressure": self.ledger.pressure.level,
         }
 

@@ -1,8 +1,9 @@
-"""Memory that tensors and ops take of this process or its device, and the return of the allocator's free memory to the system."""
+"""Memory of an executor's process on a host device: what tensors and ops take, and the return of freed memory to the system."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 
@@ -10,93 +11,93 @@ from djinn_core.logs import get_logger
 from djinn_server.malloc_trim import trimmer
 from djinn_server.system.memory import Resident, resident
 
+FULL: Final = 0.95  # of the limit; a process that takes more leaves too little to ops
+STEPS: Final = 64  # the reserve grows and shrinks in steps of the limit by this
+RESERVE: Final = 4  # until runs were measured, the limit by this
 _log = get_logger("djinn.server")
 
 
-class DeviceBytes:
-    """Bytes that PyTorch's allocator has given out of an accelerator's memory, to tensors and to ops. Implements `Resident`."""
-
-    tells_peak = True
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def now(self) -> int:
-        """Bytes now."""
-        return torch.accelerator.memory_allocated(self._device)
-
-    def restart_peak(self) -> None:
-        """Count the peak again."""
-        torch.accelerator.reset_peak_memory_stats(self._device)
-
-    def peak(self) -> int:
-        """The most since the peak was last counted again."""
-        return torch.accelerator.max_memory_allocated(self._device)
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class ProcessMemory:
-    """Resident bytes beyond those after the process's first program, with which libraries load; before it, beyond those at the start."""
+    """Bytes that tensors and ops take of this process's resident memory. Keeps a reserve for the work space of ops.
 
-    def __init__(self, resident: Resident | DeviceBytes, trim: Callable[[], object]) -> None:
-        self._resident = resident
-        self._base = self._resident.now()
-        self._begun = False
-        self._trim = trim
-        self._resettable = self._resident.tells_peak
+    Attributes:
+        reserve: bytes of the limit that tensors must leave free.
+        peak: the most bytes that tensors and ops took in a measured run.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        resident: Resident | None,
+        trim: Callable[[], object] = lambda: None,
+        reserve: int | None = None,
+    ) -> None:
+        """`resident`: None if the system does not tell it; the reserve stays as it is then."""
+        self.limit = limit
+        self.reserve = limit // RESERVE if reserve is None else reserve
         self.peak = 0
+        self._resident, self._trim = resident, trim
+        self._base = 0 if resident is None else resident.now()  # bytes of the process itself
+        self._measured = False
+        self._resets = resident is not None and resident.tells_peak
 
-    def resident(self) -> int:
-        """Resident bytes."""
-        return self._resident.now()
+    def taken(self) -> int:
+        """Return the bytes that tensors and ops take; before the first measurement, those that libraries take as well."""
+        return 0 if self._resident is None else max(0, self._resident.now() - self._base)
 
-    def begin(self, held: int) -> None:
-        """Note, once, that tensors take `held` bytes: the rest of what is resident now is the process's own."""
-        if not self._begun:
-            self._begun = True
-            self.trim()  # what uploads have freed is not the process's own
-            self._base = self.resident() - held
+    def trim_before(self, nbytes: int) -> None:
+        """Return the allocator's free memory to the system if it would exceed the limit with `nbytes` more."""
+        if self.taken() + nbytes > self.limit - self.reserve // 2:
+            self._trim()
 
-    def beyond(self) -> int:
-        """Bytes that tensors and ops take: resident bytes without the process's own."""
-        return max(0, self.resident() - self._base)
+    def measure(self, held: int) -> None:
+        """Measure the process while tensors take `held` bytes. Bytes above these become the reserve if the process is full."""
+        if self._resident is None:
+            return
+        if not self._measured:
+            self._measured = True
+            self._trim()  # of freed uploads
+            self._base = self._resident.now() - held
+        if self.taken() > FULL * self.limit:
+            self._trim()
+            self._leave(self.taken() - held)
 
-    def restart_peak(self) -> None:
-        """Count the peak again."""
-        if self._resettable:
+    def begin_run(self) -> None:
+        """Begin a run whose peak is measured."""
+        self._note_peak()
+        if self._resets and self._resident is not None:
             try:
                 self._resident.restart_peak()
             except OSError as error:
-                self._resettable = False
-                _log.info("what ops take beside their results is not known", error=str(error))
+                self._resets = False
+                _log.info("the work space of ops is not known", error=str(error))
 
-    def peak_beyond(self) -> int | None:
-        """As `beyond`, the most since the peak was last counted again; None if that cannot be known."""
-        if not self._resettable or not self._begun:
+    def end_run(self, peak: int) -> None:
+        """End the run; its tensors took at most `peak` bytes. The reserve follows what ops took beside them."""
+        if (found := self._note_peak()) is None:
+            return
+        if found > FULL * self.limit:
+            self._leave(self.reserve + found - int(FULL * self.limit))
+        elif peak > FULL * (self.limit - self.reserve) and found < FULL**2 * self.limit:
+            self.reserve = max(self.reserve - self.limit // STEPS, self.limit // STEPS)
+
+    def _note_peak(self) -> int | None:
+        if not self._resets or self._resident is None or not self._measured:
             return None
-        peak = max(0, self._resident.peak() - self._base)
-        self.peak = max(self.peak, peak)
-        return peak
+        found = max(0, self._resident.peak() - self._base)
+        self.peak = max(self.peak, found)
+        return found
 
-    def trim(self) -> None:
-        """Return memory that the allocator has kept to the system."""
-        self._trim()
-
-    def close(self) -> None:
-        """Ask no more."""
-        self._resident.close()
+    def _leave(self, beside: int) -> None:
+        self.reserve = min(max(self.reserve, beside + self.limit // STEPS), self.limit // 2)
 
 
-def process_memory(device: torch.device) -> ProcessMemory | None:
-    """Return the memory of this process if the device is the host, else that of the device; None where the kernel does not tell."""
+def process_memory(device: torch.device, limit: int) -> ProcessMemory:
+    """Return the meter of this process. On accelerators the allocator's figure is the limit, and nothing is reserved."""
+    if device.type != "cpu":
+        return ProcessMemory(limit, None, reserve=0)
     try:
-        if device.type == "cpu":
-            return ProcessMemory(resident(), trimmer())
-        return ProcessMemory(
-            DeviceBytes(device), lambda: None
-        )  # its allocator frees what it keeps when it needs memory
-    except (OSError, RuntimeError) as error:
-        _log.warning("a limit is kept for tensors alone: what the process takes is not known", error=str(error))
-        return None
+        return ProcessMemory(limit, resident(), trimmer())
+    except OSError as error:
+        _log.warning("a limit is kept for tensors alone: the memory of the process is not known", error=str(error))
+        return ProcessMemory(limit, None)

@@ -1,82 +1,68 @@
-"""Memory of one session under its device's limit: a program runs directly, or as a limited run where memory is short."""
+"""Memory of one session on its device: how each of its programs runs, its KV caches, and what moves while it is idle."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
-import msgspec
 import torch
 
 from djinn_core.ir.handles import storage_of
+from djinn_core.ir.profile import DataResidency
 from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
+from djinn_core.torch_private import storage_key
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply
 from djinn_core.wire.messages import ValueHints
-from djinn_server.memory.allocation import Allocation
-from djinn_server.memory.budgets import ACTIVATION, CACHE, KINDS, NAMES, Usage, kind_of
-from djinn_server.memory.ledger import Holdings, Ledger
-from djinn_server.memory.limited_run import LimitedRun
-from djinn_server.memory.memory_estimate import MemoryEstimate, bytes_of_inputs, estimate_memory, unknown_memory
-from djinn_server.memory.next_use import LastUses, NextUsePredictor
-from djinn_server.running.run import RunOutcome, TemplateRun, environment_of
+from djinn_server.memory.guard import MemoryGuard
+from djinn_server.memory.ledger import RESIDENCIES, Holding, Holdings, Ledger
+from djinn_server.memory.template_memory import TemplateMemory, bytes_of_inputs, template_memory
+from djinn_server.memory.uses import PastRun, UseHistory
+from djinn_server.running.run import RunOutcome, TemplateRun
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import ValueTable, has_memory
 
-IDLE_SECONDS = 10.0  # after which a session's values make room before those of others
-OUTLOOKS_LIMIT = 512
-PAST_RUNS: Final = 256
-FAR: Final = 0.5  # of what is comfortable; below it nothing is evicted soon
-LETTERS_LIMIT = 16 << 20  # of what clients say about their values
+IDLE_SECONDS: Final = 10.0  # after which what a session shares with another may move for its sake
+TEMPLATES_LIMIT: Final = 512
+LETTERS_LIMIT: Final = 16 << 20  # of what clients say about their values
+# Kinds of values as clients name them, and as figures do. Gradients and inputs count as activations.
+_CACHE: Final = "k"
+_RESIDENCIES: Final = MappingProxyType(dict(zip("aowk", RESIDENCIES, strict=True)))
+NAMES: Final = MappingProxyType({"w": "weights", "k": "caches", "a": "activations", "o": "states"})
 _log = get_logger("djinn.server")
 Plain = Callable[[CompiledTemplate, RunRequest, Sequence[Any], ValueTable], RunOutcome]
 
 
-class PastRun(msgspec.Struct):
-    """A run far from the limit, of which it is not noted yet what it used.
-
-    Attributes:
-        began: steps that programs had run on the device before it.
-    """
-
-    digest: bytes
-    phase: str
-    estimate: MemoryEstimate
-    inputs: list[int]
-    outputs: list[int]
-    began: int
-
-
 class SessionMemory:
-    """The holdings of one session, and the choice of how each of its programs runs.
+    """The storages of one session in the ledger, and the choice of how each of its programs runs.
 
     Attributes:
-        ahead: bytes that programs hold which run before their submissions come. give_way: frees them; called with the lock.
+        uses: when its storages were used.
+        phase: of its last program, as the client says.
+        ahead: bytes of programs that run before their submissions come. give_way: frees them; called with the lock.
     """
 
     def __init__(self, ledger: Ledger, values: ValueTable, name: str = "") -> None:
         self.values = values
         self.name = name
-        self.predictor = NextUsePredictor()
-        self.uses = LastUses(values)
-        self._ledger = ledger
-        self._estimates: LruCache[bytes, MemoryEstimate] = LruCache(OUTLOOKS_LIMIT)
-        self._used = time.monotonic()
+        self.uses = UseHistory()
         self.phase = ""
-        self._hints: LruCache[bytes, ValueHints] = LruCache(OUTLOOKS_LIMIT)
-        self._kinds: dict[int, str] = {}
-        self._usage = Usage(values)
-        self._pinned: set[int] = set()  # storages
-        self._used_now: frozenset[int] = frozenset()  # storages of a program that runs without a guard
-        self._past: deque[PastRun] = deque(maxlen=PAST_RUNS)
         self.ahead = 0
         self.give_way: Callable[[], None] = _nothing
+        self._ledger = ledger
+        self._memories: LruCache[bytes, TemplateMemory] = LruCache(TEMPLATES_LIMIT)
+        self._used = time.monotonic()
+        self._hints: LruCache[bytes, ValueHints] = LruCache(TEMPLATES_LIMIT)
+        self._kinds: dict[int, str] = {}  # by handle
+        self._pinned: set[int] = set()  # storages
+        self._used_now: frozenset[int] = frozenset()  # storages of a program that runs without a guard
         with ledger.lock:
             ledger.sessions.append(self)
 
@@ -85,9 +71,16 @@ class SessionMemory:
         """As `Ledger.lock`."""
         return self._ledger.lock
 
+    @property
+    def limited(self) -> bool:
+        """True if the memory has a limit."""
+        return not self._ledger.on_demand
+
     def idle(self, now: float) -> bool:
-        """True if the session has done nothing for `IDLE_SECONDS`."""
+        """Return True if the session has run nothing for `IDLE_SECONDS`."""
         return now - self._used > IDLE_SECONDS
+
+    # --- kinds of values ----------------------------------------------------------------------------------------
 
     def learn(self, hints: ValueHints) -> None:
         """Note the kinds of a template's values, as the client says."""
@@ -95,29 +88,42 @@ class SessionMemory:
         while sum(map(_letters, self._hints.values())) > LETTERS_LIMIT:
             del self._hints[next(iter(self._hints))]
 
-    def kind(self, handles: Iterable[int]) -> str:
-        """Kind of values that share memory, as given by the client; of several kinds the one that is kept longest."""
-        found = [self._kinds.get(handle, ACTIVATION) for handle in handles]
-        return max(found, key=KINDS.index, default=ACTIVATION)
+    def residency(self, handles: Iterable[int]) -> DataResidency:
+        """Return the kind of values that share memory; of several kinds the one that is kept longest."""
+        found = [_RESIDENCIES[self._kinds.get(handle, "a")] for handle in handles]
+        return max(found, key=RESIDENCIES.index, default=DataResidency.EPHEMERAL_ACTIVATION)
 
     def _note_kinds(self, digest: bytes, work: RunRequest) -> None:
         hints = self._hints.get(digest)
         if hints is None:
             return
         self.phase = hints.phase
-        if len(self._kinds) > 2 * OUTLOOKS_LIMIT + 4 * len(
-            self.values
-        ):  # before the kinds of the outputs are added: the outputs have no values yet
+        # The outputs have no values yet, so kinds are forgotten before theirs are added.
+        if len(self._kinds) > 2 * TEMPLATES_LIMIT + 4 * len(self.values):
             self._kinds = {handle: kind for handle, kind in self._kinds.items() if handle in self.values}
         for handles, letters in ((work.inputs, hints.inputs), (work.outputs, hints.outputs)):
-            self._kinds.update((h, kind_of(chr(letter))) for h, letter in zip(handles, letters, strict=False))
+            named = zip(handles, letters.decode("latin-1"), strict=False)
+            self._kinds.update((handle, kind if kind in _RESIDENCIES else "a") for handle, kind in named)
         if self._pinned and any(map(self.pins, work.inputs)):
-            if len(self._pinned) > OUTLOOKS_LIMIT + len(self.values):
+            if len(self._pinned) > TEMPLATES_LIMIT + len(self.values):
                 self._forget_pins()
-            self._pinned.update(storage_of(h) for h in work.outputs if self._kinds.get(h) == CACHE)
+            self._pinned.update(storage_of(h) for h in work.outputs if self._kinds.get(h) == _CACHE)
+
+    def held_by_kind(self) -> dict[str, int]:
+        """Return the bytes of the session's values by kind, wherever they are; for any thread."""
+        kinds: dict[int, str] = {}
+        for handle in list(self.values.table):
+            storage, kind = storage_of(handle), self._kinds.get(handle, "a")
+            kinds[storage] = max(kind, kinds.get(storage, "a"), key="aowk".index)
+        found: Counter[str] = Counter()
+        for storage, kind in kinds.items():
+            found[kind] += self.values.bytes_of(storage)
+        return {name: found[kind] for kind, name in NAMES.items()}
+
+    # --- KV caches ----------------------------------------------------------------------------------------------
 
     def pins(self, handle: int) -> bool:
-        """True if the memory of a value must stay where it is."""
+        """Return True if the storage of a value must stay where it is."""
         storage = storage_of(handle)
         return storage in self._pinned or storage in self._used_now
 
@@ -150,11 +156,11 @@ class SessionMemory:
         return CacheReply(sum(h.nbytes for h in held), sum(resident), sum(pinned), True, refused, which)
 
     def _forget_pins(self) -> None:
-        """Forget the pins of what is gone."""
+        """Forget the pins of values that are gone."""
         self._pinned = {storage for storage in self._pinned if self.values.bytes_of(storage)}
 
     def _restore_pinned(self, outputs: Sequence[int]) -> None:
-        """Bring pinned results back that a run had to evict before its end; where there is no room, the next run does."""
+        """Restore pinned results that a run had to evict before its end; if there is no room, the next run does."""
         away = [self.values[handle] for handle in outputs if self.pins(handle) and handle in self.values]
         with contextlib.suppress(OSError, torch.OutOfMemoryError):
             for value in away:
@@ -162,36 +168,29 @@ class SessionMemory:
                     self._ledger.reload(value)
 
     def _caches(self, handles: Sequence[int]) -> dict[int, torch.Tensor]:
-        found = handles or [handle for handle, kind in self._kinds.items() if kind == CACHE]
-        self._kinds.update(dict.fromkeys(handles, CACHE))
+        found = handles or [handle for handle, kind in self._kinds.items() if kind == _CACHE]
+        self._kinds.update(dict.fromkeys(handles, _CACHE))
         values = {handle: self.values[handle] for handle in found if handle in self.values}
         return {handle: value for handle, value in values.items() if has_memory(value)}
 
-    def _holdings(self, values: Mapping[int, torch.Tensor]) -> Sequence[Allocation]:
+    def _holdings(self, values: Mapping[int, torch.Tensor]) -> Sequence[Holding]:
         holdings: Holdings = {}
         for handle, value in values.items():
             self._ledger.look(holdings, value).pinned = self.pins(handle)
         return list(holdings.values())
 
-    def working_set(self) -> dict[str, int]:
-        """Bytes that its last program used, by kind; for any thread. While a program runs on the device, those of an earlier one."""
-        if self._past and self._ledger.lock.acquire(blocking=False):
-            try:
-                self.catch_up()
-            finally:
-                self._ledger.lock.release()
-        return {name: self._usage.bytes.get(kind, 0) for kind, name in NAMES.items()}
-
     def cache_bytes(self) -> tuple[int, int]:
-        """Bytes of its live KV caches, and those of them that are pinned; for any thread."""
-        caches = {storage_of(handle) for handle, kind in list(self._kinds.items()) if kind == CACHE}
+        """Return the bytes of its live KV caches, and those of them that are pinned; for any thread."""
+        caches = {storage_of(handle) for handle, kind in list(self._kinds.items()) if kind == _CACHE}
         held, pinned = (sum(map(self.values.bytes_of, storages)) for storages in (caches, list(self._pinned)))
         return held, pinned
 
-    def evict_all(self) -> None:
-        """Evict all values that may be moved, because the session is idle; each is reloaded when it is used.
+    # --- idle sessions ------------------------------------------------------------------------------------------
 
-        What other sessions have as well stays, until they are idle.
+    def evict_all(self) -> None:
+        """Evict all values that may be moved, because the session is idle; each is restored when it is used.
+
+        Storages that other sessions have as well stay until these are idle.
         """
         now = time.monotonic()
         with self._ledger.lock:
@@ -201,26 +200,23 @@ class SessionMemory:
                     try:
                         self._ledger.evict(holding)
                     except OSError as error:
-                        _log.warning(
-                            "bytes of an idle session cannot be spilled", bytes=holding.nbytes, error=str(error)
-                        )
+                        _log.warning("an idle session cannot be spilled", bytes=holding.nbytes, error=str(error))
                         break
             self.values.forget_addresses()
             self._ledger.relax()
 
-    def evicted_bytes(self) -> int:
-        """Bytes of its values that lie elsewhere; for any thread."""
-        return sum(holding.nbytes for holding in self._holdings(self._tensors()) if not holding.resident)
+    def evicted_to(self) -> dict[str, int]:
+        """Return the bytes of its values that are not on the device, by place; for any thread."""
+        if self._ledger.all_resident:
+            return {}
+        return self._ledger.evicted_to(self._holdings({h: v for h, v in self.values.items() if has_memory(v)}))
 
-    def _tensors(self) -> dict[int, torch.Tensor]:
-        return {handle: value for handle, value in self.values.items() if has_memory(value)}
+    # --- figures ------------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, int]:
-        """Bytes that its last program used, by kind, and which share of the memory the budget of its phase gives to each."""
-        used = {f"used_{name}": nbytes for name, nbytes in self.working_set().items()}
-        shares = self._ledger.budgets.shares(self.phase)
-        used["pinned_caches"] = self.cache_bytes()[1]
-        return used | {f"budget_{name}": int(shares[kind] * self._ledger.budget) for kind, name in NAMES.items()}
+        """Return the bytes of its values by kind, and of its pinned caches."""
+        used = {f"used_{name}": nbytes for name, nbytes in self.held_by_kind().items()}
+        return used | {"pinned_caches": self.cache_bytes()[1]}
 
     def close(self) -> None:
         """End the session: it holds nothing any more."""
@@ -228,203 +224,146 @@ class SessionMemory:
             self.values.clear()
             if self in self._ledger.sessions:
                 self._ledger.sessions.remove(self)
-            self._ledger.budgets.forget(id(self))
             self._ledger.relax()
+
+    # --- running ------------------------------------------------------------------------------------------------
 
     def run(
         self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
     ) -> RunOutcome:
-        """Run a template within the limit; `plain` runs it where memory is not short."""
+        """Run a template within the limit. `plain` runs it if it stays far from the limit, as an earlier run showed."""
         ledger = self._ledger
         if ledger.on_demand:
-            return self._run_on_demand(template, work, slots, plain)
+            return self._run_on_demand(digest, template, work, slots, plain)
         with ledger.lock:
             self._used = time.monotonic()
-            estimate = self._estimate(digest, template, work, slots)
-            self._note_kinds(digest, work)
-            self.values.forget_addresses()  # what was moved to the host comes back elsewhere
-            past = PastRun(digest, self.phase, estimate, [*work.inputs], work.outputs, ledger.steps)
-            wanted = ledger.resident() + estimate.peak
-            if ledger.all_resident and wanted <= FAR * ledger.comfort:
-                ledger.expect(estimate.peak)
-                ledger.note(wanted)
+            memory = self._template_memory(digest, template, work, slots)
+            self._begin(digest, memory, work)
+            self.values.forget_addresses()  # restored values have other addresses
+            if self._is_far(memory, work):
                 outcome = plain(template, work, slots, self.values)
-                self._past.append(past)
             else:
-                self.catch_up()
-                self._begin(past)
-                outcome = self._run_near(template, work, slots, plain, estimate)
-                self._end(past)
+                guard = MemoryGuard(ledger, self, template, memory, work.outputs)
+                ledger.process.begin_run()
+                outcome = _guarded(template, work, slots, self.values, guard)
+                guard.end(complete=not outcome.failures and outcome.stopped_at is None)
+                self._after_guarded(work)
             ledger.measure(ledger.resident())
-            ledger.steps += estimate.lifetimes.steps
+            ledger.clock += memory.lifetimes.steps
             self._used = time.monotonic()
             return outcome
 
-    @property
-    def limited(self) -> bool:
-        """True if the memory has a limit."""
-        return not self._ledger.on_demand
+    def _begin(self, digest: bytes, memory: TemplateMemory, work: RunRequest) -> None:
+        self._note_kinds(digest, work)
+        self.uses.add(PastRun(digest, memory.lifetimes, self._ledger.clock, [*work.inputs], work.outputs))
+
+    def _is_far(self, memory: TemplateMemory, work: RunRequest) -> bool:
+        """Return True if a run stays far from the limit, and its inputs are on the device. Frees what runs ahead if it is in the way."""
+        ledger = self._ledger
+        if memory.peak is None or self._any_evicted(work):
+            return False
+        wanted = ledger.resident() + memory.peak
+        if wanted > ledger.comfort:
+            wanted = ledger.without_runs_ahead() + memory.peak
+            if wanted > ledger.comfort:
+                return False
+        ledger.process.trim_before(memory.peak)
+        ledger.note(wanted)
+        self._forget_copies(work)
+        return True
+
+    def _any_evicted(self, work: RunRequest) -> bool:
+        ledger, get = self._ledger, self.values.table.get
+        return not ledger.all_resident and any(
+            has_memory(value) and ledger.is_evicted(value) for value in map(get, work.inputs)
+        )
+
+    def _forget_copies(self, work: RunRequest) -> None:
+        """Forget spilled copies of the inputs of a program that runs without a guard: it may write into them."""
+        if self._ledger.spilled:
+            for value in map(self.values.table.get, work.inputs):
+                if has_memory(value):
+                    self._ledger.written(storage_key(value))
+
+    def _after_guarded(self, work: RunRequest) -> None:
+        """Count results that were evicted before the run ended, and restore those that are pinned."""
+        for handle in work.outputs:
+            value = self.values[handle]
+            if has_memory(value) and self._ledger.is_evicted(value):
+                self.values.count(handle, self._ledger.look({}, value).nbytes)
+        if self._pinned:
+            self._restore_pinned(work.outputs)
+
+    def _template_memory(
+        self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any]
+    ) -> TemplateMemory:
+        known, nbytes = self._memories.get(digest), bytes_of_inputs(map(self.values.table.get, work.inputs))
+        if known is None or not known.fits(nbytes, slots):
+            known = template_memory(template, nbytes, slots)
+        self._memories.store(digest, known)
+        return known
+
+    def needed_ahead(self, digest: bytes, inputs: Sequence[torch.Tensor], slots: Sequence[Any]) -> int | None:
+        """Return the bytes that a template needs beside these inputs, if it may run before its submission comes; else None.
+
+        It may if the inputs are on the device and a run stays far from the limit, with as much room again for the submission itself.
+        """
+        ledger, known = self._ledger, self._memories.get(digest)
+        if known is None or known.peak is None or not known.fits(bytes_of_inputs(inputs), slots):
+            return None
+        if any(has_memory(value) and ledger.is_evicted(value) for value in inputs):
+            return None
+        return known.peak if ledger.resident() + 2 * known.peak <= ledger.comfort else None
 
     def _run_on_demand(
-        self, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
+        self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
     ) -> RunOutcome:
-        with self.on_demand(template, work) as guard:
+        with self.on_demand(digest, template, work) as guard:
             if guard is None:
                 return plain(template, work, slots, self.values)
-            run = TemplateRun(template, work, slots, self.values, guard=guard)
-            run.advance()
-            return run.finish()
+            return _guarded(template, work, slots, self.values, guard)
 
     @contextlib.contextmanager
-    def on_demand(self, template: CompiledTemplate, work: RunRequest) -> Iterator[LimitedRun | None]:
-        """A block in which a program runs as it is until an op runs out of memory, and under a guard from there.
+    def on_demand(self, digest: bytes, template: CompiledTemplate, work: RunRequest) -> Iterator[MemoryGuard | None]:
+        """A block in which a program runs without a guard until an op runs out of memory.
 
-        Gives the guard under which the program has to begin, if an input was evicted; None otherwise.
+        Gives the guard under which the program has to begin if an input was evicted; None otherwise.
         """
-        ledger, guards = self._ledger, list[LimitedRun]()
+        ledger, guards = self._ledger, list[MemoryGuard]()
+        memory = self._memories.get(digest) or template_memory(template, 0, ())
+        self._memories.store(digest, memory)
 
-        def guard(template: CompiledTemplate) -> LimitedRun:
+        def guard(template: CompiledTemplate) -> MemoryGuard:
             with ledger.lock:
                 self._used_now = frozenset()
-                hints = ledger.hints(ledger.survey())
-                guards.append(LimitedRun(ledger, template, unknown_memory(template), hints, hints.of_session(self)))
+                guards.append(MemoryGuard(ledger, self, template, memory, work.outputs))
             return guards[0]
 
         with ledger.lock:
             self._used = time.monotonic()
-            self._used_now = frozenset(map(storage_of, work.inputs))
-            there = ledger.all_resident or not any(
-                has_memory(value) and ledger.is_evicted(value) for value in map(self.values.table.get, work.inputs)
-            )
-        try:
-            if there:
+            self._begin(digest, memory, work)
+            evicted = self._any_evicted(work)
+            if not evicted:
+                self._used_now = frozenset(map(storage_of, work.inputs))
                 work.guard = guard
-            yield None if there else guard(template)
+        try:
+            yield guard(template) if evicted else None
         finally:
             self._used_now = frozenset()
+            ledger.clock += memory.lifetimes.steps
         if guards:
-            self.values.forget_addresses()  # what was moved to the host comes back elsewhere
+            self.values.forget_addresses()  # restored values have other addresses
             with ledger.lock:
-                self._count_away(work.outputs)
+                self._after_guarded(work)
                 ledger.relax()
 
-    def _run_near(
-        self,
-        template: CompiledTemplate,
-        work: RunRequest,
-        slots: Sequence[Any],
-        plain: Plain,
-        estimate: MemoryEstimate,
-    ) -> RunOutcome:
-        """Run a template that may come near the limit, or uses what lies elsewhere."""
-        ledger = self._ledger
-        if self._settle(self._inputs(work), estimate):
-            return plain(template, work, slots, self.values)
-        hints = ledger.hints(ledger.survey())
-        guard = LimitedRun(ledger, template, estimate, hints, hints.of_session(self))
-        ledger.begin_run()
-        run = TemplateRun(template, work, slots, self.values, guard=guard)
-        run.advance()
-        outcome = run.finish()
-        guard.end()
-        self._count_away(work.outputs)
-        if self._pinned:
-            self._restore_pinned(work.outputs)
-        return outcome
 
-    def catch_up(self) -> None:
-        """Note what was used by runs far from the limit, of which only the latest are known. Called with the lock."""
-        past = self._past
-        if len(past) == PAST_RUNS:
-            self.uses.forgot(past[0].began)
-        for run in past:
-            self._begin(run)
-            self._end(run)
-        past.clear()
-
-    def _begin(self, run: PastRun) -> None:
-        self.predictor.begin(run.digest, run.estimate.lifetimes, run.inputs)
-        self._usage.begin(run.phase, run.digest, self._with_kinds(run.inputs))
-
-    def _end(self, run: PastRun) -> None:
-        """Note what a run has used, and report it to the budgets."""
-        used = self._usage.end(run.phase, self._with_kinds(run.outputs), run.estimate.peak)
-        self._ledger.budgets.observe(run.phase, id(self), used)
-        self.predictor.end(run.digest, run.outputs, self.values.__contains__)
-        self.uses.note(run.estimate.lifetimes, run.began, run.inputs, run.outputs)
-
-    def needed_ahead(self, digest: bytes, inputs: Sequence[torch.Tensor], slots: Sequence[Any]) -> int | None:
-        """Bytes that a template needs beside these inputs, where it may run before its submission comes; None where it may not.
-
-        It may where the inputs are in memory and a run stays far from the limit, with room for what the submission itself would take.
-        """
-        ledger, known = self._ledger, self._estimates.get(digest)
-        if known is None or not known.fits(bytes_of_inputs(inputs), slots):
-            return None
-        if not ledger.all_resident and any(has_memory(value) and ledger.is_evicted(value) for value in inputs):
-            return None
-        return known.peak if ledger.resident() + 2 * known.peak <= ledger.comfort else None
-
-    def _with_kinds(self, handles: Iterable[int]) -> list[tuple[int, str]]:
-        return [(handle, self._kinds.get(handle, ACTIVATION)) for handle in handles]
-
-    def _count_away(self, outputs: Sequence[int]) -> None:
-        """Count results that were evicted before the run ended."""
-        for handle in outputs:
-            value = self.values[handle]
-            if has_memory(value) and self._ledger.is_evicted(value):
-                self.values.count(handle, self._ledger.look({}, value).nbytes)
-
-    def _estimate(
-        self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any]
-    ) -> MemoryEstimate:
-        known = self._estimates.get(digest)
-        inputs = map(self.values.table.get, work.inputs)
-        if known is None or not known.fits(bytes_of_inputs(inputs), slots):
-            env = environment_of(template, work, slots, self.values)
-            known = estimate_memory(template, env, self._ledger.sizes())
-        self._estimates.store(digest, known)
-        return known
-
-    def _inputs(self, work: RunRequest) -> Holdings:
-        found: Holdings = {}
-        for number, handle in enumerate(work.inputs):
-            if handle in self.values and has_memory(value := self.values[handle]):
-                self._ledger.look(found, value).places.add(number)
-        return found
-
-    def _settle(self, inputs: Holdings, estimate: MemoryEstimate) -> bool:
-        """Prepare a run that stays far from the limit: load its inputs, and return True; False if it must be a limited run.
-
-        Values of idle sessions are evicted for it.
-        """
-        ledger = self._ledger
-        wanted = sum(h.nbytes for h in inputs.values() if not h.resident) + estimate.peak
-        resident = ledger.resident()
-        if resident + wanted > ledger.comfort:
-            resident = ledger.without_runs_ahead()
-        if resident + wanted > ledger.comfort:
-            holdings = ledger.survey()
-            hints = ledger.hints(holdings)
-            idle = [h for key, h in holdings.items() if key not in inputs and hints.of(h).idle]
-            if idle:
-                describe = ledger.between_programs(hints)
-                resident -= ledger.make_room(ledger.budget - ledger.comfort + wanted, resident, idle, describe)
-            if resident + wanted > ledger.comfort:
-                return False
-        ledger.expect(wanted)
-        self._reload(inputs, estimate)
-        ledger.note(resident + wanted)
-        return True
-
-    def _reload(self, inputs: Holdings, estimate: MemoryEstimate) -> None:
-        first = estimate.lifetimes.first_input
-        written = {place - first for place in estimate.written_inputs()}
-        for holding in inputs.values():
-            if not holding.resident:
-                self._ledger.restore(holding)
-            if not written.isdisjoint(holding.places):
-                self._ledger.written(holding.key)
+def _guarded(
+    template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable, guard: MemoryGuard
+) -> RunOutcome:
+    run = TemplateRun(template, work, slots, values, guard=guard)
+    run.advance()
+    return run.finish()
 
 
 def _nothing() -> None:

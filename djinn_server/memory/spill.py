@@ -1,4 +1,4 @@
-"""Spill space for evicted tensors: an unlinked file, or host memory. The memory policy decides what is evicted."""
+"""Places for the bytes of evicted storages: host memory, for devices that are not the host, and an unlinked file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import ctypes
 import errno
 import os
 import tempfile
-import time
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
 import torch
@@ -18,45 +17,54 @@ from djinn_core.system.files import pread_into, pwrite
 from djinn_server.disk_quota import STEP, DiskQuota
 from djinn_server.system.memory import free_bytes
 
-PAGE = 4096  # bytes; what lies in the file begins at a multiple of it
-_ASSUMED = 1e9  # bytes a second, until something was measured
-_MEMORY = 0.7  # how much of the speed that was known stays, when another is measured
+PAGE: Final = 4096  # bytes; extents of the file begin at a multiple of it
+HOST: Final = "host"
+DISK: Final = "disk"
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class SpillExtent:
-    """Location in the spill space: first byte and size; in host memory the number of a block."""
+    """Spilled bytes. `start`: the first byte in the file. `block`: host memory that holds them; None in the file."""
 
+    space: SpillSpace
     start: int
     size: int
+    block: torch.Tensor | None = None
+
+    def unchanged(self) -> bool:
+        """As `SourceBytes.unchanged`."""
+        return True
+
+    def read_into(self, buffer: memoryview) -> None:
+        """As `SourceBytes.read_into`."""
+        self.space.read(self, buffer)
 
 
 class SpillSpace(Protocol):
-    """Storage for evicted bytes. The speeds are bytes a second, as measured."""
+    """Storage for evicted bytes. `where`: HOST or DISK. `used`: bytes that it holds."""
 
-    write_speed: float
-    read_speed: float
+    where: str
     used: int
 
-    def write(self, storage: torch.UntypedStorage) -> SpillExtent:
-        """Spill the bytes of a storage.
+    def write(self, data: torch.Tensor) -> SpillExtent:
+        """Spill a tensor of bytes in host memory.
 
         Raises:
             OSError: the disk or the host has no space for them.
         """
 
-    def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
-        """Read spilled bytes into a storage of the same size.
+    def read(self, extent: SpillExtent, buffer: memoryview) -> None:
+        """Read spilled bytes.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: they cannot be read.
         """
 
-    def free(self, slot: SpillExtent) -> None:
+    def free(self, extent: SpillExtent) -> None:
         """Free an extent."""
 
     def room(self) -> int:
-        """Number of bytes that it can still take, approximately."""
+        """Return the number of bytes that it can still take, approximately."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -79,79 +87,75 @@ class FreeExtents:
     end: int = 0
     _free: dict[int, list[int]] = attrs.field(factory=dict)
 
-    def take(self, size: int) -> SpillExtent:
-        """Allocate an extent of `size` bytes."""
+    def take(self, size: int) -> int:
+        """Allocate `size` bytes; return the first one."""
         pages = -(-size // PAGE) * PAGE
         starts = self._free.get(pages)
         if starts:
-            return SpillExtent(starts.pop(), size)
+            return starts.pop()
         larger = min((n for n, found in self._free.items() if found and n > pages), default=0)
         if larger:
             start = self._free[larger].pop()
             self._free.setdefault(larger - pages, []).append(start + pages)
-            return SpillExtent(start, size)
+            return start
         start, self.end = self.end, self.end + pages
-        return SpillExtent(start, size)
+        return start
 
-    def give(self, slot: SpillExtent) -> None:
-        """Free an extent."""
-        self._free.setdefault(-(-slot.size // PAGE) * PAGE, []).append(slot.start)
+    def give(self, start: int, size: int) -> None:
+        """Free bytes."""
+        self._free.setdefault(-(-size // PAGE) * PAGE, []).append(start)
 
 
 class FileSpill:
     """An unlinked file: no other process can open it, and it is gone with this process, even after a crash."""
 
+    where = DISK
+
     def __init__(self, disk: DiskQuota, directory: Path | None = None) -> None:
         """`disk`: what the tenant has on disk. `directory`: where; None for the usual one for temporary files."""
         self._disk = disk
-        self.write_speed = self.read_speed = _ASSUMED
         self.used = 0
         self._directory = directory
         self._file: int | None = None
-        self._looked = 0  # how large it was when the disk was looked at
-        self._gaps = FreeExtents()
+        self._charged = 0  # size of the file that the quota knows
+        self._extents = FreeExtents()
 
-    def write(self, storage: torch.UntypedStorage) -> SpillExtent:
+    def write(self, data: torch.Tensor) -> SpillExtent:
         """As `SpillSpace.write`."""
-        slot = self._gaps.take(storage.nbytes())
-        began = time.perf_counter()
+        size = data.nbytes
+        start = at = self._extents.take(size)
         try:
-            if self._gaps.end > self._looked + STEP:
-                self._look()
-            self._write(octets(storage), slot.start)
+            if self._extents.end > self._charged + STEP:
+                self._charge()
+            file, left = self._descriptor(), octets(data.untyped_storage())
+            while left:
+                count = pwrite(file, left, at)
+                left, at = left[count:], at + count
         except OSError:
-            self._gaps.give(slot)
+            self._extents.give(start, size)
             raise
-        self.write_speed = _mixed(self.write_speed, slot.size, time.perf_counter() - began)
-        self.used += slot.size
-        return slot
+        self.used += size
+        return SpillExtent(self, start, size)
 
-    def _look(self) -> None:
-        """Raises `OSError` where it would become too large."""
-        if reason := self._disk.charge(self, self._gaps.end, self._directory or tempfile.gettempdir()):
+    def _charge(self) -> None:
+        """Raises `OSError` if the file would become too large."""
+        if reason := self._disk.charge(self, self._extents.end, self._directory or tempfile.gettempdir()):
             raise OSError(errno.EDQUOT, reason)
-        self._looked = self._gaps.end
+        self._charged = self._extents.end
 
-    def _write(self, data: memoryview, start: int) -> None:
-        file = self._descriptor()
-        while data:
-            count = pwrite(file, data, start)
-            data, start = data[count:], start + count
-
-    def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
+    def read(self, extent: SpillExtent, buffer: memoryview) -> None:
         """As `SpillSpace.read`."""
-        data, start, began = octets(storage), slot.start, time.perf_counter()
-        while data:
-            count = pread_into(self._descriptor(), data, start)
+        start = extent.start
+        while buffer:
+            count = pread_into(self._descriptor(), buffer, start)
             if not count:
                 raise OSError(f"the spill file ends at byte {start}")
-            data, start = data[count:], start + count
-        self.read_speed = _mixed(self.read_speed, slot.size, time.perf_counter() - began)
+            buffer, start = buffer[count:], start + count
 
-    def free(self, slot: SpillExtent) -> None:
+    def free(self, extent: SpillExtent) -> None:
         """As `SpillSpace.free`."""
-        self._gaps.give(slot)
-        self.used -= slot.size
+        self._extents.give(extent.start, extent.size)
+        self.used -= extent.size
 
     def room(self) -> int:
         """As `SpillSpace.room`."""
@@ -162,7 +166,7 @@ class FileSpill:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        self._gaps, self.used, self._looked = FreeExtents(), 0, 0
+        self._extents, self.used, self._charged = FreeExtents(), 0, 0
         self._disk.release(self)
 
     def _descriptor(self) -> int:
@@ -179,48 +183,31 @@ def _nameless(directory: Path | None) -> int:
 
 
 class HostSpill:
-    """Memory of the host, for devices that are not the host. Copies go through the runtime's page-locked blocks."""
+    """Memory of the host, for devices that are not the host."""
 
-    def __init__(self, runtime: DeviceRuntime) -> None:
-        self.write_speed = self.read_speed = _ASSUMED
+    where = HOST
+
+    def __init__(self) -> None:
         self.used = 0
-        self._runtime = runtime
-        self._blocks: dict[int, torch.Tensor] = {}
-        self._number = 0
 
-    def write(self, storage: torch.UntypedStorage) -> SpillExtent:
-        """As `SpillSpace.write`."""
-        if storage.nbytes() > self.room():
+    def write(self, data: torch.Tensor) -> SpillExtent:
+        """As `SpillSpace.write`. Keeps `data` itself."""
+        if data.nbytes > self.room():
             raise OSError(
                 errno.ENOMEM,
-                f"cannot spill {storage.nbytes():,} bytes to host memory: the host has {self.room():,} bytes left",
+                f"cannot spill {data.nbytes:,} bytes to host memory: the host has {self.room():,} bytes left",
             )
-        self._runtime.synchronize()  # the copy would wait for earlier ops, which are not in its time then
-        began = time.perf_counter()
-        try:
-            block = self._runtime.deliver(bytes_on_device(storage, self._runtime.device))
-        except (RuntimeError, MemoryError) as error:
-            raise OSError(errno.ENOMEM, f"cannot spill {storage.nbytes():,} bytes to host memory: {error}") from error
-        self._number += 1
-        self._blocks[self._number] = block
-        self.used += block.nbytes
-        self.write_speed = _mixed(self.write_speed, block.nbytes, time.perf_counter() - began)
-        return SpillExtent(self._number, block.nbytes)
+        self.used += data.nbytes
+        return SpillExtent(self, 0, data.nbytes, data)
 
-    def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
+    def read(self, extent: SpillExtent, buffer: memoryview) -> None:
         """As `SpillSpace.read`."""
-        began = time.perf_counter()
-        self.overwrite(storage, self._blocks[slot.start])
-        self.read_speed = _mixed(self.read_speed, slot.size, time.perf_counter() - began)
+        assert extent.block is not None
+        buffer[:] = octets(extent.block.untyped_storage())[: extent.size]
 
-    def overwrite(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
-        """Copy bytes of the host to a storage of the device."""
-        self._runtime.overwrite(bytes_on_device(storage, self._runtime.device), data)
-
-    def free(self, slot: SpillExtent) -> None:
+    def free(self, extent: SpillExtent) -> None:
         """As `SpillSpace.free`."""
-        self.used -= slot.size
-        del self._blocks[slot.start]
+        self.used -= extent.size
 
     def room(self) -> int:
         """As `SpillSpace.room`; other processes need host memory too, so this is half of the free memory."""
@@ -228,16 +215,9 @@ class HostSpill:
 
     def close(self) -> None:
         """As `SpillSpace.close`."""
-        self._blocks.clear()
         self.used = 0
 
 
-def spill_space(runtime: DeviceRuntime, disk: DiskQuota) -> SpillSpace:
-    """The spill space of an executor on that device."""
-    return FileSpill(disk) if runtime.device.type == "cpu" else HostSpill(runtime)
-
-
-def _mixed(known: float, size: int, seconds: float) -> float:
-    if size < 1 << 16:  # what is that small measures calls, not bytes
-        return known
-    return _MEMORY * known + (1 - _MEMORY) * size / max(seconds, 1e-9)
+def spill_spaces(runtime: DeviceRuntime, disk: DiskQuota) -> tuple[SpillSpace, ...]:
+    """Return the spill spaces of an executor on that device, the first choice first."""
+    return (FileSpill(disk),) if runtime.device.type == "cpu" else (HostSpill(), FileSpill(disk))

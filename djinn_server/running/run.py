@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -71,27 +72,21 @@ class Shortcut(Protocol):
         """
 
 
-class MemoryGuard(Protocol):
-    """Runs steps one by one and makes room in memory for each."""
+class StepGuard(Protocol):
+    """Is called before and after each step of a run. `lock`: held meanwhile."""
 
-    def advance(
-        self,
-        steps: Sequence[CompiledStep],
-        start: int,
-        stop: int,
-        env: Environment,
-        claims: Mapping[int, list[Claim]],
-        run: RunOutcome,
-    ) -> int:
-        """Run the steps from `start` to before `stop`; returns `stop`.
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held from `before` to `after`."""
 
-        Raises:
-            FailedStep: a step failed.
-            CancelledStep: the submission was cancelled.
-        """
+    def before(self, index: int, step: CompiledStep, env: Environment) -> None:
+        """Prepare a step. What it raises is the step's error."""
 
-    def relieve(self, step: int, env: Environment) -> None:
-        """Make as much room as can be made for a step that ran out of memory and will run once more."""
+    def after(self, index: int, step: CompiledStep, env: Environment) -> None:
+        """Look at what a step has made. What was to be released is gone."""
+
+    def relieve(self, index: int, step: CompiledStep, env: Environment) -> bool:
+        """Make room after a step ran out of memory. Return True if it may run once more."""
 
 
 class ShortcutError(DjinnError):
@@ -130,7 +125,7 @@ class TemplateRun:
         slots: Sequence[Any],
         values: ValueTable,
         shortcut: Shortcut | None = None,
-        guard: MemoryGuard | None = None,
+        guard: StepGuard | None = None,
     ) -> None:
         self.template, self.work, self._values, self._guard = template, work, values, guard
         self.outcome = run = RunOutcome(halt=work.halt, progress=work.progress)
@@ -146,7 +141,7 @@ class TemplateRun:
             run.sharing.follow(0)
         # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
         self._shortcut = None if self.claims or work.short or work.stop_at is not None else shortcut
-        self._advance: Advance = _advance if guard is None else guard.advance
+        self._advance: Advance = _advance if guard is None else partial(_advance_guarded, guard)
         if work.op_times is not None and guard is None:
             self._advance = partial(_advance_timed, work.op_times)
         elif guard is None and not self.claims and (native := template.native()) is not None:
@@ -196,10 +191,10 @@ class TemplateRun:
         """Poison what a failed instruction leaves undefined, unless it can run again; the next one to run."""
         template, env, run, values = self.template, self.env, self.outcome, self._values
         step = stop.step
-        if self._guard is not None:  # it moves what does not fit elsewhere
-            values.forget_addresses()
-        elif self._begin_guard(step, stop.error):
+        if is_out_of_memory(stop.error) and self._relieve(step):
             return step
+        if self._guard is not None:  # values that it has restored have other addresses
+            values.forget_addresses()
         if run.sharing is None or self._guard is not None:
             run.sharing = MemorySharing(template, self.work, env, values)
         failed = template.steps[step]
@@ -215,14 +210,14 @@ class TemplateRun:
         _poison(self.template, stop, self.work, self.env, run.sharing, run)
         return stop.step + 1
 
-    def _begin_guard(self, step: int, error: Exception) -> bool:
-        """After a step ran out of memory, go on under a guard. Return True if the step can run once more: if it has written nothing."""
-        if self.work.guard is None or not is_out_of_memory(error):
-            return False
-        self._guard = guard = self.work.guard(self.template)
-        self._advance, self._shortcut = guard.advance, None
-        guard.relieve(step, self.env)
-        return not self.template.steps[step].writes
+    def _relieve(self, step: int) -> bool:
+        """Make room after a step ran out of memory, and go on under a guard. Return True if the step may run once more."""
+        if self._guard is None:
+            if self.work.guard is None:
+                return False
+            self._guard = guard = self.work.guard(self.template)
+            self._advance, self._shortcut = partial(_advance_guarded, guard), None
+        return self._guard.relieve(step, self.template.steps[step], self.env)
 
     def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
         """Go past the instructions before `stop`. `released`: places that are not needed after them. `made`: what they leave, by its place."""
@@ -304,7 +299,12 @@ def _advance(
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
 ) -> int:
-    """As `MemoryGuard.advance`, where memory has no limit: one step after another."""
+    """Run the steps from `start` to before `stop`; return `stop`.
+
+    Raises:
+        FailedStep: a step failed.
+        CancelledStep: the submission was cancelled.
+    """
     step = start
     try:
         for step in numbers_of(run, start, stop):
@@ -373,6 +373,29 @@ def _advance_timed(
             times.end(step, begun)
         except RuntimeError as error:  # of the device
             raise FailedStep(step, error) from error
+    return stop
+
+
+def _advance_guarded(
+    guard: StepGuard,
+    steps: Sequence[CompiledStep],
+    start: int,
+    stop: int,
+    env: Environment,
+    claims: Mapping[int, list[Claim]],
+    run: RunOutcome,
+) -> int:
+    """As `_advance`; the guard is called before and after each step."""
+    for step in range(start, stop):
+        if run.halt.value:
+            raise CancelledStep(step)
+        with guard.lock:
+            try:
+                guard.before(step, steps[step], env)
+            except Exception as error:
+                raise FailedStep(step, error) from error
+            _advance(steps, step, step + 1, env, claims, run)
+            guard.after(step, steps[step], env)
     return stop
 
 

@@ -70,7 +70,7 @@ class RunRequest(msgspec.Struct):
         stop_at: number of the op at which an earlier run stopped, or None. stop_reason: the device error that stopped it, if any.
         short: ops that ran out of memory in an earlier run, with the error. They fail again.
         progress: the op that is issued; None on CPUs.
-        guard: makes the `MemoryGuard` that runs a template's ops after one ran out of memory; None: that op fails at once.
+        guard: makes the `StepGuard` of a template's ops after one ran out of memory; None: that op fails at once.
     """
 
     sequence: int

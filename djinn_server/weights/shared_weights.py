@@ -94,7 +94,7 @@ class SessionShares:
         if storage not in self._keys and isinstance(value, torch.Tensor):
             self._keys[storage] = torch_private.storage_key(value)
             if self._ledger is not None:
-                self._ledger.share(self._keys[storage], value.untyped_storage().nbytes())
+                self._ledger.share(self._keys[storage], value.untyped_storage())
 
     def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
         """The values that are what was read, or views of it, with where it was read."""

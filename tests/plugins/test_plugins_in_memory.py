@@ -84,8 +84,8 @@ djinn_api_version = "2.0"
 class Latest(MemoryPolicy):
     name = "latest"
 
-    def order(self, context):
-        return range(len(context.candidates))
+    def key(self, candidate):
+        return candidate.nbytes
 
 
 @hookimpl

@@ -419,25 +419,13 @@ def test_memory_policies_that_are_wrong() -> None:
     suite, evictions = testing.MemoryPolicyConformance(), testing.sample_evictions()
     turns = itertools.count()
 
-    def everything(self: Any, context: Any) -> Any:
-        return range(len(context.candidates) + 1)
+    def number(policy: Any) -> None:
+        suite.test_its_key_is_a_number(policy, evictions)
 
-    def enough(self: Any, context: Any) -> Any:
-        return range((len(context.candidates) + 1) // 2)
-
-    def turning(self: Any, context: Any) -> Any:
-        return sorted(range(len(context.candidates)), reverse=next(turns) % 2 == 1)
-
-    def maybe(self: Any, candidate: Any) -> Any:
-        return candidate.recompute_seconds
-
-    for order in (everything, enough):
-        wrong = made(order=order)
-        expect_failure(
-            lambda wrong=wrong: suite.test_it_orders_all_candidates_and_nothing_else(wrong, evictions), "not each of"
-        )
-    expect_failure(lambda: suite.test_it_decides_the_same_again(made(order=turning), evictions), "two results")
-    expect_failure(lambda: suite.test_it_says_what_is_recomputed(made(recompute=maybe), evictions), "True or False")
+    expect_failure(lambda: number(made(key=lambda self, one: str(one.nbytes))), "is no number")
+    expect_failure(lambda: number(made(key=lambda self, one: float("nan"))), "NaN")
+    turning = made(key=lambda self, one: next(turns))
+    expect_failure(lambda: suite.test_it_decides_the_same_again(turning, evictions), "two results")
 
 
 def test_authenticators_that_are_wrong() -> None:

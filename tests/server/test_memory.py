@@ -196,9 +196,6 @@ def test_the_cache_of_a_decode_counts_what_it_holds(limited, done, ballast):
             figures = executor_figures()
             assert figures["used_caches"] == cache_bytes(cache), step
             assert weights <= figures["used_weights"] < weights + 4096, step
-            total = sum(figures[name] for name in ("used_weights", "used_caches", "used_activations", "used_states"))
-            share = figures["budget_caches"] / (figures["memory_limit"] - figures["memory_reserve"])
-            assert share == pytest.approx(cache_bytes(cache) / total, rel=0.01), step
     assert bool(done("evictions")) is bool(ballast)
     assert all(one.sum().item() == MIB // 4 for one in beside)
 
@@ -235,18 +232,18 @@ def test_the_cache_counts_while_generating(limited):
 
 def test_the_spill_file_is_nobody_elses(tmp_path):
     space = FileSpill(DiskQuota(), tmp_path)
-    storages = [torch.full((5000,), i, dtype=torch.uint8).untyped_storage() for i in range(3)]
-    slots = [space.write(storage) for storage in storages]
+    tensors = [torch.full((5000,), i, dtype=torch.uint8) for i in range(3)]
+    extents = [space.write(tensor) for tensor in tensors]
     assert not list(tmp_path.iterdir())
     assert stat.S_IMODE(os.fstat(space._descriptor()).st_mode) == 0o600
     assert space.used == 15_000
-    for i, slot in enumerate(slots):
-        back = torch.UntypedStorage(5000)
-        space.read(slot, back)
-        assert set(back.tolist()) == {i}
-    space.free(slots[1])
+    for i, extent in enumerate(extents):
+        back = bytearray(5000)
+        extent.read_into(memoryview(back))
+        assert set(back) == {i}
+    space.free(extents[1])
     assert space.used == 10_000
-    assert space.write(storages[0]).start == slots[1].start
+    assert space.write(tensors[0]).start == extents[1].start
     space.close()
     assert space.used == 0
 
@@ -254,7 +251,7 @@ def test_the_spill_file_is_nobody_elses(tmp_path):
 def test_stretches_of_the_file_are_used_again():
     gaps = FreeExtents()
     large = gaps.take(40_000)
-    gaps.give(large)
+    gaps.give(large, 40_000)
     small, rest = gaps.take(4096), gaps.take(30_000)
-    assert (small.start, rest.start) == (large.start, large.start + 4096)
+    assert (small, rest) == (large, large + 4096)
     assert gaps.end == 40_960

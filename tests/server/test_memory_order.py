@@ -10,15 +10,16 @@ import torch
 
 from djinn_core.ir.form import Form, Operand
 from djinn_core.ir.handles import make_handle
-from djinn_core.wire.messages import Template, ValueHints
+from djinn_core.wire.messages import Template
 from djinn_core.wire.peer_messages import Item, View
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.memory.budgets import Budgets
 from djinn_server.memory.ledger import CRITICAL, NONE, WARNING, Ledger
 from djinn_server.memory.limited import LimitedRuntime
-from djinn_server.memory.session_memory import PAST_RUNS, SessionMemory
+from djinn_server.memory.process import ProcessMemory
+from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.memory.spill import FileSpill
+from djinn_server.memory.uses import PAST_RUNS, UNSEEN
 from djinn_server.peers.packed_values import pack_copies, pack_storages, unpack_item
 from djinn_server.running.run import run_template
 from djinn_server.running.run_request import RunRequest
@@ -32,16 +33,6 @@ RELU, NEG, ABS, EXP = (
 )
 ADD = Form("aten::add.Tensor", (Operand(), Operand()), (), ("new",), False)
 CLEAR = Form("aten::zero_", (Operand(),), (), (), False)
-
-
-class Told(FileSpill):
-    """A spill file that is as fast as it was told to be."""
-
-    write_speed = read_speed = property(lambda self: self.speed, lambda self, _: None)
-
-    def __init__(self, speed):
-        self.speed = speed
-        super().__init__(DiskQuota())
 
 
 @attrs.define
@@ -93,10 +84,10 @@ class Session:
 @pytest.fixture
 def ledger():
     """Of a device that may hold 16 MiB, of which 2 are left to ops."""
-    made = Ledger(16 * MIB, CPU, Told(1e30))
-    made.process, made.reserve = None, 2 * MIB
+    made = Ledger(CpuRuntime(), 16 * MIB, (FileSpill(DiskQuota()),))
+    made.process = ProcessMemory(16 * MIB, None, reserve=2 * MIB)
     yield made
-    made.space.close()
+    made.spaces[0].close()
 
 
 def one_after_the_other(count):
@@ -137,7 +128,7 @@ def test_what_is_used_last_makes_room_first(ledger):
     assert ledger.counts.restored - before <= 12 * MIB
 
 
-def test_far_from_the_limit_uses_are_noted_when_they_are_asked_for(ledger):
+def test_uses_of_runs_far_from_the_limit_are_noted_when_they_are_asked_for(ledger):
     session = Session(ledger, 1)
     first, second, third = given = [session.give(n) for n in range(3)]
     program = Program(1, [(RELU, 0, 1)])
@@ -146,42 +137,50 @@ def test_far_from_the_limit_uses_are_noted_when_they_are_asked_for(ledger):
         session.values.free([session.run(program, [handle])])
 
     def steps_since():
-        holdings = ledger.survey()
-        hints = ledger.hints(holdings)
-        found = {h: hints.last_use(holding) for holding in holdings.values() for h in holding.holders[session.memory]}
-        return [found[handle] for handle in given]
+        found = {h: holding for holding in ledger.survey().values() for h in holding.holders[session.memory]}
+        return [ledger.candidate(found[handle], ledger.clock).last_use for handle in given]
 
     use(first)
     for _ in range(PAST_RUNS):
         use(second)
     use(third)
-    assert steps_since() == [PAST_RUNS, 2, 1], "of the first run it is only known that it was before the others"
+    assert steps_since() == [PAST_RUNS + 1, 2, 1], "of the first run it is only known that it was before the others"
     use(second)
-    assert steps_since() == [PAST_RUNS + 1, 1, 2]
-    assert session.memory.working_set()["activations"] == 2 * MIB
+    assert steps_since() == [PAST_RUNS + 2, 1, 2]
 
 
-def test_a_session_at_rest_makes_room_first_and_comes_back_untouched(ledger):
+def test_a_session_that_runs_nothing_makes_room_first_and_comes_back_untouched(ledger):
     rests, works = Session(ledger, 1), Session(ledger, 2)
     resting = [rests.give(n) for n in range(8)]
-    rests.memory.learn(ValueHints(b"decode", "llm_decode", b"wwwwkkkk", b"a"))
-    rests.run(one_after_the_other(8), resting, b"decode")
-    rests.memory._used -= 3600
-    given = [works.give(n) for n in range(9)]
-    works.run(one_after_the_other(9), given)
-    assert [rests.is_here(handle) for handle in resting[4:]] == [False] * 4, "caches at rest go first"
-    assert all(works.is_here(handle) for handle in given)
+    for _ in range(2):
+        rests.values.free([rests.run(one_after_the_other(8), resting)])
+    given = [works.give(n) for n in range(6)]
+    ledger.clock += 2 * UNSEEN  # steps of others
+    works.values.free([works.run(one_after_the_other(6), given)])
+    before = ledger.counts.restored
+    given += [works.give(n) for n in range(6, 9)]
+    works.run(one_after_the_other(9), given, b"larger")
+    assert ledger.counts.restored == before
+    assert all(works.is_here(handle) for handle in given[:6])
     assert [rests.read(handle) for handle in resting] == list(range(8))
 
 
-def test_a_cache_in_use_makes_room_last(ledger):
+def test_results_of_a_program_are_used_again_as_those_of_its_last_run(ledger):
+    """Each run makes new storages; the step of the first ones tells when the next ones are used."""
     session = Session(ledger, 1)
-    given = [session.give(n) for n in range(18)]
-    session.memory.learn(ValueHints(b"decode", "llm_decode", b"w" * 14 + b"k" * 4, b"a"))
-    for _ in range(2):
-        assert session.read(session.run(one_after_the_other(18), given, b"decode")) == sum(range(18))
-    assert all(session.is_here(handle) for handle in given[14:]), "though they are used last"
-    assert sum(session.is_here(handle) for handle in given[:14]) < 12
+    make, use = Program(1, [(RELU, 0, 1)]), Program(1, [(NEG, 0, 1)])
+    source = session.give(1)
+    for turn in range(3):
+        made = session.run(make, [source], b"make")
+        for _ in range(4):
+            session.values.free([session.run(use, [source], b"between")])
+        if turn == 2:
+            found = {h: holding for holding in ledger.survey().values() for h in holding.holders[session.memory]}
+            now = ledger.clock - 4
+            assert ledger.candidate(found[made], now).next_use == 4
+            return
+        session.values.free([session.run(use, [made], b"use"), made])
+    raise AssertionError
 
 
 def fan(width, between=()):
@@ -204,34 +203,20 @@ def expected(width):
     return total
 
 
-@pytest.mark.parametrize(("speed", "again"), [(1.0, True), (1e30, False)])
-def test_what_is_quicker_made_again_is_not_spilled(ledger, speed, again):
-    ledger.space.speed = speed
-    session = Session(ledger, 1)
-    output = session.run(fan(20), [session.give(2)])
-    ledger.reload(session.values[output])
-    assert torch.equal(session.values[output], expected(20))
-    assert bool(ledger.counts.recomputed) is again
-    # What all are made of lies elsewhere meanwhile in either case.
-    assert (ledger.counts.spilled <= MIB) is again
-    assert ledger.peak <= 16 * MIB
-
-
-def test_nothing_is_made_again_of_what_was_written_into(ledger):
-    ledger.space.speed = 1.0
+def test_temporaries_of_a_program_are_spilled_and_come_back(ledger):
     session = Session(ledger, 1)
     output = session.run(fan(20, [(CLEAR, 0)]), [session.give(2)])
     ledger.reload(session.values[output])
     assert torch.equal(session.values[output], expected(20))
-    assert not ledger.counts.recomputed
     assert ledger.counts.spilled
+    assert ledger.peak <= 16 * MIB
 
 
 @pytest.mark.parametrize("pack", [pack_copies, pack_storages])
 def test_what_made_room_travels_to_other_executors_whole(pack):
     runtime = LimitedRuntime(CpuRuntime(), 16 * MIB, DiskQuota())
     ledger = runtime.ledger
-    ledger.process = None
+    ledger.process = ProcessMemory(16 * MIB, None)
     session = Session(ledger, 1)
     given = []
     for n in range(20):
@@ -245,7 +230,7 @@ def test_what_made_room_travels_to_other_executors_whole(pack):
             number = given.index(handle if handle in given else handle - 1)
             assert value.eq(number).all()
             assert value.shape == session.values[handle].shape
-    ledger.space.close()
+    ledger.spaces[0].close()
 
 
 def test_what_another_executor_brings_and_has_no_room_is_lost_alone():
@@ -270,29 +255,6 @@ def test_a_program_that_was_larger_before_is_not_refused(ledger):
         session.values[small] = torch.ones(8)
     doubled = Program(1, [(ADD, 0, 0, 1), (ADD, 1, 1, 2), (ADD, 2, 2, 3)])
     session.run(doubled, [large])
-    ledger.limit, ledger.reserve = 3 * MIB // 4, MIB // 4  # no room for one of a megabyte
+    ledger.limit, ledger.process.reserve = 3 * MIB // 4, MIB // 4  # no room for one of a megabyte
     output = session.run(doubled, [small])
     assert session.values[output].tolist() == [8.0] * 8
-
-
-def test_shares_follow_what_a_phase_uses():
-    budgets = Budgets()
-    assert budgets.shares("llm_decode")["k"] > budgets.shares("llm_prefill")["k"]
-    budgets.observe("llm_decode", 1, {"k": 300, "w": 100})
-    budgets.observe("llm_decode", 1, {"k": 900, "w": 100})
-    assert budgets.shares("llm_decode")["k"] == pytest.approx(0.9)
-    budgets.observe("llm_decode", 2, {"k": 100, "w": 900})
-    assert budgets.shares("llm_decode") == pytest.approx({"k": 0.5, "w": 0.5, "a": 0.0, "o": 0.0})
-    budgets.forget(1)
-    assert budgets.shares("llm_decode")["k"] == pytest.approx(0.5)
-    budgets.observe("llm_decode", 2, {"k": 100, "w": 900})
-    assert budgets.shares("llm_decode")["k"] == pytest.approx(0.1)
-    assert budgets.shares("training_backward") == budgets.shares("training_forward")
-
-
-def test_a_phase_that_a_client_makes_up_is_none():
-    budgets = Budgets()
-    for number in range(100):
-        budgets.observe(f"made up {number}", 1, {"w": 100})
-    assert budgets.shares("another") == budgets.shares("")
-    assert len(budgets._shares) == 1

@@ -10,43 +10,28 @@ from servers import start_server
 import djinn
 from djinn.testing import executor_figures
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.memory_policies import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
-from djinn_core.ir.profile import DataResidency
+from djinn_core.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.builtins.memory import NextUsePolicy
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.memory.eviction import Decider
 from djinn_server.memory.limited import LimitedRuntime
+from djinn_server.memory.policy import CheckedPolicy
 
 MIB = 1 << 20
-WEIGHT, CACHE, STATE, ACTIVATION = (
-    DataResidency.PERSISTENT_WEIGHT,
-    DataResidency.STATEFUL_KV_CACHE,
-    DataResidency.OPTIMIZER_STATE,
-    DataResidency.EPHEMERAL_ACTIVATION,
-)
-BUSY, IDLE = SessionHints(0), SessionHints(1, idle=True)
 
 
 class Policy(MemoryPolicy):
-    """The newest goes first, and never anything else than it was told to answer."""
+    """The most recently used goes first, unless it was told another answer."""
 
     name = "newest"
 
-    def __init__(self, order=None, recompute=None):
-        self.contexts = []
-        self.answers = order, recompute
+    def __init__(self, answer=None):
+        self.candidates = []
+        self.answer = answer
 
-    def order(self, context):
-        self.contexts.append(context)
-        order, _ = self.answers
-        if order is not None:
-            return order(context)
-        return sorted(range(len(context.candidates)), key=lambda i: -context.candidates[i].serial)
-
-    def recompute(self, candidate):
-        _, recompute = self.answers
-        return recompute(candidate) if recompute is not None else False
+    def key(self, candidate):
+        self.candidates.append(candidate)
+        return -candidate.last_use if self.answer is None else self.answer(candidate)
 
     @hookimpl
     def djinn_register_memory_policies(self):
@@ -55,37 +40,10 @@ class Policy(MemoryPolicy):
     djinn_api_version = "2.0"
 
 
-def first(*candidates):
-    """The order in which the built-in policy evicts, as positions."""
-    return list(NextUsePolicy().order(EvictionContext(candidates, 1, 2, 3)))
-
-
-def test_the_built_in_policy_evicts_what_is_used_last_first():
-    a = EvictionCandidate(MIB, WEIGHT, BUSY, next_use=5)
-    b = EvictionCandidate(MIB, WEIGHT, BUSY, next_use=50)
-    never = EvictionCandidate(MIB, WEIGHT, BUSY, next_use=None)
-    assert first(a, b, never) == [2, 1, 0]
-
-
-def test_the_built_in_policy_evicts_idle_sessions_first_and_caches_in_use_last():
-    kinds = (WEIGHT, CACHE)
-    idle = [EvictionCandidate(MIB, kind, IDLE, next_use=1) for kind in kinds]
-    busy = [EvictionCandidate(MIB, kind, BUSY) for kind in kinds]
-    assert first(*busy, *idle) == [3, 2, 0, 1]
-
-
-def test_the_built_in_policy_evicts_by_kind_what_no_use_is_foreseen_of():
-    unforeseen = [EvictionCandidate(MIB, kind, BUSY) for kind in (WEIGHT, STATE, ACTIVATION)]
-    assert first(*unforeseen) == [2, 1, 0]
-    many_weights = SessionHints(0, over_share=(WEIGHT,))
-    assert first(*[EvictionCandidate(MIB, one.residency, many_weights) for one in unforeseen])[0] == 0
-
-
-def test_the_built_in_policy_recomputes_what_is_quicker_made_again():
-    quick = EvictionCandidate(MIB, ACTIVATION, BUSY, restore_seconds=0.1, recompute_seconds=0.01)
-    slow = EvictionCandidate(MIB, ACTIVATION, BUSY, restore_seconds=0.1, recompute_seconds=0.2)
-    assert NextUsePolicy().recompute(quick)
-    assert not NextUsePolicy().recompute(slow)
+def test_next_use_evicts_first_what_is_used_last():
+    near, far = EvictionCandidate(MIB, next_use=5), EvictionCandidate(MIB, next_use=50)
+    unforeseen = EvictionCandidate(MIB, last_use=20)
+    assert sorted((near, far, unforeseen), key=NextUsePolicy().key, reverse=True) == [far, unforeseen, near]
 
 
 def raising(_):
@@ -93,32 +51,15 @@ def raising(_):
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
-    [
-        (raising, "no such luck"),
-        (lambda context: range(len(context.candidates) - 1), "not each of the 3 candidates once"),
-        (lambda _: [0, 0, 1], "not each of the 3 candidates once"),
-        (lambda _: [0, 1, 3], "not each of the 3 candidates once"),
-        (lambda _: None, "TypeError"),
-        (lambda _: ["0", "1", "2"], "not each"),
-    ],
+    ("answer", "said"),
+    [(raising, "no such luck"), (lambda _: None, "TypeError"), (lambda _: float("nan"), "NaN")],
 )
-def test_a_policy_that_fails_is_named_and_the_built_in_one_decides(order, said, caplog):
-    decider = Decider(Policy(order), "a-plugin 1.0")
-    candidates = tuple(EvictionCandidate(MIB, WEIGHT, BUSY, next_use=n) for n in (3, 9, 1))
-    for _ in range(3):
-        assert list(decider.order(EvictionContext(candidates, 1, 2, 3))) == [1, 0, 2]
+def test_a_policy_that_fails_is_named_and_next_use_decides(answer, said, caplog):
+    policy = CheckedPolicy(Policy(answer), "a-plugin 1.0")
+    assert [policy.key(EvictionCandidate(MIB, next_use=n)) for n in (3, 9, 1)] == [3, 9, 1]
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "policy='newest' plugin='a-plugin 1.0'" in warning
     assert said in warning
-
-
-def test_a_policy_that_cannot_say_what_is_recomputed_is_named_as_well(caplog):
-    decider = Decider(Policy(recompute=raising), "a-plugin 1.0")
-    candidate = EvictionCandidate(MIB, ACTIVATION, BUSY, restore_seconds=0.1, recompute_seconds=0.01)
-    assert decider.recompute(candidate)
-    assert "plugin='a-plugin 1.0'" in caplog.text
-    assert "`recompute` raised ZeroDivisionError('no such luck')" in caplog.text
 
 
 @pytest.fixture
@@ -145,20 +86,16 @@ def total(device):
 def test_a_plugins_policy_decides_on_an_executor(inline):
     policy = Policy()
     assert total(inline(policy)) == [MIB // 4 * sum(range(24))] * 2
-    assert policy.contexts
-    for context in policy.contexts:
-        assert context.needed > 0
-        assert context.resident <= 16 * MIB
-        assert all(one.nbytes == MIB for one in context.candidates)
-    late = policy.contexts[-1].candidates
-    assert any(one.last_use > 0 for one in late)
-    assert any(one.next_use is not None for one in late)
+    assert {one.nbytes for one in policy.candidates} == {MIB}
+    assert any(one.last_use > 0 for one in policy.candidates)
+    assert any(one.next_use is not None for one in policy.candidates)
+    assert any(one.spilled for one in policy.candidates)
 
 
 def test_a_plugins_policy_that_raises_costs_nothing_but_a_warning(inline, caplog):
     policy = Policy(raising)
     assert total(inline(policy)) == [MIB // 4 * sum(range(24))] * 2
-    assert len(policy.contexts) > 1
+    assert len(policy.candidates) > 1
     assert caplog.text.count("a memory policy failed") == 1
     assert "plugin 'newest'" in caplog.text
 
@@ -173,7 +110,7 @@ def test_an_unknown_policy_is_named(inline):
 
 def test_a_limit_without_a_policy_has_the_built_in_one():
     runtime = LimitedRuntime(CpuRuntime(), MIB, DiskQuota())
-    assert runtime.ledger.decider.name == "next_use"
+    assert runtime.ledger.policy.name == "next_use"
 
 
 def test_a_server_with_a_policy_of_a_plugin(python, tmp_path, plain_environment):

@@ -65,7 +65,6 @@ UNMOVED = {
     "djinn_gateway_draining": "the server does not stop",
     "djinn_gateway_unauthenticated_dropped": "takes hundreds of connections: test_overload.py",
     "djinn_executor_queue_seconds": "no session waits for another: test_cancellation.py",
-    "djinn_executor_recomputed_values": "reading them back is faster here: test_memory.py",
     "djinn_executor_dropped_weights": "no weights are read here: test_shared_under_limit.py",
     "djinn_executor_reread_bytes": "the same",
     "djinn_executor_memory_shared_bytes": "the same",
@@ -336,9 +335,8 @@ def models_run_in_little_memory(watched):
         generated(model, cache, 8)
         held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         assert watched.value("kv_cache_bytes", tenant="alice") == held
-        assert watched.value("working_set_bytes", kind="caches") == held
+        assert watched.value("value_bytes", kind="caches") == held
         assert watched.value("phase_sessions", phase="llm_decode") == 1
-        assert watched.value("memory_budget_bytes", phase="llm_decode", kind="caches") > 0
         with djinn.kv_session(cache) as kv:
             kv.pin()
             assert watched.value("kv_cache_pinned_bytes") == held

@@ -150,33 +150,31 @@ def test_bytes_that_the_store_keeps_are_not_read_back_from_the_device(gpu, tmp_p
     gpu.check(program, folder=str(tmp_path / "store"))
 
 
-def test_reserve_of_a_memory_limit_follows_what_ops_took(gpu):
+def test_memory_limit_counts_what_the_allocator_has_given_out(gpu):
     def program():
         from djinn_core.hookspecs.devices import DeviceRuntime
         from djinn_server.disk_quota import DiskQuota
         from djinn_server.memory.limited import LimitedRuntime
+        from djinn_server.memory.session_memory import SessionMemory
+        from djinn_server.running.values import ValueTable
 
-        limit = 64 << 20
-        runtime = LimitedRuntime(DeviceRuntime(torch.device("fakegpu", 0)), limit, DiskQuota())
-        ledger = runtime.ledger
-        held = []
-
-        def run(*, work_space):
-            ledger.begin_run()
-            held[:] = [torch.empty(ledger.budget, dtype=torch.uint8, device="fakegpu:0")]
-            torch.empty(work_space, dtype=torch.uint8, device="fakegpu:0")
-            ledger.end_run(ledger.budget)
-
-        ledger.measure(0)
-        first = ledger.reserve
-        for _ in range(8):
-            run(work_space=1 << 10)
-            held.clear()
-        small = ledger.reserve
-        assert small < first
-        run(work_space=small)
-        assert ledger.reserve > small
-        assert runtime.memory()["peak"] >= ledger.budget
+        mib = 1 << 20
+        runtime = LimitedRuntime(DeviceRuntime(torch.device("fakegpu", 0)), 64 * mib, DiskQuota())
+        ledger, values = runtime.ledger, ValueTable()
+        SessionMemory(ledger, values)
+        with torch.inference_mode():
+            values[1 << 32] = runtime.receive(torch.ones(20 * mib, dtype=torch.uint8))
+        ledger.admit(20 * mib)
+        assert ledger.all_resident
+        work_space = torch.empty(40 * mib, dtype=torch.uint8, device="fakegpu:0")  # no session's
+        ledger.admit(20 * mib)
+        assert ledger.evicted == 20 * mib
+        assert ledger.resident() == 40 * mib
+        with pytest.raises(torch.OutOfMemoryError):
+            ledger.admit(30 * mib)
+        del work_space
+        ledger.reload(values[1 << 32])
+        assert values[1 << 32].sum().item() == 20 * mib
 
     gpu.check(program)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from djinn.hooks import EvictionContext, MemoryPolicy, hookimpl
+from djinn.hooks import EvictionCandidate, MemoryPolicy, hookimpl
 
 __all__ = ["LeastRecentlyUsed", "djinn_api_version", "djinn_register_memory_policies"]
 
@@ -12,14 +12,13 @@ djinn_api_version = "2.0"
 
 
 class LeastRecentlyUsed(MemoryPolicy):
-    """Evicts in order of last use, whatever the values are and whatever will use them."""
+    """Evicts in order of last use. Uses that are foreseen do not count."""
 
     name = "lru"
 
-    def order(self, context: EvictionContext) -> Sequence[int]:
-        """The longest unused first; of those that were used at the same step the oldest first."""
-        candidates = context.candidates
-        return sorted(range(len(candidates)), key=lambda i: (-candidates[i].last_use, candidates[i].serial))
+    def key(self, candidate: EvictionCandidate) -> float:
+        """Steps since the last use."""
+        return candidate.last_use
 
 
 @hookimpl

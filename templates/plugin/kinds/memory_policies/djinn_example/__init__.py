@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from djinn.hooks import EvictionContext, MemoryPolicy, hookimpl
+from djinn.hooks import EvictionCandidate, MemoryPolicy, hookimpl
 
 djinn_api_version = "2.0"
 
@@ -14,10 +12,9 @@ class ExamplePolicy(MemoryPolicy):
 
     name = "example"
 
-    def order(self, context: EvictionContext) -> Sequence[int]:
-        """Return the positions of all candidates. The executor evicts the first one first."""
-        sizes = [candidate.nbytes for candidate in context.candidates]
-        return sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+    def key(self, candidate: EvictionCandidate) -> float:
+        """Return a number for a storage. The executor evicts those with the greatest numbers first."""
+        return candidate.nbytes
 
 
 @hookimpl

@@ -1,0 +1,107 @@
+"""Memory that a template takes: measured in earlier runs, and before the first one found on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core import torch_private
+from djinn_core.logs import get_logger
+from djinn_server.memory.lifetimes import Lifetimes, lifetimes_of
+from djinn_server.running.compiled_step import CompiledStep, Environment
+from djinn_server.running.template_compiler import CompiledTemplate
+from djinn_server.running.values import has_memory
+
+UNKNOWN: Final = -1
+_GROWTH: Final = 1.25  # how much larger inputs may be than those that were measured
+_SMALL_NUMBER: Final = 4096  # slots below it make no tensor that matters
+_log = get_logger("djinn.server")
+
+
+@attrs.define(eq=False)
+class TemplateMemory:
+    """Memory that a template takes with inputs of a certain size.
+
+    Attributes:
+        lifetimes: of its values.
+        allocates: bytes of new memory, by step; UNKNOWN until the step is about to run.
+        peak: the most bytes above those before the run; None until it has run under a guard.
+        input_bytes, slots: bytes of the inputs, and numbers in the slots.
+    """
+
+    lifetimes: Lifetimes
+    allocates: list[int]
+    input_bytes: int
+    slots: Sequence[Any]
+    peak: int | None = None
+
+    def fits(self, input_bytes: int, slots: Sequence[Any]) -> bool:
+        """Return True if the figures hold for a run with inputs of that size and these slots."""
+        if input_bytes > _GROWTH * self.input_bytes:
+            return False
+        return slots == self.slots or not any(_grown(now, then) for now, then in zip(slots, self.slots, strict=True))
+
+
+def template_memory(template: CompiledTemplate, input_bytes: int, slots: Sequence[Any]) -> TemplateMemory:
+    """Return the figures of a template that has not run."""
+    return TemplateMemory(lifetimes_of(template), [UNKNOWN] * len(template.steps), input_bytes, [*slots])
+
+
+def bytes_of_inputs(values: Iterable[object]) -> int:
+    """Return the bytes of the strided tensors among the values; evicted tensors count as well."""
+    return sum([v.nbytes for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided])
+
+
+def _grown(now: Any, then: Any) -> bool:
+    return isinstance(now, int) and isinstance(then, int) and now > _SMALL_NUMBER and now > _GROWTH * then
+
+
+def bytes_of_step(step: CompiledStep, env: Environment) -> int:
+    """Run a step on the meta device. Return the bytes of new memory that it takes; its operands must be in memory.
+
+    An op of PyTorch that needs data for its result counts as much as it reads. Djinn's own ops count nothing.
+    """
+    if not step.op.startswith("aten::"):
+        return 0
+    shadow = _MetaEnvironment(env)
+    storages: dict[int, torch.UntypedStorage] = {}
+    for place in step.reads:
+        if has_memory(value := env[place]):
+            shadow[place] = _meta_like(value, storages)
+    before = {torch_private.number_of_storage(storage): storage.nbytes() for storage in storages.values()}
+    try:
+        with torch.inference_mode():
+            step.store(shadow)  # type: ignore[arg-type]
+    except Exception as error:
+        _log.debug("an op cannot run on the meta device", op=step.op, error=repr(error)[:200])
+        return sum(before.values())
+    after = dict(before)
+    for place in (*step.writes, *[place for _, place in step.makes]):
+        if has_memory(value := shadow[place]):
+            after[torch_private.storage_key(value)] = value.untyped_storage().nbytes()
+    return sum(max(0, nbytes - before.get(key, 0)) for key, nbytes in after.items())
+
+
+class _MetaEnvironment(dict[int, Any]):
+    """An environment of one step: operands on the meta device, and numbers as they are."""
+
+    def __init__(self, env: Environment) -> None:
+        super().__init__()
+        self._env = env
+
+    def __missing__(self, place: int) -> Any:
+        value = self._env[place]
+        return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _meta_like(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    """Return a tensor on the meta device in the place of `value`; tensors that share memory share it there as well."""
+    key = torch_private.storage_key(value)
+    if key not in storages:
+        nbytes = value.untyped_storage().nbytes()
+        storages[key] = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+    empty = torch.empty(0, dtype=value.dtype, device="meta")
+    return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())

@@ -1,0 +1,120 @@
+"""Uses of a session's storages: the last one, and the next one as far as earlier programs tell.
+
+The clock is the number of steps (ops) that programs have run on the device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.ir.handles import storage_of
+from djinn_core.system.lru import LruCache
+from djinn_server.memory.lifetimes import NEVER, Lifetimes
+
+Identity = int | tuple[bytes, int]  # an upload's storage, or a template and the number of its output
+PAST_RUNS: Final = 256
+GAPS_LIMIT: Final = 1 << 16
+UNSEEN: Final = 10_000  # steps to the next use of a storage that no program has used twice
+
+
+@attrs.frozen
+class PastRun:
+    """A run of a template that began when the clock was at `began`."""
+
+    digest: bytes
+    lifetimes: Lifetimes
+    began: int
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+
+@attrs.define
+class _Use:
+    """Uses of one storage.
+
+    `digest`: the template that used it last; empty: none has. `last`: clock of the last use in the newest run that uses it, `before`: of
+    the last use before that run. `next`: expected clock of the use after `last`.
+    """
+
+    identity: Identity
+    digest: bytes
+    last: int
+    next: int
+    before: int
+
+
+class UseHistory:
+    """Predicts that a storage is used again after as many steps as the last time it was used by the same template.
+
+    Results are new storages in each run; the same output of the same template counts as the same storage.
+    """
+
+    def __init__(self) -> None:
+        self._uses: dict[int, _Use] = {}  # by storage
+        self._gaps: LruCache[tuple[Identity, bytes], int] = LruCache(
+            GAPS_LIMIT
+        )  # steps to the use after that by the template
+        self._runs: deque[PastRun] = deque(maxlen=PAST_RUNS)  # of which the uses are not noted yet
+        self._oldest = 0  # storages without a noted use were used before this
+
+    def add(self, run: PastRun) -> None:
+        """Add a run that begins. Its uses are noted when somebody asks: most runs are far from the limit."""
+        if len(self._runs) == PAST_RUNS:
+            self._oldest = self._runs[0].began
+        self._runs.append(run)
+
+    def last(self, handles: Iterable[int], now: int) -> int:
+        """Return the clock of the last use of a storage, given values that look into it. A new upload counts as used now."""
+        uses = [self._of(storage_of(handle), now) for handle in handles]
+        return max([use.last if use.last <= now else use.before for use in uses], default=now)
+
+    def next(self, handles: Iterable[int], now: int) -> int | None:
+        """Return the expected clock of the next use of a storage; None if it was not used when that was expected."""
+        uses = [self._of(storage_of(handle), now) for handle in handles]
+        return min([use.next for use in uses if use.next >= now], default=None)
+
+    def _of(self, storage: int, now: int) -> _Use:
+        use = self._uses.get(storage)
+        if use is None:
+            last = self._oldest or now
+            use = self._uses[storage] = _Use(storage, b"", last, last + UNSEEN, last)
+        return use
+
+    def catch_up(self, alive: Iterable[int]) -> None:
+        """Note the uses of the runs that were added. `alive`: values that the session has now."""
+        while self._runs:
+            self._note(self._runs.popleft())
+        known = list(alive)
+        if len(self._uses) > 2 * (len(known) + PAST_RUNS):
+            storages = {storage_of(handle) for handle in known}
+            self._uses = {storage: use for storage, use in self._uses.items() if storage in storages}
+
+    def _note(self, run: PastRun) -> None:
+        lifetimes, began, digest = run.lifetimes, run.began, run.digest
+        for number, handle in enumerate(run.inputs):
+            place = lifetimes.first_input + number
+            if (first := lifetimes.next_use(place, -1)) < NEVER:
+                last = lifetimes.last_use(place, lifetimes.steps)
+                self._use(storage_of(handle), digest, began, first, last)
+        for place, number in lifetimes.outputs.items():
+            storage, made = storage_of(run.outputs[number]), began + max(0, lifetimes.last_use(place, lifetimes.steps))
+            if storage not in self._uses:
+                use = self._uses[storage] = _Use((digest, number), digest, made, 0, began)
+                self._predict(use)
+
+    def _use(self, storage: int, digest: bytes, began: int, first: int, last: int) -> None:
+        first, last = began + first, began + last
+        use = self._uses.get(storage)
+        if use is None:
+            use = self._uses[storage] = _Use(storage, digest, last, 0, began)
+        elif use.digest:
+            self._gaps.store((use.identity, use.digest), first - use.last)
+        use.digest, use.before, use.last = digest, use.last, max(use.last, last)
+        self._predict(use)
+
+    def _predict(self, use: _Use) -> None:
+        use.next = use.last + self._gaps.get((use.identity, use.digest), UNSEEN)
