@@ -38,8 +38,9 @@ from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.compiling.hot_template import AdoptedPhase, CheckingPhase, Thresholds
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.memory import allocation, ledger
+from djinn_server.memory import ledger
 from djinn_server.memory.limited import LimitedRuntime
+from djinn_server.memory.process import ProcessMemory
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.running import expected_runs, runs_ahead
 from djinn_server.running.run_request import RunRequest
@@ -463,7 +464,7 @@ LIMIT = 1 << 20
 @pytest.fixture
 def limited(dialogue, monkeypatch):
     """As `foreseen`, under a memory limit that is far away; the memory of this process is not measured."""
-    monkeypatch.setattr(ledger, "process_memory", lambda kind: None)
+    monkeypatch.setattr(ledger, "process_memory", lambda _, limit: ProcessMemory(limit, None))
     return until_ahead(dialogue(limit=LIMIT))
 
 
@@ -499,7 +500,7 @@ def test_it_is_freed_where_another_session_wants_the_memory(limited, wanted):
 
 
 def test_it_is_dropped_where_what_it_uses_is_evicted(limited, monkeypatch):
-    monkeypatch.setattr(allocation, "SMALLEST", 1)
+    monkeypatch.setattr(ledger, "SMALLEST", 1)
     taken, _ = limited.counts
     limited.session._memory.evict_all()
     assert limited.counts == (taken, 1)
@@ -510,7 +511,7 @@ def test_it_is_dropped_where_what_it_uses_is_evicted(limited, monkeypatch):
 
 
 def test_where_a_run_would_come_near_the_limit_nothing_runs_ahead(dialogue, monkeypatch):
-    monkeypatch.setattr(ledger, "process_memory", lambda kind: None)
+    monkeypatch.setattr(ledger, "process_memory", lambda _, limit: ProcessMemory(limit, None))
     found = dialogue(limit=16 * 18)  # three quarters of three quarters of it are ten values
     for number in range(14):
         found.step(number)
