@@ -300,61 +300,59 @@ class Settings:
     """Everything that can be set. Converters raise `ValueError` with the second half of a sentence.
 
     Attributes:
-        plugins: names, modules or objects to use beside the built-ins; None for everything that is installed.
-        disable: names of plugins that are not used.
+        plugins: names, modules or objects of the plugins to use beside the built-in ones. By default: all that are installed.
+        disable: names of plugins to leave out.
         strict: whether a plugin that does not load is an error.
-        trace_plugins: whether each call into a plugin is logged.
-        plugin_settings: what was given to settings that plugins have of their own, what counts most last.
-        servers: URLs of servers, which work as one; none and no connection file: an executor on this machine.
-        token: what the servers ask for; never in a repr, a log or an error.
-        connection_file: a file with `urls` and `token`, as `djinn serve` writes it.
-        tls_authority: PEM file with the authorities that servers' certificates must come from; None: the machine's.
-        tls_fingerprints: certificates that servers may show, regardless of the signer, as `sha256:...`.
-        tls_certificate, tls_key: PEM files to show to servers that ask clients for a certificate.
-        spread: whether a session over several servers computes on the least busy one, in place of the first.
-        standby: servers that go on with the session where the one that has it is lost, as URLs or connection files; used from
-            the beginning where no other answers.
-        standby_seconds: how long a server may not answer before one of them does.
-        standby_gib: how much of a session this machine keeps for that, in GiB.
-        engine: name of the engine that starts executors; `local`: as processes on this machine.
-        engine_address: address of what it starts them with, such as a cluster; empty: it finds that itself.
-        resources: pairs of a resource and how much of it each executor takes, as the engine counts them.
-        runtime_env: environment of executors in the form of the engine: packages, variables.
-        placement_group: reservation of the engine that the executors go into, as its object or its name.
-        executors: how many executors to start, where no server is named.
-        executor: `process`, or `inline` to debug without a second process.
-        device: kind or id of the devices to ask servers for, such as `cuda:0`; empty for all of theirs.
-        server_devices: which devices of each server to use, by number, id or kind; none: all that `device` names.
-        threads: torch threads of an executor that is started here; None leaves it to torch.
-        recover: whether an executor that is started here is replaced when it dies, and the next one goes on with what it did.
-        memory_gib: how much an executor that is started here may hold, in GiB; None: as much as the device has.
-        memory_policy: name of the memory policy of an executor with such a limit.
-        placement_policy: name of the placement policy; empty: the best for the devices that there are.
-        memory_limits: pairs of a device, by id or number (empty: all), and the bytes that plans may put there at once.
-        calibrate: whether devices of a pool that were never measured are measured in the background, for predictions.
-        latency_target: seconds in which a program should be done; 0: as soon as possible.
-        pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
+        trace_plugins: whether to log each call into a plugin.
+        plugin_settings: settings of plugins, by plugin and name. Later ones win.
+        servers: URLs or log-ins of servers, which work as one. Without servers and without a connection file, an executor on this machine runs programs.
+        token: access token for the servers. It is never shown.
+        connection_file: file with `urls` and `token`, as `djinn serve` writes it.
+        tls_authority: PEM file with the authorities that may sign certificates of servers. By default: those of the machine.
+        tls_fingerprints: accepted certificates of servers, as `sha256:...`, whoever signed them.
+        tls_certificate, tls_key: PEM files with the client's certificate and key.
+        spread: whether a session over several servers begins on the least busy one instead of the first.
+        standby: URLs or connection files of servers that continue a lost session, in order. `engine`: another executor of the same engine.
+        standby_seconds: seconds without a reply after which a standby server takes over.
+        standby_gib: size limit of the client's log for standby servers.
+        engine: name of the engine that starts executors. `local` starts processes on this machine.
+        engine_address: address of the engine, such as that of a cluster. By default the engine finds it.
+        resources: resources that each executor takes of the engine, such as `GPU=1,CPU=4`.
+        runtime_env: environment of executors in the engine's own form, such as packages and variables. It is never shown.
+        placement_group: reservation of the engine for the executors, as its object or its name.
+        executors: number of executors to start if no server is named.
+        executor: `process`, or `inline` to run the executor in this process for debugging.
+        device: kind or id of the device to ask servers for, such as `cuda:0`. By default: all of a server's devices.
+        server_devices: devices of each server to use, by number, id or kind. By default: all that `device` names.
+        threads: PyTorch threads of an executor that starts on this machine. By default PyTorch decides.
+        recover: whether a dead executor of this program is replaced by one that recovers the session.
+        memory_gib: memory limit of an executor that starts on this machine. By default: none.
+        memory_policy: name of the memory policy under a limit.
+        placement_policy: name of the placement policy. By default: the preferred one for the devices.
+        memory_limits: bytes that plans may put on each device, by id or number, or on all.
+        calibrate: whether devices of a pool that were never measured are measured in the background.
+        latency_target: seconds in which a program should be done, for the scheduler `dynamic`. 0: as soon as possible.
+        pins: devices of modules by patterns of their paths, for the policy `pinned`.
         scheduler: name of the scheduler.
-        router: name of the router of sessions with several executors; empty: the preferred one.
-        interception: name of the interception that records this program's ops; counts in the environment and the file at the import.
-        compilers: names of the compilers that executors may use.
-        operators: custom ops that executors of this machine run: names of operator libraries, or `module:NAME` for Python ops of a module.
-        assignment: name of the policy by which `djinn serve` assigns new sessions to executors.
-        assignment_hint: what servers are told of this program's work when they assign it, such as the name of a model.
+        router: name of the router of sessions with several executors. By default: the preferred one.
+        interception: name of the interception that records ops. It is read when `djinn` is imported.
+        compilers: names of compilers that executors may use.
+        operators: custom ops that executors of this machine run: operator libraries, or `module:NAME` for Python ops of a module.
+        assignment: name of the policy by which `djinn serve` assigns sessions to executors.
+        assignment_hint: hint for this policy, such as the name of a model.
         authenticators: names of the authenticators that `djinn serve` asks beside its own tokens.
-        weights_from: who reads the weights of pretrained models: `server`, `client`, or `auto`: the server where it has them.
-        exact: whether optimizations that round otherwise than the user's own ops are left out.
-        checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
-        client_fallback: whether ops that the executor cannot do are computed on this machine.
-        start_at_import: whether `import djinn` starts the executors of this program's own: `yes`, `no`, or `auto`: where the last run of
-            the same script used them; counts in the environment and the file.
-        prepared_seconds: how long a process stays that the next executors of this program's own are forked from; 0: there is none.
-        connect_timeout: seconds that a server may take to answer.
-        start_timeout: seconds that an executor may take to start.
-        wait_timeout: seconds that a wait for results may take; 0: as long as it takes.
-        parallel_connections: over how many connections large tensors go to and from an executor; 1: that of the session alone; 0: four
-            to another machine, one on this.
-        progress: whether uploads that take seconds show how far they are, where there is a terminal.
+        weights_from: reader of pretrained weights: `server`, `client`, or `auto`, which takes the server if it has them.
+        exact: whether optimizations that change rounding are left out.
+        checkpoint_instructions: number of instructions after which a program is sent without a sync point.
+        client_fallback: whether ops that the executor lacks are computed on this machine.
+        start_at_import: whether `import djinn` starts the program's own executors: `yes`, `no`, or `auto`, which does so if the last run of the same script used
+            them.
+        prepared_seconds: seconds for which a process stays that the program's next executors are forked from. 0: none.
+        connect_timeout: seconds to wait for a server's reply.
+        start_timeout: seconds to wait for the start of an executor.
+        wait_timeout: seconds that one wait for results may take. 0: no limit.
+        parallel_connections: number of connections for large tensors. 0: four to another machine, one on this machine.
+        progress: whether long uploads show a progress bar in a terminal.
         debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
     """
 

@@ -91,7 +91,7 @@ class AssignmentRefusal:
 
 
 class AssignmentPolicy(ABC):
-    """Chooses the executor of a new session, where the setting `assignment` names it. It is pure.
+    """Choose the executor of a new session, if the setting `assignment` names the policy. It is pure.
 
     A gateway calls it in the threads of clients, several at the same time, while these wait. Where it raises, or returns
     anything else, the built-in `least_loaded` takes its place for that session, and a warning names its plugin.

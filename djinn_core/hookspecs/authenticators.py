@@ -71,7 +71,7 @@ class Denial:
 
 
 class Authenticator(ABC):
-    """Tells the identity of clients to a gateway, where the setting `authenticators` names it.
+    """Identify clients for a gateway, if the setting `authenticators` names the authenticator.
 
     It fails closed. An exception, or a result that is none, refuses the client; an exception in `is_valid` ends the sessions of
     the key. The log has the plugin's name, and not the message of the exception, which may hold a secret.

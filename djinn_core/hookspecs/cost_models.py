@@ -32,7 +32,7 @@ class Probe:
 
 
 class CostModel(ABC):
-    """Predicts work and time of ops. The planner calls it for the nodes of each new graph, in the client, from any thread.
+    """Predict the work and time of ops. The planner calls it for the nodes of each new graph, in the client, from any thread.
 
     If `estimate` raises or returns an estimate that is negative or not finite, the planner logs a warning that names the model
     and asks the next model for the rest of this graph.

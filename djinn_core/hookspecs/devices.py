@@ -197,7 +197,7 @@ class DeviceRuntime:
 
 
 class Device(ABC):
-    """A kind of device, such as the GPUs of a machine. Works as it is for an accelerator of PyTorch; override the rest.
+    """Describe and open one kind of device, such as the GPUs of a machine. Works as it is for an accelerator of PyTorch; override the rest.
 
     A gateway calls `discover` to know what its machine has. An executor process calls `select`, `discover` and `open`
     once, when it starts. An exception ends the start of the executor, unless `discover` raises it and `--device` names no

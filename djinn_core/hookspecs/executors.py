@@ -136,7 +136,7 @@ class ExecutorHandle(abc.ABC):
 
 
 class ExecutorEngine(abc.ABC):
-    """Starts executors in a client or a gateway, in another place or another way than Djinn itself.
+    """Start executors of a client or a gateway in another place or in another way than Djinn does.
 
     Attributes:
         name: name in the setting `engine` and in `djinn serve --engine`; `local`, processes on this machine, is taken.

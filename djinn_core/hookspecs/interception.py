@@ -14,7 +14,7 @@ from djinn_core.sink import Sink, Submission, SubmissionReply, Ticket
 
 
 class Interception(ABC):
-    """Makes a remote device of the process: records the ops of the user's program, and hands programs to a sink.
+    """Record the ops of the user's program on a remote device, and hand programs to a sink.
 
     Programs are values of `djinn_core.ir`. `run` and `synchronize` are for its own use and the client's.
 

@@ -31,7 +31,7 @@ class Event:
 
 
 class Observer(ABC):
-    """Is told of the events of its process, never of single ops.
+    """Receive the events of its process, never single ops.
 
     In a client it is called on the thread that caused the event, by several at a time, so it must be quick. In a gateway or an
     executor it is called on a thread of its own, one event after the other. Events wait for it in a queue, so that a slow one

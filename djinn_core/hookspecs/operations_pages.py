@@ -70,7 +70,7 @@ class WatchedServer:
 
 
 class OperationsPages(ABC):
-    """Pages below `/NAME` of the operations listener of a gateway.
+    """Serve pages below `/NAME` of a gateway's operations listener.
 
     A request for which `answer` raises is answered with 500, and the log names the pages; an exception in `begin` leaves
     them out.

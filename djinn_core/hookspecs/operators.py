@@ -26,7 +26,7 @@ class CastPolicy:
 
 
 class OperatorLibrary:
-    """Custom ops of one library. The operator of a server allows them with `djinn serve --operators NAME`.
+    """Describe the custom ops of one library. The operator of a server allows them with `djinn serve --operators NAME`.
 
     The executor imports `module` at its start, if the library is allowed, and looks each op up once. A client can name these ops and no others.
     The client calls `metadata` and `cast_policy`; the executor calls `check`. The plugin must not import the library itself.

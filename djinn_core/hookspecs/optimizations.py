@@ -51,7 +51,7 @@ class OptimizationContext(ShortRepr):
 
 
 class Optimization(ABC):
-    """Rewrites a program without changing its results. The planner calls it once for each new graph, in the client, from any thread.
+    """Rewrite a program without changing its results. The planner calls it once for each new graph, in the client, from any thread.
 
     The planner verifies each rewrite before it applies it. If `optimize` raises or breaks a rule, the planner logs a warning
     that names the optimization and leaves the plan as it was.

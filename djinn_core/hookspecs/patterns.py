@@ -12,7 +12,7 @@ from djinn_core.ir.profile import PatternMatch
 
 
 class Pattern(ABC):
-    """Recognises one kind of subgraph. The planner calls it once for each new graph, in the client, from any thread.
+    """Recognise one kind of subgraph. The planner calls it once for each new graph, in the client, from any thread.
 
     The planner caches the matches of a program. It reuses them for programs that differ in nothing that a pattern may read.
     If `match` raises, or if a match does not fit the graph, the planner logs a warning that names the pattern and ignores its

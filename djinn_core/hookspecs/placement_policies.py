@@ -51,7 +51,7 @@ class PlacementContext(ShortRepr):
 
 
 class PlacementPolicy(ABC):
-    """Chooses where a program runs. The planner calls it once for each new graph, in the client, from any thread.
+    """Choose where a program runs. The planner calls it once for each new graph, in the client, from any thread.
 
     `djinn.planning.assign_blocks` builds a legal placement from a function that chooses a device for one node.
 

@@ -11,7 +11,7 @@ from djinn_core.ir.result import PipelineResult
 
 
 class Renderer(ABC):
-    """One format of pictures or pages. A client calls it on the thread that asks for a file.
+    """Render pictures or pages in one format. A client calls it on the thread that asks for a file.
 
     An exception fails the call that wanted a file, with a message that names its plugin.
 

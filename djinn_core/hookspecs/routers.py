@@ -208,7 +208,7 @@ class JoinedReplies(PendingReply):
 
 
 class Router:
-    """Says which executor runs which part of each program. Callers hold the sink's lock, but not for `home`, `topology`, `last_profile` and `watch`.
+    """Choose which executor runs which part of each program. Callers hold the sink's lock, but not for `home`, `topology`, `last_profile` and `watch`.
 
     This class is the router of a session with one executor, which runs every program as it is. A router of a plugin says in `route`
     which executors run a program, in `upload` where values go, and in `home` where they are. It overrides `submit` if it hands the parts

@@ -65,7 +65,7 @@ class NodePriority:
 
 
 class Scheduler(ABC):
-    """Orders the work of the devices. The planner calls it once for each new graph, in the client, from any thread.
+    """Order the work of the devices. The planner calls it once for each new graph, in the client, from any thread.
 
     A scheduler only ranks nodes. The planner builds the steps: it respects every dependence, moves values between devices,
     frees them after their last use and verifies the result. If `priority` or a key raises, the planner logs a warning that names
