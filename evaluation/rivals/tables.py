@@ -115,16 +115,27 @@ def published() -> str:
 def summary(found: Figures) -> str:
     """Return the short table of README.md: counts, and wall seconds locally and over each link."""
     trips = [] if found["busy"] else ["local", *(f"{link['round_trip_ms']:g} ms" for link in found["links"])]
-    heads = ("program", "waits", "messages", "submissions", "bytes up", "bytes down", *trips)
+    heads = ("program", "waits", "messages", "submissions", "bytes up", "bytes down", *trips, "others publish")
     rows = [_row(heads), _row(["---"] * len(heads))]
     for name, program in PROGRAMS.items():
-        phase = SHOWN[name]
+        phase, others_publish = SHOWN[name], [f"{p.system}: {p.figure}" for p in PUBLISHED if p.program == name]
         runs = [link["programs"][name][phase] for link in _with(found, name)]
         messages, waits, *others = _counts(runs[-1])
         walls = [f"{_seconds(found, one)[1]} s" for one in runs]
         local = f"{_seconds(found, found['local'][name][phase])[1]} s" if name in found["local"] else "-"
         seconds = [] if found["busy"] else [local, *walls]
-        rows.append(_row([f"{program.title}: {phase}", waits, messages.partition(",")[0], *others, *seconds]))
+        rows.append(
+            _row(
+                [
+                    f"{program.title}: {phase}",
+                    waits,
+                    messages.partition(",")[0],
+                    *others,
+                    *seconds,
+                    "; ".join(others_publish),
+                ]
+            )
+        )
     return "\n".join(rows)
 
 
