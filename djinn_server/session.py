@@ -103,7 +103,7 @@ from djinn_server.session_loop import SessionLoop
 from djinn_server.session_machine import TEMPLATE, Wait
 from djinn_server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_server.session_overview import SessionNotes, SessionOverview
-from djinn_server.session_pauses import Pause, Wakeup, clamp_timeout, serve_here
+from djinn_server.session_pauses import BRIEF_SECONDS, Pause, Wakeup, clamp_timeout, serve_here
 from djinn_server.session_runs import SessionRuns
 from djinn_server.usage_metrics import Holdings
 from djinn_server.weights.reads import WeightReads
@@ -123,6 +123,7 @@ _log = get_logger("djinn.server")
 # Unsolicited replies must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
 FAILURE_MESSAGE_LIMIT = 400  # characters
+BRIEF_BYTES = 1 << 16  # of a reply that the thread sends which waits for all sessions
 
 
 class ExecutorSession:
@@ -136,7 +137,7 @@ class ExecutorSession:
         self.device = device = context.device
         self.values = ValueTable()
         self.submissions = 0
-        self._turn = device.turns.share(self._usage.charge)
+        self._turn = device.turns.share(self._usage.charge, context.threads.promote_follower)
         self._reply_bytes = 0  # the most of one reply's body
         self._rounded = False  # True once it was in a batch with other sessions
         self._timings: Timings | None = None  # while the client asks for them
@@ -147,7 +148,7 @@ class ExecutorSession:
         memory = DeviceMemory(device.runtime, device.turns)
         self.exchange = PeerExchange(peer_listener or PeerListener(), memory, self.wakeup)
         self._wanted = CancellationState(self._turn, self._usage, self.wakeup)
-        self._loop = SessionLoop(self, self._reads, self._wanted, context.idle_seconds)
+        self._loop = SessionLoop(self, self._reads, self._wanted, context.threads, context.idle_seconds)
         self._peer_values = PeerValues(
             context,
             self.values,
@@ -171,6 +172,7 @@ class ExecutorSession:
 
     def serve(self, connection: ExecutorChannel) -> None:
         """As `pauses`, in the calling thread."""
+        self._loop.is_pooled = False
         serve_here(self.pauses(connection), self.wakeup)
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
@@ -200,11 +202,13 @@ class ExecutorSession:
         """As `MessageHandlers.begin`."""
         self._idle.at = None
         if self._idle.aside is not None and not isinstance(message, Goodbye):
+            self._context.threads.promote_follower()
             self._idle.come_back(self._wanted.pause)
         if type(message) is Submit:
             if frame.body:
                 self._usage.count("received_bytes", sum(map(len, frame.body)))
             if self._usage.quota.requests_a_second:
+                self._context.threads.promote_follower()
                 self._usage.pace()
             return self._submit(message, connection, started)
         return self._handle(message, frame, connection)
@@ -215,6 +219,11 @@ class ExecutorSession:
         if ahead is None or not ahead.ready or self._timings is not None:
             return None
         return ahead.receive(connection, self._runs.numeric_settings)
+
+    @property
+    def is_brief(self) -> bool:
+        """As `MessageHandlers.is_brief`."""
+        return self._turn.is_brief and (self._runs.ahead is None or not self._runs.ahead.pending)
 
     def between_messages(self, connection: ExecutorChannel) -> None:
         """As `MessageHandlers.between_messages`."""
@@ -343,6 +352,7 @@ class ExecutorSession:
 
     def _state_here(self) -> StateParts | None:
         """As `_state`, for this server: what was read and not written since is read again."""
+        self._context.threads.promote_follower()
         found = self._reads.shares.stored()
         versions = {origin.key.version for _, _, origin in found}
         self._reads.hold_only(versions.union([digest for digest, _ in self._uploads.promised]))
@@ -427,6 +437,8 @@ class ExecutorSession:
             if work.unreadable:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
             known = yield from self._known(submit, work, connection)
+            if known is None or known.seconds >= BRIEF_SECONDS:
+                self._context.threads.promote_follower()
         except _Refused as refused:
             self._usage.refused()
             if self._observed:
@@ -460,6 +472,8 @@ class ExecutorSession:
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
             self._notes.ran(known.digest, known.inputs, work.outputs, took)
+            known.seconds = min(took, 2.0 * known.seconds)  # one run may be interrupted
+            self._turn.is_brief = self._runs.alone and known.seconds < BRIEF_SECONDS
         ops = known.template.count if known else 0, run.native_ops
         self._usage.completed(timing, ops, run.failures, responses.body)
         workload = known.workload if known is not None else None
@@ -482,6 +496,8 @@ class ExecutorSession:
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
         room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
         completed = Completed(submit.sequence, *found, timing, links, room, times)
+        if responses.body and sum(map(len, responses.body)) > BRIEF_BYTES:
+            self._context.threads.promote_follower()  # the client may not read
         log = connection.journal.rounded if self._rounded else connection.journal.checked
         connection.send(log(Frame(encode(completed), responses.body)))
         if self._runs.ahead is not None:
@@ -596,6 +612,7 @@ class ExecutorSession:
 
     def _made(self, template: Template | None, first: InitialBindings | None, digest: bytes) -> BoundTemplate:
         """A template that is new here, bound for its first run."""
+        self._context.threads.promote_follower()
         if template is None or digest_of(template) != digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
         self._counts.template_cache_misses += 1

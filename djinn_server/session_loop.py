@@ -11,15 +11,17 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.frames import weight
-from djinn_core.wire.messages import AnyMessage, Goodbye, TemplateReply
+from djinn_core.wire.messages import AnyMessage, Goodbye, Submit, TemplateReply
 from djinn_core.wire.upload_messages import AbortUpload, UploadPart
 from djinn_server.malformed import Unreadable, UnreadableTemplate, UnreadableUpload, decode_frame
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running.cancellation import CancellationState, ClientLeft, handle_control
 from djinn_server.session_machine import FRAME, Kind, SessionMachine, Step, Wait
-from djinn_server.session_pauses import LINGER_SECONDS, Pause
+from djinn_server.session_pauses import BRIEF_SECONDS, LINGER_SECONDS, Pause
+from djinn_server.session_threads import SessionThreads
 from djinn_server.weights.reads import WeightReads
 
+_AT_ONCE: Final = 1e-9  # a time that is over
 _NO_WAITS: Final[Iterator[Wait]] = iter(())
 _KINDS: Final[Mapping[type, Kind]] = {
     UploadPart: Kind.AT_ONCE,
@@ -46,6 +48,10 @@ class MessageHandlers(Protocol):
     def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
         """Run what is expected next until a frame comes. Return None if nothing more is expected."""
 
+    @property
+    def is_brief(self) -> bool:
+        """True if the next message is expected to take less than `BRIEF_SECONDS`."""
+
     def between_messages(self, connection: ExecutorChannel) -> None:
         """Called after a message if no other message waits."""
 
@@ -58,16 +64,25 @@ class SessionLoop:
 
     Attributes:
         machine: says what the session does next.
+        is_pooled: True if `SessionThreads` run the session.
     """
 
     def __init__(
-        self, handlers: MessageHandlers, reads: WeightReads, cancellation: CancellationState, idle_seconds: float
+        self,
+        handlers: MessageHandlers,
+        reads: WeightReads,
+        cancellation: CancellationState,
+        threads: SessionThreads,
+        idle_seconds: float,
     ) -> None:
         """`idle_seconds`: time after which an idle session has something to do; 0: never."""
         self.machine: SessionMachine[tuple[AnyMessage | Unreadable, Frame]] = SessionMachine(
             limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES
         )
-        self._handlers, self._reads, self._cancellation = handlers, reads, cancellation
+        self._handlers, self._reads, self._cancellation, self._threads = handlers, reads, cancellation, threads
+        self.is_pooled = True
+        self._resumed_at = 0.0
+        self._is_brief = self._offers = False  # as of the next pause; `_offers`: it only lets other sessions go on
         self._linger = min(LINGER_SECONDS, idle_seconds or LINGER_SECONDS)
         self._present = _NO_WAITS  # the handler of the present message
         self._wait = Wait(())  # the wait of that handler
@@ -82,20 +97,28 @@ class SessionLoop:
         """Handle messages until the client leaves. Pause while nothing is to do."""
         with contextlib.suppress(ClientLeft):
             machine, left = self.machine, self._cancellation.client_left
-            while not left.is_set() and (step := machine.next(time.monotonic())) is not Step.END:
-                if step is Step.HANDLE:
-                    self._begin(connection)
-                elif step is Step.RESUME:
-                    self._advance(connection)
-                elif step is Step.WAIT or not self._receive(connection):
-                    self._cancellation.busy_since = 0.0
-                    yield self._pause(connection, listens=step is Step.RECEIVE)
-                    self._note_events(connection)
+            try:
+                while not left.is_set() and (step := machine.next(time.monotonic())) is not Step.END:
+                    if step is Step.HANDLE:
+                        self._begin(connection)
+                    elif step is Step.RESUME:
+                        self._threads.promote_follower()
+                        self._advance(connection)
+                    elif step is Step.WAIT or not self._receive(connection):
+                        self._cancellation.busy_since = 0.0
+                        yield self._pause(connection, listens=step is Step.RECEIVE)
+                        self._resumed_at = time.monotonic()
+                        self._note_events(connection)
+            finally:
+                self._threads.promote_follower()  # the end of a session may take long
 
     def _begin(self, connection: ExecutorChannel) -> None:
         assert self.machine.current is not None
         message, frame = self.machine.current
         started, self._received_at = self._received_at or time.perf_counter(), 0.0
+        self._threads.note_message(id(self))
+        if type(message) is not Submit:
+            self._threads.promote_follower()
         self._cancellation.busy_since = started
         self._present = self._handlers.begin(message, frame, connection, started) or _NO_WAITS
         self._advance(connection)
@@ -148,8 +171,16 @@ class SessionLoop:
             TimeoutError: none comes for a while.
         """
         if self.machine.current is not None:
+            self._threads.promote_follower()
             return connection.receive(LINGER_SECONDS if self.machine.needs_client else 0.0)
         self._cancellation.busy_since = 0.0
+        self._is_brief = self.is_pooled and self._handlers.is_brief
+        if self._is_brief and self._threads.alternate and connection.descriptor() is not None:
+            self._offers = time.monotonic() - self._resumed_at >= BRIEF_SECONDS
+            if self._offers:
+                raise TimeoutError
+            return connection.receive(0.0)
+        self._threads.promote_follower()
         frame = self._handlers.receive_ahead(connection)
         return connection.receive(self._linger) if frame is None else frame
 
@@ -158,8 +189,12 @@ class SessionLoop:
         deadline = machine.deadline()
         if machine.current is None and (idle := self._handlers.idle_deadline(connection)) is not None:
             deadline = idle if deadline is None else min(deadline, idle)
+        if self._offers:
+            deadline = _AT_ONCE
         lingers = listens and (machine.current is None or machine.needs_client)
-        return Pause(deadline, connection if listens else None, lingers=lingers)
+        pause = Pause(deadline, connection if listens else None, lingers=lingers, is_brief=self._is_brief)
+        self._is_brief = self._offers = False
+        return pause
 
     def _note_events(self, connection: ExecutorChannel) -> None:
         """Tell the machine what has changed meanwhile."""

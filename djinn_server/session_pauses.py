@@ -14,6 +14,7 @@ from djinn_server.recovery.executor_channel import ExecutorChannel
 
 LOOK_SECONDS: Final = 0.25  # between looks for a frame while a session waits for something else, too
 LINGER_SECONDS: Final = 0.5  # for which a session waits for its next frame in the thread that handled the last one
+BRIEF_SECONDS: Final = 0.001  # of a submission that the thread runs which waits for all sessions
 LONGEST_TIMEOUT: Final = 3600.0  # a selector raises OverflowError for more than 24 days
 
 
@@ -25,11 +26,13 @@ class Pause:
         until: time at which it goes on anyway, on the clock `time.monotonic`; None: never.
         connection: the connection whose next frame ends the pause, too; None if no frame does.
         lingers: True if the session waits for a frame for `LINGER_SECONDS` before its next pause.
+        is_brief: True if the session expects to need a thread for less than `BRIEF_SECONDS` after it.
     """
 
     until: float | None = None
     connection: ExecutorChannel | None = None
     lingers: bool = False
+    is_brief: bool = False
 
 
 class Wakeup:

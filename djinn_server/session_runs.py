@@ -36,7 +36,7 @@ class SessionRuns:
     Attributes:
         memory: the session's memory on a device that evicts values; otherwise None. limited: True if the device has a memory limit.
         ahead: runs programs before they are submitted; None if the executor does not.
-        randomness: the session's random state. numeric_settings: the session's; None: those of the process.
+        alone: True on a CPU without batches and simulated time. randomness: the session's random state. numeric_settings: the session's; None: those of the process.
     """
 
     def __init__(
@@ -57,15 +57,16 @@ class SessionRuns:
         self.numeric_settings: NumericSettings | None = None
         self.memory = SessionMemory(device.ledger, values) if device.ledger is not None else None
         self.limited = self.memory is not None and self.memory.limited
+        others = device.batches, device.timekeeper
+        self.alone = device.runtime.device.type == "cpu" and all(other is None for other in others)
         self.ahead = self._runs_ahead(templates, counts)
 
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
         """None where nothing is run ahead: in batches, in simulated time, and on GPUs, where it is untried."""
-        device, limit = self._device, self._ahead_bytes
-        others = device.batches, device.timekeeper
-        if not limit or device.runtime.device.type != "cpu" or any(other is not None for other in others):
+        limit = self._ahead_bytes
+        if not limit or not self.alone:
             return None
-        return RunsAhead(device, self._turn, self._values, templates, counts, limit, self.memory)
+        return RunsAhead(self._device, self._turn, self._values, templates, counts, limit, self.memory)
 
     def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
         """A template of the session, without bindings."""

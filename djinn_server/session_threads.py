@@ -1,8 +1,12 @@
-"""Threads of an executor's sessions. One of them waits for all paused sessions at a time, and the others run sessions.
+"""Threads of an executor's sessions. One of them, the leader, waits for all paused sessions at a time, and the others run sessions.
 
-The thread that waits runs the session that it finds, and another thread waits in its place: no message is handed from thread to thread.
+The leader runs the session that it finds, and a follower waits in its place: no message is handed from thread to thread.
 (Leader/followers: Schmidt et al., Pattern-Oriented Software Architecture 2, section 5.4.) An executor with idle sessions only has at most
 `SPARE_THREADS` of these threads, however many sessions it has. A session that lingers for its next message has the thread that ran it.
+
+The leader runs a session itself that needs it briefly, and goes on waiting: sessions with short submissions that are busy at the same time
+change no threads. Such a session calls `promote_follower` before it does anything that may take longer. A follower looks after the leader,
+and takes its place if a session keeps it for `LOOK_SECONDS` all the same.
 
 A session that computes does not read its connection. So the threads also look at sessions that have been busy with one message for
 `cancellation.LOOK_SECONDS`.
@@ -30,6 +34,7 @@ from djinn_server.running.cancellation import CancellationState, look
 from djinn_server.session_pauses import Pause, Wakeup, clamp_timeout, wait_here
 
 SPARE_THREADS: Final = 4
+ALTERNATE_SECONDS: Final = 0.01
 _log = get_logger("djinn.server")
 
 
@@ -40,6 +45,7 @@ class SessionTask:
     Attributes:
         pauses: its steps. wakeup: ends a pause. context: the context variables of its steps.
         pause: the present pause; None while a thread runs the session. descriptor: what the pause waits for, or -1.
+        is_brief: as of its last pause.
     """
 
     pauses: Iterator[Pause]
@@ -47,6 +53,7 @@ class SessionTask:
     context: contextvars.Context
     pause: Pause | None = None
     descriptor: int = -1
+    is_brief: bool = False
 
     def advance(self) -> bool:
         """Run the session until it can pause without a thread. Return False if it has ended."""
@@ -69,15 +76,21 @@ class SessionThreads:
     """The threads of one executor. They end with its last session."""
 
     def __init__(self) -> None:
-        self._leading = threading.Lock()  # held by the thread that waits
-        self._lock = threading.Lock()  # of the numbers of threads, and of the sessions
+        self._lock = threading.Lock()  # of the leader, the numbers of threads, and the sessions
+        self._follow = threading.Condition(self._lock)
+        self._leader = 0  # ident of a thread; 0: none leads
+        self._runs_since = 0.0  # when the leader began to run a session that is brief; 0.0 while it waits
+        self._brief_runs = 0
+        self._is_watched = False  # a follower looks after the leader, or will
+        self._watches = False  # it does
         self._threads = self._free = 0
         self._sessions: dict[int, tuple[CancellationState, ExecutorChannel]] = {}
         self._changed: deque[SessionTask] = deque()  # paused, or woken
         self._poking = threading.Lock()  # of `_poke` and `_is_poked`; taken last
         self._poke: socket.socket | None = None  # interrupts the thread that waits
         self._is_poked = False
-        # Used by the thread that waits.
+        self._latest, self._latest_at, self._alternated_at = 0, 0.0, 0.0
+        # Used by the leader.
         self._paused: set[SessionTask] = set()
         self._ready: deque[SessionTask] = deque()
         self._look_at = 0.0
@@ -103,6 +116,37 @@ class SessionThreads:
         wakeup.listener = partial(self._note, task)
         if task.advance():
             self._note(task)
+
+    def note_message(self, session: int) -> None:
+        """A session begins to handle a message. `session`: any number of its own."""
+        now = time.monotonic()
+        if session != self._latest:
+            if now - self._latest_at < ALTERNATE_SECONDS:
+                self._alternated_at = now
+            self._latest = session
+        self._latest_at = now
+
+    @property
+    def alternate(self) -> bool:
+        """True if several sessions handled messages within the last `ALTERNATE_SECONDS`."""
+        return time.monotonic() - self._alternated_at < ALTERNATE_SECONDS
+
+    def promote_follower(self) -> None:
+        """Have another thread lead, if the calling thread does: what it does next may take long."""
+        if self._leader == threading.get_ident():
+            with self._lock:
+                if self._leader == threading.get_ident():
+                    self._promote()
+
+    def _promote(self) -> None:
+        self._leader, self._runs_since = 0, 0.0
+        self._free -= 1
+        if not self._free:
+            try:
+                self._start()
+            except (OSError, RuntimeError) as error:
+                _log.warning("no other thread can wait for sessions: this one waits again later", error=repr(error))
+        self._follow.notify()
 
     def _note(self, task: SessionTask) -> None:
         self._changed.append(task)
@@ -153,32 +197,70 @@ class SessionThreads:
                 self._free += 1
 
     def _take_one(self) -> bool:
-        """Wait for the next session that has something to do, and run it. Return False if the thread is to end."""
-        with self._leading:
+        """Lead until another thread has to. Return False if the thread is to end."""
+        self._await_lead()
+        while True:
             task = self._next()
-            with self._lock:
-                if task is None and not self._sessions:
-                    self._threads, self._free = self._threads - 1, self._free - 1
-                    if not self._threads:
-                        self._close()
-                    return False
-                self._free -= 1
-                if not self._free:
-                    try:
-                        self._start()
-                    except (OSError, RuntimeError) as error:
-                        _log.warning(
-                            "no other thread can wait for sessions: this one waits again later", error=repr(error)
-                        )
-        if task is None:
-            self._look()
-            return True
+            if task is None:
+                with self._lock:
+                    if not self._sessions:
+                        self._leader, self._threads, self._free = 0, self._threads - 1, self._free - 1
+                        if not self._threads:
+                            self._close()
+                        self._follow.notify()
+                        return False
+                self.promote_follower()
+                self._look()
+                return True
+            if not task.is_brief:
+                self.promote_follower()
+            if not self._run(task):
+                return True
+
+    def _await_lead(self) -> None:
+        """Wait until no thread leads, or the leader is kept by a session. Then lead."""
+        with self._lock:
+            while self._leader:
+                if not self._is_watched or self._watches:
+                    self._follow.wait()
+                    continue
+                self._watches, runs = True, self._brief_runs
+                self._follow.wait(cancellation.LOOK_SECONDS)
+                self._watches = False
+                if self._runs_since and time.monotonic() - self._runs_since >= cancellation.LOOK_SECONDS:
+                    self._promote()
+                elif runs == self._brief_runs:
+                    self._is_watched = False
+            self._leader, self._is_watched = threading.get_ident(), self._watches
+
+    def _run(self, task: SessionTask) -> bool:
+        """Run a session until its next pause. Return True if the thread leads then."""
+        if self._leader == threading.get_ident():
+            self._brief_runs += 1
+            self._runs_since = time.monotonic()
+            if not self._is_watched:
+                self._ask_for_watch()
+        goes_on = False
         try:
-            if task.advance():
-                self._note(task)
+            goes_on = task.advance()
         except BaseException as error:  # also the SystemExit of a custom op: the thread goes on
             _log.exception("a session ended by an error of the executor's own", error=repr(error))
-        return True
+        with self._lock:
+            if leads := self._leader == threading.get_ident():
+                self._runs_since = 0.0
+        if goes_on and leads:
+            self._changed.append(task)
+        elif goes_on:
+            self._note(task)
+        return leads
+
+    def _ask_for_watch(self) -> None:
+        with self._lock:
+            if self._free < 2:
+                with suppress(OSError, RuntimeError):
+                    self._start()
+            self._is_watched = True
+            self._follow.notify()
 
     def _close(self) -> None:
         with self._poking:
@@ -243,6 +325,8 @@ class SessionThreads:
             with suppress(KeyError, ValueError, OSError):
                 if self._selector.get_key(task.descriptor).data is task:
                     self._selector.unregister(task.descriptor)
+        assert task.pause is not None
+        task.is_brief = task.pause.is_brief
         task.pause, task.descriptor = None, -1
         self._ready.append(task)
 

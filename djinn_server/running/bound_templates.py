@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Container, Sequence
 from typing import Any
@@ -47,7 +48,7 @@ class BoundTemplate:
 
     `hot`: its record on the device, where hot templates are compiled. `batched`: likewise, where it may run in batches.
     `runs_ahead`: number of its first instructions that may run before its submission comes, unless they draw random numbers, which
-    `draws` tells; None: not known yet. `workload`: what it belongs to, if its client has told.
+    `draws` tells; None: not known yet. `workload`: what it belongs to, if its client has told. `seconds`: of its last runs.
     """
 
     template: CompiledTemplate
@@ -59,6 +60,7 @@ class BoundTemplate:
     runs_ahead: int | None = None
     draws: Draws | None = None
     workload: Workload | None = None
+    seconds: float = math.inf
     _aliases: InputAliases | None = None
 
     def input_aliases(self, own: Container[str]) -> InputAliases:

@@ -32,6 +32,7 @@ class Share(Account):
     Attributes:
         turns: the device's queue.
         charge: hears of device time that the session has used.
+        is_brief: True if its turns are short. before_wait: called before a thread waits for turns that are not.
         seconds: device time that `take_seconds` has not returned.
         began: when its turn began, on the clock `time.perf_counter`. begun: the event before its ops; None on a CPU.
         reached: the event after the ops of its last turn.
@@ -45,6 +46,8 @@ class Share(Account):
 
     turns: FairShare = attrs.field(kw_only=True)
     charge: Callable[[float], None] | None = None
+    before_wait: Callable[[], None] = lambda: None
+    is_brief: bool = False
     seconds: float = 0.0
     began: float = 0.0
     begun: Any = None
@@ -109,9 +112,11 @@ class FairShare:
         self._gathering = False
         self._thread: threading.Thread | None = None
 
-    def share(self, charge: Callable[[float], None] | None = None) -> Share:
-        """The share of a new session. `charge`: as the attribute."""
-        return Share(turns=self, charge=charge)
+    def share(
+        self, charge: Callable[[float], None] | None = None, before_wait: Callable[[], None] = lambda: None
+    ) -> Share:
+        """The share of a new session. Arguments: as the attributes."""
+        return Share(turns=self, charge=charge, before_wait=before_wait)
 
     def device_seconds(self) -> float:
         """Device time of all sessions so far. It grows while a turn runs."""
@@ -184,6 +189,9 @@ class FairShare:
             here = self._issued is None and self._start(share)
             if here and self._take(share, steps):
                 return
+            running: Any = self._queue.running
+            if not share.is_brief or (running is not None and not running.is_brief):
+                share.before_wait()
             with self._lock:
                 self._wake() if here else self._ask(share)
                 while not share.ended:
@@ -195,6 +203,7 @@ class FairShare:
     def begin(self, share: Share) -> None:
         """Wait for a turn of the calling thread."""
         if not self._start(share):
+            share.before_wait()
             with self._lock:
                 self._ask(share)
                 while self._queue.running is not share:

@@ -15,6 +15,7 @@ import pytest
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.wire.messages import Attach, Attached, Goodbye, StatsReply, StatsRequest, encode
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.running import cancellation
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.fair_share import FairShare
 from djinn_server.session_pauses import Pause, Wakeup, wait_here
@@ -121,6 +122,78 @@ def test_a_wakeup_ends_a_pause_with_a_distant_deadline(seconds):
     assert not ended.is_set()
     wakeup()
     assert ended.wait(SECONDS)
+
+
+def alternate(threads, pairs, handle):
+    """Sessions that are brief; each calls `handle` with its number for each byte that it receives, until the connection ends."""
+    ended = []
+    for number, (near, _) in enumerate(pairs):
+
+        def pauses(number=number, near=near):
+            near.setblocking(False)
+            while True:
+                try:
+                    if not near.recv(1):
+                        return
+                    handle(number)
+                except BlockingIOError:
+                    yield Pause(connection=PlainExecutorChannel(Silent(near.fileno())), is_brief=True)
+
+        ended.append(run(threads, pauses, Wakeup()))
+    return ended
+
+
+def test_brief_sessions_share_the_thread_that_waits(monkeypatch):
+    monkeypatch.setattr(
+        cancellation, "LOOK_SECONDS", 60.0
+    )  # a busy machine may interrupt the thread for longer than it is
+    threads, pairs, seen = SessionThreads(), [socket.socketpair() for _ in range(2)], []
+    handled = threading.Semaphore(0)
+
+    def handle(number):
+        seen.append((number, threading.get_ident()))
+        time.sleep(0.001)  # another thread would wait for the next message by then
+        handled.release()
+
+    ended = alternate(threads, pairs, handle)
+    for _ in range(10):
+        for _, far in pairs:
+            far.send(b"x")
+            assert handled.acquire(timeout=SECONDS)
+    assert [number for number, _ in seen] == [0, 1] * 10
+    assert len({thread for _, thread in seen}) == 1
+    for _, far in pairs:
+        far.close()
+    assert all(one.wait(SECONDS) for one in ended)
+    for near, _ in pairs:
+        near.close()
+
+
+@pytest.mark.parametrize("promotes", [True, False], ids=["promotes", "does_not_promote"])
+def test_a_brief_session_that_blocks_does_not_keep_others_waiting(promotes):
+    threads, pairs, go_on, seen = SessionThreads(), [socket.socketpair() for _ in range(2)], threading.Event(), []
+    other = threading.Event()
+
+    def handle(number):
+        if number == 0:
+            if promotes:
+                threads.promote_follower()
+            seen.append(go_on.wait(SECONDS))
+        else:
+            other.set()
+
+    ended = alternate(threads, pairs, handle)
+    for _, far in pairs:
+        far.send(b"x")
+    assert other.wait(SECONDS)
+    assert not seen, "the first session still blocks"
+    go_on.set()
+    for _, far in pairs:
+        far.close()
+    assert all(one.wait(SECONDS) for one in ended)
+    assert seen == [True]
+    for near, _ in pairs:
+        near.close()
 
 
 def test_a_wait_in_the_calling_thread_takes_a_distant_deadline():

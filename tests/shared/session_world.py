@@ -30,6 +30,7 @@ from djinn_core.wire.weight_messages import ReadWeights
 from djinn_server.running.turn_queue import Account, TurnQueue
 from djinn_server.session_loop import SessionLoop
 from djinn_server.session_machine import TEMPLATE, Cause, Wait
+from djinn_server.session_threads import SessionThreads
 
 SECONDS = 1.0  # of a turn
 A, B, C, D, E = range(5)  # handles
@@ -73,7 +74,7 @@ class Process:
         self.cancelled = set()
         cancellation = SimpleNamespace(client_left=threading.Event(), busy_since=0.0)
         reads = SimpleNamespace(reading=self.reading, take_finished=lambda: None)
-        self.loop = SessionLoop(self, reads, cancellation, 0.0)
+        self.loop = SessionLoop(self, reads, cancellation, SessionThreads(), 0.0)
         self.pauses = self.loop.pauses(self)
 
     # --- as the channel of the session ------------------------------------------------------------------------------
@@ -120,6 +121,8 @@ class Process:
             self.values.add(message.handle)
         elif isinstance(message, CancelSubmissions):
             self.cancelled.update(message.submissions)
+
+    is_brief = False
 
     def receive_ahead(self, connection):
         return None
