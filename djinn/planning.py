@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
     from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
     from djinn_core.ir.dataflow import COPIES, ancestors, chain, is_view, origin, query_shape, users
-    from djinn_core.ir.fx_graph import fx_graph
     from djinn_core.ir.graph import Edge, Graph, Node
     from djinn_core.ir.handles import RANDOM_STATE, storage_of
     from djinn_core.ir.op_families import (
@@ -60,9 +59,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.stream import Stream
     from djinn_core.ir.substitution import Substitution
     from djinn_core.ir.values import TensorMeta
-    from djinn_core.planning.builtins.cluster import read_cluster
     from djinn_core.planning.builtins.work import Work, work_of
-    from djinn_core.planning.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
     from djinn_core.planning.matching.gradients import Gradients
     from djinn_core.planning.matching.layers import is_given, layer_at, linear
     from djinn_core.planning.matching.matcher import matcher
@@ -74,6 +71,10 @@ if TYPE_CHECKING:
     from djinn_core.planning.stages.simulate import memory_peaks, simulate
     from djinn_profiler.captured import execute
     from djinn_profiler.explain.text import explain
+    from djinn_profiler.graphs.fx_graph import fx_graph
+    from djinn_profiler.graphs.networkx_graph import to_networkx
+    from djinn_profiler.plans.cluster import read_cluster
+    from djinn_profiler.plans.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
 
 __all__ = [
     "ACTIVATION",
@@ -167,6 +168,7 @@ __all__ = [
     "storage_of",
     "storage_sizes",
     "through",
+    "to_networkx",
     "together",
     "users",
     "work_of",
@@ -182,7 +184,8 @@ _PLACES = {
     "djinn_core.ir.colocation": "Colocation homes_of_values resident_blocks storage_sizes together",
     "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
     "djinn_core.ir.dataflow": "COPIES ancestors chain is_view origin query_shape users",
-    "djinn_core.ir.fx_graph": "fx_graph",
+    "djinn_profiler.graphs.fx_graph": "fx_graph",
+    "djinn_profiler.graphs.networkx_graph": "to_networkx",
     "djinn_core.ir.graph": "Edge Graph Node",
     "djinn_core.ir.handles": "RANDOM_STATE storage_of",
     "djinn_core.ir.op_families": "ACTIVATION CONVOLUTION EMBEDDING LOSS MATRIX_PRODUCT NORMALISATION OPTIMIZER POOLING is_backward",
@@ -195,9 +198,9 @@ _PLACES = {
     "djinn_core.ir.stream": "Stream",
     "djinn_core.ir.substitution": "Substitution",
     "djinn_core.ir.values": "TensorMeta",
-    "djinn_core.planning.builtins.cluster": "read_cluster",
+    "djinn_profiler.plans.cluster": "read_cluster",
     "djinn_core.planning.builtins.work": "Work work_of",
-    "djinn_core.planning.cluster_plan": "ClusterPlan plan_for_cluster planning_plugins",
+    "djinn_profiler.plans.cluster_plan": "ClusterPlan plan_for_cluster planning_plugins",
     "djinn_profiler.explain.text": "explain",
     "djinn_core.planning.matching.gradients": "Gradients",
     "djinn_core.planning.matching.layers": "is_given layer_at linear",

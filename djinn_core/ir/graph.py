@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import attrs
 import msgspec
@@ -15,16 +15,11 @@ from djinn_core.ir.checked_fields import read_only
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.form import Form
 from djinn_core.ir.handles import RANDOM_STATE, storage_of, storages_of
-from djinn_core.ir.isomorphism_hash import isomorphism_hash
 from djinn_core.ir.module_names import ModuleNames, module_names
-from djinn_core.ir.networkx_graph import graph_to_networkx
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import TensorMeta
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 EdgeKind = Literal["data", "order"]
 
@@ -296,18 +291,9 @@ class ProgramGraph(ShortRepr):
         return topology_hash(self)
 
     @cached_property
-    def isomorphism_hash(self) -> str:
-        """Weisfeiler-Lehman hash of forms and data flow: the same whatever order independent ops have."""
-        return isomorphism_hash(self)
-
-    @cached_property
     def shape_hash(self) -> str:
         """Hash of the metadata of all values, in order of appearance."""
         return shape_hash(self, self._metas)
-
-    def to_networkx(self) -> nx.DiGraph[int]:
-        """The graph in networkx form: nodes by id with `op`, `module` and others, edges with `kind`."""
-        return graph_to_networkx(self)
 
 
 class _Flow:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from attrs.validators import deep_iterable, instance_of
 
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.checked_fields import IS_SET, mapping_of, tuple_of
-from djinn_core.ir.networkx_graph import plan_to_networkx
 from djinn_core.ir.placement import PlacementDecision
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.substitution import Substitution
-
-if TYPE_CHECKING:
-    import networkx as nx
-
-    from djinn_core.ir.graph import Graph
 
 
 @attrs.frozen
@@ -101,10 +95,6 @@ class OptimizationPlan(ShortRepr):
     def by_turn(self) -> bool:
         """True if an optimization says that plans differ by the device whose turn it is."""
         return any(result.rewrite.by_turn for result in self.results if result.applied)
-
-    def to_networkx(self, graph: Graph) -> nx.DiGraph[int]:
-        """The nodes of the planned graph that run, in networkx form, reading the values that stand for others."""
-        return plan_to_networkx(self, graph)
 
 
 def resolved(replace: Mapping[int, int]) -> dict[int, int]:

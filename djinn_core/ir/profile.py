@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, IntFlag
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import attrs
 from attrs.validators import instance_of, optional
 
 from djinn_core.ir.checked_fields import as_tuple, mapping_of, tuple_of
 from djinn_core.ir.costs import CostEstimate
-from djinn_core.ir.networkx_graph import profile_to_networkx
 from djinn_core.ir.short_repr import ShortRepr
-
-if TYPE_CHECKING:
-    import networkx as nx
-
-    from djinn_core.ir.graph import Graph
 
 
 class ExecutionPhase(str, Enum):
@@ -210,10 +204,6 @@ class WorkloadProfile(ShortRepr):
     def phase(self) -> ExecutionPhase:
         """The phase of most nodes."""
         return max(set(self.phases), key=self.phases.count, default=ExecutionPhase.UNKNOWN)
-
-    def to_networkx(self, graph: Graph) -> nx.DiGraph[int]:
-        """The profiled graph in networkx form, whose nodes have `phase`, `modality`, `role` and `patterns`, too."""
-        return profile_to_networkx(self, graph)
 
     def pattern_counts(self) -> dict[str, int]:
         """Number of matches by pattern."""

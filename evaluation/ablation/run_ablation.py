@@ -27,8 +27,8 @@ from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.ir.dataflow import is_view
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.schedule import Fetch, Run, Send, Upload
-from djinn_core.planning.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
 from djinn_core.planning.request import PluginOverrides, Plugins
+from djinn_profiler.plans.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
 from evaluation.ablation.real_runs import MODELS, differing, runs
 from evaluation.ablation.scenarios import SCENARIOS, cluster, seconds_of
 from evaluation.clusters.zoo_clusters import record

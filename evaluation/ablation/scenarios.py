@@ -23,9 +23,9 @@ from djinn_core.errors import DoesNotFit
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.stream import ALONE, Stream
-from djinn_core.planning.builtins.cluster import read_cluster
-from djinn_core.planning.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
 from djinn_core.planning.request import PluginOverrides, Plugins
+from djinn_profiler.plans.cluster import read_cluster
+from djinn_profiler.plans.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
 
 CLUSTER = """
 client = {{ gbs = 12.5, us = 20 }}

@@ -175,9 +175,9 @@ def planning(count: int) -> float:
     """Processor seconds to plan one token of a 70B model on `count` devices of 80 GiB."""
     from djinn_client.runtime.plugins import open_plugins
     from djinn_commands.planning.model import captured_model, step_of
-    from djinn_core.planning.builtins.cluster import read_cluster
     from djinn_core.planning.pipeline import plan
     from djinn_core.planning.request import Request, preferred
+    from djinn_profiler.plans.cluster import read_cluster
 
     machines = f"count = {count // 10}\ndevices = 10\nmemory_gib = 80\ntflops = 300\ngbs = 2000"
     topology = read_cluster(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.planning import OptimizationPlan
+from djinn.planning import OptimizationPlan, to_networkx
 from djinn_core.ir.graph import ProgramGraph
 
 
@@ -28,7 +28,7 @@ def graph() -> ProgramGraph:
 
 
 def test_nodes_are_ops_and_edges_dependences(graph: ProgramGraph) -> None:
-    made = graph.to_networkx()
+    made = to_networkx(graph)
     assert [(node, facts["op"]) for node, facts in made.nodes.items()] == [(n.id, n.op) for n in graph.nodes]
     assert {(a, b, kind) for a, b, kind in made.edges.data("kind")} == {
         (e.source, e.target, e.kind) for e in graph.edges
@@ -39,7 +39,7 @@ def test_nodes_are_ops_and_edges_dependences(graph: ProgramGraph) -> None:
 
 def test_a_profile_adds_what_it_knows_of_each_node(graph: ProgramGraph) -> None:
     result = djinn.plan(graph, until="annotate")
-    made = result.profile.to_networkx(graph)
+    made = to_networkx(graph, result.profile)
     assert [facts["phase"] for facts in made.nodes.values()] == [phase.value for phase in result.profile.phases]
     assert {"modality", "role", "patterns"} <= made.nodes[0].keys()
 
@@ -48,17 +48,17 @@ def test_a_plan_has_the_nodes_that_run_and_what_they_read_instead(graph: Program
     second = graph.nodes[1]
     kept = tuple(node.id for node in graph.nodes if node.id != second.id)
     plan = OptimizationPlan(kept, {second.outputs[0]: graph.nodes[0].outputs[0]})
-    made = plan.to_networkx(graph)
+    made = to_networkx(graph, plan=plan)
     assert [facts["order"] for _, facts in sorted(made.nodes.items())] == list(range(len(kept)))
     product = graph.nodes[-1].id
-    assert not graph.to_networkx().has_edge(0, product) or graph.to_networkx().edges[0, product]["kind"] == "order"
+    assert not to_networkx(graph).has_edge(0, product) or to_networkx(graph).edges[0, product]["kind"] == "order"
     assert made.edges[0, product]["kind"] == "data"
 
 
 def test_it_can_be_exported(graph: ProgramGraph, tmp_path: Path) -> None:
     result = djinn.plan(graph, until="optimize")
     for number, made in enumerate(
-        (graph.to_networkx(), result.profile.to_networkx(graph), result.plan.to_networkx(graph))
+        (to_networkx(graph), to_networkx(graph, result.profile), to_networkx(graph, plan=result.plan))
     ):
         nx.write_graphml(made, tmp_path / f"{number}.graphml")
         read = nx.read_graphml(tmp_path / f"{number}.graphml", node_type=int)

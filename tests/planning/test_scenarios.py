@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from djinn_core.planning.cluster_plan import planning_plugins
+from djinn_profiler.plans.cluster_plan import planning_plugins
 from evaluation.ablation.run_ablation import Compared, Figures, verdicts
 from evaluation.ablation.scenarios import SCENARIOS, measured
 

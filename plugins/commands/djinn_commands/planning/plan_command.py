@@ -110,8 +110,8 @@ def _planned(
     """
     from djinn_client.interception.recording.substitute import rewrite
     from djinn_commands.planning.forecast import forecast
-    from djinn_core.planning.cluster_plan import plan_for_cluster
     from djinn_core.planning.stages.placement_fit import bytes_held
+    from djinn_profiler.plans.cluster_plan import plan_for_cluster
 
     graph: Any = captured.graph  # it was captured from a program
     made = plan_for_cluster(

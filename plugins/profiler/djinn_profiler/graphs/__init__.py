@@ -1,0 +1,1 @@
+"""Graphs of exported and traced modules, and graphs for networkx."""
