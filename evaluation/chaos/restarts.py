@@ -90,8 +90,8 @@ class RestartedServer:
 
 
 @contextlib.contextmanager
-def restartable(folder: Path, *flags: str) -> Iterator[RestartedServer]:
-    """`remote_accelerator` is a server that can be restarted."""
+def restartable(folder: Path, *flags: str, **settings: object) -> Iterator[RestartedServer]:
+    """`remote_accelerator` is a server that can be restarted. `settings`: further settings of this program."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "DJINN_CONFIG": os.devnull,
@@ -101,28 +101,28 @@ def restartable(folder: Path, *flags: str) -> Iterator[RestartedServer]:
         server = RestartedServer(python, folder, environment, flags)
         started = server.start()
         try:
-            with configured(servers=[started.url("tcp")], token=started.token, disable=("local",)):
+            known = {"servers": [started.url("tcp")], "token": started.token, "disable": ("local",)}
+            with configured(**(known | settings)):
                 djinn.init()
                 yield server
         finally:
             server.stop()
 
 
-def executor() -> int:
-    """The process of the executor, once it is ready."""
+def executors() -> list[int]:
+    """The processes of the executors that this program uses, once they are ready."""
     while True:
         (status,) = ask_servers(client.settings()).values()
         if not isinstance(status, Exception):
             ready = [one.process for one in status.executors if one.state == "ready"]
-            if ready:
-                return ready[0]
+            if len(ready) >= len(open_connections()):
+                return ready
         time.sleep(0.05)
 
 
 def resumed() -> int:
-    """How often the session was continued over another connection."""
-    (only,) = open_connections()
-    return only.connection.resumed
+    """How often the session was continued over other connections; with several executors, the least of them."""
+    return min(one.connection.resumed for one in open_connections())
 
 
 def digest_of_state() -> str:
@@ -222,7 +222,7 @@ def disturb(server: RestartedServer, name: str, kills: int, chance: random.Rando
     usual = time.monotonic() - started
     for _ in range(kills):
         server.join()
-        others, before = (executor(),) if both else (), resumed()
+        others, before = executors() if both else (), resumed()
         timer = threading.Timer(chance.uniform(0.0, usual), server.restart, others)
         timer.start()
         try:

@@ -7,7 +7,7 @@ disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenl
 program starts for itself, and with two servers of which one is killed with its executor and the other one stands by; with two executors of its own
 and no journals, whose log brings them back; with executors that join and leave meanwhile; while checkpoints are
 saved and an idle session is moved to disk. Then the gateway of a server is killed and started again (half as many kills), and gateway and
-executor at once (a fifth); here hashes of all tensors and of the random state are compared. Then, over a relay: updates in place
+executor at once (a fifth), and the gateway of two executors that exchange values (a tenth); here hashes of all tensors and of the random state are compared. Then, over a relay: updates in place
 while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
 connection is reset in every third chunk of 64 MiB. A table, and with --json one object on the last line.
 """
@@ -297,11 +297,12 @@ def networks(options: Options, _: random.Random) -> dict[str, float]:
     return report
 
 
-def _restarted(chance: random.Random, kills: int, *, both: bool) -> dict[str, float]:
-    """Kill the gateway, or (`both`) gateway and executor at once, in each program of `restarts.PROGRAMS`, `kills` times in all."""
-    prefix, report = "restart_both_" if both else "restart_", {}
-    names = list(restarts.PROGRAMS)
-    with tempfile.TemporaryDirectory() as folder, restarts.restartable(Path(folder)) as server:
+def _restarted(
+    prefix: str, chance: random.Random, kills: int, *flags: str, both: bool, **settings: object
+) -> dict[str, float]:
+    """Kill the gateway, or (`both`) gateway and executors at once, in each program of `restarts.PROGRAMS`, `kills` times in all."""
+    report, names = dict[str, float](), list(restarts.PROGRAMS)
+    with tempfile.TemporaryDirectory() as folder, restarts.restartable(Path(folder), *flags, **settings) as server:
         for number, name in enumerate(names):
             share = (kills + len(names) - 1 - number) // len(names)
             tally = restarts.disturb(server, name, share, chance, both=both)
@@ -313,12 +314,18 @@ def _restarted(chance: random.Random, kills: int, *, both: bool) -> dict[str, fl
 
 def restarted(options: Options, chance: random.Random) -> dict[str, float]:
     """The gateway is killed and started again; hashes of all tensors and of the random state are compared."""
-    return _restarted(chance, (options.kills + 1) // 2, both=False)
+    return _restarted("restart_", chance, (options.kills + 1) // 2, both=False)
 
 
 def restarted_both(options: Options, chance: random.Random) -> dict[str, float]:
     """As `restarted`; the executor is killed at the same time."""
-    return _restarted(chance, (options.kills + 4) // 5, both=True)
+    return _restarted("restart_both_", chance, (options.kills + 4) // 5, both=True)
+
+
+def restarted_pool(options: Options, chance: random.Random) -> dict[str, float]:
+    """As `restarted`, with two executors of one server that exchange values."""
+    settings = {"placement_policy": "round_robin", "disable": ("local", "recomputation")}
+    return _restarted("restart_pool_", chance, (options.kills + 9) // 10, "--device", "all", both=False, **settings)
 
 
 ROWS: dict[str, Row] = {
@@ -332,6 +339,7 @@ ROWS: dict[str, Row] = {
     "moves": moves,
     "restarts": restarted,
     "restarts_both": restarted_both,
+    "restarts_pool": restarted_pool,
     "networks": networks,
 }
 

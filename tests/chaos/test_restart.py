@@ -13,7 +13,7 @@ from servers import wait_for
 import djinn
 from djinn_server.launch.token_table import change_table, create
 from djinn_server.recovery.journal_versions import JOURNAL_VERSION
-from evaluation.chaos.restarts import PROGRAMS, REMOTE, RestartedServer, executor, resumed
+from evaluation.chaos.restarts import PROGRAMS, REMOTE, RestartedServer, executors, resumed
 
 
 def exists(process):
@@ -47,7 +47,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "moment", "number"), CASES, ids=lambda value: getattr(value, "name", value))
 def test_program_continues_after_a_restart(server, name, moment, number):
     expected = PROGRAMS[name](lambda _: None)
-    before, victim = resumed(), executor()
+    before, (victim,) = resumed(), executors()
     found = PROGRAMS[name](lambda step: step == moment and server.restart(number=number))
     server.join()
     assert found == expected
@@ -58,7 +58,7 @@ def test_program_continues_after_a_restart(server, name, moment, number):
 def test_session_of_another_version_is_lost_and_says_what_to_do(server):
     value = torch.ones(3, device=REMOTE)
     djinn.synchronize()
-    server.kill(executor())
+    server.kill(*executors())
     (journal,) = (server.state / "journals").glob("*.journal")
     versions = journal.read_bytes()
     assert versions.count(b"\xa7journal%c" % JOURNAL_VERSION) == 1
