@@ -4,7 +4,7 @@
 
 The name is one word of lower-case letters and digits, because packages are imported under it. `djinn` becomes the name as it is given, `Djinn`
 the name with a capital, `DJINN` the name in capitals, also inside of longer words. The bytes at the start of a frame or a journal
-(`DJNF`, `DJNJ2`) stay: users do not see them. Lists that were sorted by name are sorted again by `ruff`.
+(`DJNF`, `DJNJ`) stay: users do not see them. Lists that were sorted by name are sorted again by `ruff`.
 
 The checkout must have no changes that are not committed. Afterwards: `make venv test`, and look at `git diff`.
 """
