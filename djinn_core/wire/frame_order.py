@@ -210,6 +210,11 @@ class Outbox:
         """Number of frames that the other end has acknowledged, modulo 2^32."""
         return (self._sent - len(self._kept)) & COUNT_MASK
 
+    def lost(self, received: int) -> int:
+        """Number of frames that the other end has acknowledged, and that are not among the `received` ones that it has now."""
+        lost = (self.acknowledged - received) & COUNT_MASK
+        return lost if lost < _HALF else 0
+
     @staticmethod
     def sent_after(received: int, sent: int) -> bool:
         """True if `sent` is after `received`; both are counts modulo 2^32."""

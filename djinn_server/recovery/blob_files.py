@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -20,7 +20,7 @@ import numpy as np
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
-from djinn_core.protocol.delivery.record_log import Buffers, sizes_of
+from djinn_core.protocol.delivery.record_log import Buffers, LazyBuffers, sizes_of
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, pwrite
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.digests import digest_of_content, digest_of_file
@@ -30,6 +30,7 @@ from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.recovery.log_records import BlobFrame
 
+BLOB_BYTES: Final = 1 << 20  # least size of a buffer that a snapshot writes to a file of its own
 _log = get_logger("djinn.server")
 
 
@@ -107,12 +108,10 @@ class BlobFiles:
         try:
             if os.fstat(file).st_nlink > 1:
                 return False
-            while data:
-                count = pwrite(file, data, start)
-                data, start = data[count:], start + count
+            end = _write_all(file, data, start)
         finally:
             os.close(file)
-        growing.written = max(growing.written, start)
+        growing.written = max(growing.written, end)
         return True
 
     def whole(self, handle: int) -> Path | None:
@@ -161,14 +160,33 @@ class BlobFiles:
                 self._proven.discard(digest)
         return sizes
 
-    def match(self, memory: Buffers) -> dict[int, bytes]:
-        """Map buffer positions to digests of identical blob files. Only buffers of the size of a file are read and hashed."""
-        sizes = self.sizes()
-        found: dict[int, bytes] = {}
-        for position, size in enumerate(sizes_of(memory)):
-            if size in sizes and (digest := digest_of_content(flatten(memory[position]))) in self._proven:
-                found[position] = digest
-        return found
+    def put(self, digest: bytes, data: memoryview) -> None:
+        """Write a file with these bytes, whose digest is known.
+
+        Raises:
+            OSError: it cannot be written. Then there is no such file.
+        """
+        self._unfinished = {handle: one for handle, one in self._unfinished.items() if one.digest != digest}
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        path = self.path(digest)
+        unfinished = path.with_suffix(".new")
+        try:
+            file = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | NOFOLLOW | CLOEXEC, 0o600)
+            try:
+                _write_all(file, data, 0)
+            finally:
+                os.close(file)
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+        self._proven.add(digest)
+
+    def remove(self, digests: Iterable[bytes]) -> None:
+        """Delete these files."""
+        for digest in digests:
+            self.path(digest).unlink(missing_ok=True)
+            self._proven.discard(digest)
 
     def own_bytes(self, digests: set[bytes] | None = None) -> int:
         """Return the bytes of files without another hard link. `digests`: count only files that `retain(digests)` keeps."""
@@ -200,6 +218,72 @@ class BlobFiles:
 
     def _files(self) -> list[Path]:
         return list(self._folder.iterdir()) if self._folder.exists() else []
+
+
+class SnapshotBlobs:
+    """The memory of a snapshot, of which large buffers are in blob files. A buffer is read when it is written.
+
+    Attributes:
+        digests: digests of the buffers that are in blob files, by position. rest: the other buffers.
+        written: bytes of the blob files that `write` has made.
+    """
+
+    def __init__(self, files: BlobFiles, memory: Buffers) -> None:
+        self._files = files
+        self._memory = memory
+        self._sizes = sizes_of(memory)
+        self._known = files.sizes()
+        self._made: set[bytes] = set()
+        self.digests: dict[int, bytes] = {}
+        self.written = 0
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that are in no blob file, by their sizes alone."""
+        return sum(size for size in self._sizes if size not in self._known)
+
+    def write(self, charge: Callable[[int], None]) -> None:
+        """Find or make the blob files. `charge` is called with the bytes of all new files before each one is written.
+
+        Raises:
+            OSError: `charge` raised it, or a file cannot be written.
+            RuntimeError, MemoryError: a buffer cannot be read.
+        """
+        for position, size in enumerate(self._sizes):
+            if size < BLOB_BYTES and size not in self._known:
+                continue
+            data = flatten(self._memory[position])
+            digest = digest_of_content(data)
+            if self._files.find(digest, size) is None:
+                if size < BLOB_BYTES:
+                    continue
+                charge(self.written + size)
+                self._files.put(digest, data)
+                self._made.add(digest)
+                self.written += size
+            self.digests[position] = digest
+
+    @property
+    def rest(self) -> LazyBuffers:
+        """The buffers that are in no blob file."""
+        here = [position for position in range(len(self._sizes)) if position not in self.digests]
+        return LazyBuffers([self._sizes[position] for position in here], lambda number: self._memory[here[number]])
+
+    def keep(self) -> None:
+        """Keep the new files: the journal names them now."""
+        self._made.clear()
+
+    def close(self) -> None:
+        """Delete new files that the journal does not name."""
+        self._files.remove(self._made)
+
+
+def _write_all(file: int, data: memoryview, start: int) -> int:
+    """Write `data` at offset `start`; returns the offset behind it."""
+    while data:
+        count = pwrite(file, data, start)
+        data, start = data[count:], start + count
+    return start
 
 
 def contents_folder(journal: Path) -> Path:
@@ -237,15 +321,15 @@ def read_part(folder: Path, part: BlobFrame) -> Frame:
     return Frame(part.head, [view])
 
 
-def mapped(folder: Path, digest: bytes) -> memoryview:
-    """All bytes of that digest; what is written to them stays in memory.
+def mapped(folder: Path, digest: bytes, *, check: bool = True) -> memoryview:
+    """All bytes of that digest; what is written to them stays in memory. `check`: compare the bytes with the digest.
 
     Raises:
         SessionLost: they are not there, or others are.
     """
     path = folder / digest.hex()
     try:
-        if digest_of_file(path) != digest:
+        if check and digest_of_file(path) != digest:
             raise SessionLost("what a journal refers to is not what it was")
         found: Any = np.memmap(path, np.uint8, "c").view(np.ndarray)
     except (OSError, ValueError) as error:

@@ -22,7 +22,7 @@ import msgspec
 
 from djinn_core.errors import SessionLost
 from djinn_core.logs import get_logger
-from djinn_core.protocol.delivery.record_log import Buffers, LazyBuffers, RecordWriter, record_size, sizes_of
+from djinn_core.protocol.delivery.record_log import Buffers, RecordWriter, record_size, sizes_of
 from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, reply_checksum
 from djinn_core.system.files import CLOEXEC, NOFOLLOW
 from djinn_core.system.private_files import check_private
@@ -30,7 +30,7 @@ from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Frame
 from djinn_server.disk_quota import STEP, DiskQuota
 from djinn_server.recovery import log_records as records
-from djinn_server.recovery.blob_files import BlobFiles, contents_folder
+from djinn_server.recovery.blob_files import BlobFiles, SnapshotBlobs, contents_folder
 from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.journal_versions import MAGIC
 from djinn_server.recovery.log_records import NO_SESSION, Record, SessionIdentity, SnapshotHeader
@@ -56,6 +56,10 @@ class Position(NamedTuple):
 
 # Holds a session's channel between two frames. None if frames wait in its queue.
 Rest = Callable[[], AbstractContextManager[Position | None]]
+
+
+class SnapshotTooLarge(OSError):  # noqa: N818 - a signal within this file
+    """Raised before a snapshot is written that would exceed the limit of its journal."""
 
 
 class Journal:
@@ -293,7 +297,9 @@ class Journal:
             if position is None or self.replaying or not self._snapshot(position, state, still):
                 return None
         reader = JournalReader(self.path)
-        reader.map_files()  # a journal that is given up while the session is idle must not take its values along
+        reader.map_files(
+            check=False
+        )  # a journal that is given up while the session is idle must not take its values along
         return reader
 
     def _snapshot(self, position: Position, state: TakeState, still: AbstractContextManager[object]) -> bool | None:
@@ -319,47 +325,65 @@ class Journal:
     ) -> bool:
         """Compact the journal to a snapshot: the session's state, its memory, and answers that the client has not received yet.
 
-        `transfers`: records of queued and unfinished transfers. If the process dies in this call, the old journal stays.
+        `transfers`: records of queued and unfinished transfers. Each buffer of the memory is read once, and one is held at a time: a
+        large one goes to a blob file, and is named by its digest if it is in one. If the process dies in this call, the old journal stays.
 
         Returns False if the journal is unchanged: the state exceeds the limit, the disk is full, or a value cannot be read. Sizes
         are checked before anything is written.
         """
         if not self.open:
             return False
-        sizes = sizes_of(memory)
-        others: list[Record] = [*[(records.REPLY, frame.head, frame.body) for frame in kept], *transfers]
-        state = sum(sizes) + sum(record_size(head, body) for _, head, body in others)
+        replies = [(records.REPLY, frame.head, frame.body) for frame in kept]
+        others: list[Record] = [(records.HEADER, records.encode_header(self._owner), ()), *replies, *transfers]
+        least = len(MAGIC) + sum(record_size(head, body) for _, head, body in others)
+        state = sum(sizes_of(memory)) + least
         if state >= self._refused_bytes:
             return False
-        known = self.contents.sizes()
-        least = sum(size for size in sizes if size not in known)
+        blobs = SnapshotBlobs(self.contents, memory)
+        path = self.path.with_suffix(".new")
         try:
-            found = self.contents.match(memory) if least <= self._limit else {}
-            here = [position for position in range(len(sizes)) if position not in found]
-            rest = LazyBuffers([sizes[position] for position in here], lambda number: memory[here[number]])
-            base = msgspec.structs.replace(base, elsewhere=tuple(found.items()))
-            content: list[Record] = [
-                (records.HEADER, records.encode_header(self._owner), ()),
-                (records.SNAPSHOT, records.encode(base), rest),
-                *others,
-            ]
-            nbytes = len(MAGIC) + sum(record_size(head, body) for _, head, body in content)
-            beside = self.contents.own_bytes(set(found.values()))
-            if max(least, nbytes + beside) > self._limit:
-                self._skip_snapshot(state)
-                return False
-            self._replace(nbytes, content)
+            self._charge(path, least + blobs.least_bytes)
+            blobs.write(lambda nbytes: self._charge(path, nbytes))
+            base = msgspec.structs.replace(base, elsewhere=tuple(blobs.digests.items()))
+            snapshot = (records.SNAPSHOT, records.encode(base), blobs.rest)
+            nbytes = least + record_size(snapshot[1], snapshot[2])
+            self._check_size(nbytes + self.contents.own_bytes(set(blobs.digests.values())))
+            self._charge(path, blobs.written + nbytes)
+            if self._replace(path, (others[0], snapshot, *others[1:])):
+                blobs.keep()
         except (OSError, RuntimeError, MemoryError) as error:
-            _log.warning("a journal was not compacted", error=str(error))
+            if isinstance(error, SnapshotTooLarge):
+                self._skip_snapshot(state)
+            else:
+                _log.warning(
+                    "a journal was not compacted: it grows until --journal-gib or a later snapshot",
+                    session=self._owner.session,
+                    error=str(error),
+                )
             return False
+        finally:
+            blobs.close()
+            self._disk.release(path)
         with self._lock:
             if self._file < 0:  # another thread has ended the session
+                if not self.path.exists():
+                    self.contents.end()
                 return False
-            self.contents.retain(set(found.values()))
+            self.contents.retain(set(blobs.digests.values()))
             self._beside = self.contents.own_bytes()
             self._refused_bytes = math.inf
             self._disk.set_usage(self.path, nbytes + self._beside)
             return self._has_room(nbytes)
+
+    def _charge(self, path: Path, nbytes: int) -> None:
+        """Raise OSError if limit, quota or disk do not allow `nbytes` bytes for the snapshot at `path`. Call this before writing them."""
+        self._check_size(nbytes)
+        if reason := self._disk.charge(path, nbytes, path.parent):
+            raise OSError(errno.EDQUOT, reason)
+
+    def _check_size(self, nbytes: int) -> None:
+        if nbytes > self._limit:
+            raise SnapshotTooLarge
 
     def _skip_snapshot(self, nbytes: int) -> None:
         """Log the first time that a state is too large for a snapshot. Only a state smaller than `nbytes` is tried again."""
@@ -368,43 +392,44 @@ class Journal:
         log(
             "a session's state exceeds --journal-gib: its journal is not compacted, and the session is recoverable until the journal "
             "reaches this limit",
+            session=self._owner.session,
             state=nbytes,
             journal=self.nbytes,
             limit=self._limit,
         )
 
-    def _replace(self, nbytes: int, content: Iterable[Record]) -> None:
-        """Replace the journal by one of `content`, which have `nbytes` bytes, unless its session has ended meanwhile.
+    def _replace(self, path: Path, content: Iterable[Record]) -> bool:
+        """Write `content` to `path`, which replaces the journal. Return False if its session has ended meanwhile.
 
         Raises:
-            OSError: the quota or the disk does not allow it.
+            OSError: it cannot be written.
             RuntimeError, MemoryError: a buffer cannot be read.
         """
-        path = self.path.with_suffix(".new")
-        if reason := self._disk.charge(path, nbytes, path.parent):
-            raise OSError(errno.EDQUOT, reason)
+        path.unlink(missing_ok=True)
+        file = _open_locked(path)
         try:
-            path.unlink(missing_ok=True)
-            file = _open_locked(path)
-            try:
-                os.write(file, MAGIC)
-                writer = RecordWriter(file, len(MAGIC))
-                for record in content:
-                    writer.append(*record)
-                with self._lock:
-                    if self.open:
-                        path.replace(self.path)
-                        file, self._file, self._records = self._file, file, writer
-            finally:
-                os.close(file)
-                path.unlink(missing_ok=True)
+            os.write(file, MAGIC)
+            writer = RecordWriter(file, len(MAGIC))
+            for record in content:
+                writer.append(*record)
+            with self._lock:
+                if self.open:
+                    path.replace(self.path)
+                    file, self._file, self._records = self._file, file, writer
+                return self.open
         finally:
-            self._disk.release(path)
+            os.close(file)
+            path.unlink(missing_ok=True)
 
     def give_up(self, reason: str) -> None:
         """Abandon the journal: the session cannot be recovered from now on."""
         if self.open:
-            _log.warning("a session will not outlive its executor", reason=reason)
+            _log.warning(
+                "a session will not outlive its executor: it goes on, and is lost if its executor dies. Free disk space or raise "
+                "--journal-gib for later sessions",
+                session=self._owner.session,
+                reason=reason,
+            )
             self.end()
 
     def end(self) -> None:

@@ -87,7 +87,9 @@ class Leases:
                 config = self._config
                 journal = Journal.begin(path, owner, config.journal_limit, self._disk, config.snapshot_seconds)
             except OSError as error:
-                _log.warning("a session will not outlive its executor: no journal", error=str(error))
+                _log.warning(
+                    "a session will not outlive its executor: no journal", session=owner.session, error=str(error)
+                )
         leased = LeasedConnection(connection, self.seconds, self._usage, owner.secret, journal)
         with self._lock:
             self._leased[owner.session] = leased

@@ -7,12 +7,13 @@ import torch
 
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.protocol.delivery.record_log import LazyBuffers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import UploadPart, encode
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.tickets import NO_TENANT
-from djinn_server.recovery.blob_files import contents_folder
+from djinn_server.recovery.blob_files import BLOB_BYTES, contents_folder
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.log_records import SessionIdentity, SnapshotHeader
@@ -205,11 +206,59 @@ def test_what_is_verified_after_a_snapshot_has_deleted_it_stops_no_later_snapsho
     upload(journal)
     assert journal.contents.whole(HANDLE) is not None
     base = SnapshotHeader(4, 0, b"the state")
-    journal.compact(base, [memoryview(DATA)], [])  # not verified yet, so the snapshot contains the bytes
+    assert journal.compact(base, [], [])
     journal.contents.prove(DIGEST)
-    journal.compact(base, [memoryview(DATA)], [])
+    assert journal.compact(base, [memoryview(DATA)], [])
     journal.leave()
     reader = JournalReader(path)
     assert reader.memory()[0] == DATA
+    assert reader.base.elsewhere == ()
     reader.close()
-    assert journal.contents.match([memoryview(DATA)]) == {}
+
+
+def files_of(path):
+    return {one.name: one.stat().st_ino for one in contents_folder(path).iterdir()}
+
+
+def test_snapshot_reads_each_value_once_and_writes_only_changed_ones(path):
+    journal, base, read = begun(path), SnapshotHeader(1, 1, b"state"), []
+    values = [bytes([number]) * BLOB_BYTES for number in range(3)] + [b"small"]
+
+    def value(position):
+        read.append(position)
+        return values[position]
+
+    memory = LazyBuffers([len(one) for one in values], value)
+    assert journal.compact(base, memory, [])
+    first = files_of(path)
+    assert sorted(first) == sorted(digest_of_content(one).hex() for one in values[:3])
+    assert path.stat().st_size < BLOB_BYTES
+    values[1] = bytes(reversed(range(256))) * (BLOB_BYTES // 256)
+    assert journal.compact(base, memory, [])
+    second = files_of(path)
+    assert read == [0, 1, 2, 3] * 2
+    assert len(second) == 3
+    assert len(second.items() & first.items()) == 2
+    assert journal.nbytes == path.stat().st_size + 3 * BLOB_BYTES
+    journal.leave()
+    reader = JournalReader(path)
+    assert [bytes(one) for one in reader.memory()] == values
+    reader.close()
+
+
+def test_snapshot_that_fails_half_way_leaves_no_file(path):
+    journal, base = begun(path), SnapshotHeader(1, 1, b"state")
+    values = [bytes([number]) * BLOB_BYTES for number in range(3)]
+    assert journal.compact(base, values[:1], [])
+    before, content = files_of(path), path.read_bytes()
+
+    def value(position):
+        if position == 2:
+            raise MemoryError("no memory")
+        return values[position]
+
+    assert not journal.compact(base, LazyBuffers([BLOB_BYTES] * 3, value), [])
+    assert files_of(path) == before
+    assert path.read_bytes() == content
+    journal.end()
+    assert not list(path.parent.iterdir())

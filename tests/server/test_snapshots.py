@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import djinn
 from djinn_client.runtime import client
 from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_client.runtime.sending import uploads
+from djinn_core.protocol.delivery.record_log import RecordReader
 from djinn_server.recovery.journal_reader import JournalReader
+from djinn_server.recovery.log_records import MAGIC
 from tests.shared.executors import only_executor
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -24,6 +27,7 @@ MIB = 1 << 20
 LIMIT = 4 * MIB
 FRAME = 64 << 10  # bytes; frames of these programs are smaller
 TOO_LARGE = "state exceeds --journal-gib"
+NOT_COMPACTED = "a journal was not compacted"
 LOST = "a session will not outlive its executor"
 
 
@@ -172,3 +176,54 @@ def test_journal_is_compacted_after_an_interrupted_blob_query(journals, large_we
     assert djinn.stats()["bytes_uploaded"] == 0
     assert is_compacted(folder, total)
     assert total[0].item() > right[0].item()
+
+
+@pytest.mark.parametrize("limit", [1 << 30])
+def test_session_with_a_cut_journal_ends_with_the_reason(journals):
+    _, folder = journals
+    total = torch.zeros(10, device="remote_accelerator:0")
+    for _ in range(20):
+        total.add_(1).sum().item()
+    process = executor_process()
+    os.kill(process, signal.SIGSTOP)
+    (path,) = folder.glob("*.journal")
+    with path.open("rb") as file:
+        first = next(RecordReader(file).places(len(MAGIC), path.stat().st_size))
+    os.truncate(path, first.start + first.size)
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(
+        djinn.errors.SessionLost, match="messages are lost that had been received: the journal of the session was cut"
+    ):
+        total.add_(1).sum().item()
+
+
+@pytest.mark.parametrize("limit", [1 << 30])
+def test_session_goes_on_without_recovery_if_its_journal_cannot_be_written(journals):
+    log, folder = journals
+    total = torch.zeros(10, device="remote_accelerator:0")
+    total.sum().item()
+    process = executor_process()
+    resource.prlimit(process, resource.RLIMIT_FSIZE, (MIB // 2, MIB // 2))  # as a disk without room: writes fail
+    weight = torch.ones(MIB).to("remote_accelerator:0")
+    assert total.add_(1).sum().item() == 10
+    assert weight.sum().item() == MIB
+    assert log.read_text().count(LOST) == 1
+    assert "File too large" in log.read_text()
+    assert not list(folder.iterdir())
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(djinn.errors.SessionLost, match=r"djinn\.init\(\)"):
+        total.sum().item()
+
+
+@pytest.mark.parametrize("limit", [1 << 30])
+def test_snapshot_without_room_leaves_the_journal_as_it_was(journals):
+    log, _ = journals
+    weight = torch.zeros(MIB, device="remote_accelerator:0")
+    process = executor_process()
+    resource.prlimit(process, resource.RLIMIT_FSIZE, (2 * MIB, 2 * MIB))  # the journal is smaller, the value is not
+    for _ in range(20):
+        weight.add_(1)[0].item()
+    wait_for(lambda: weight.add_(0)[0].item() and NOT_COMPACTED in log.read_text(), "a snapshot to fail")
+    assert LOST not in log.read_text()
+    os.kill(process, signal.SIGKILL)
+    assert weight.add_(1)[-1].item() == 21

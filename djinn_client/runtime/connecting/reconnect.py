@@ -29,7 +29,7 @@ from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.protocol.backoff import Backoff
 from djinn_core.protocol.delivery.reconnect_limit import BREAKS_LIMIT, ReconnectLimit
-from djinn_core.protocol.delivery.reliable_connection import NotReconnected, ReliableConnection
+from djinn_core.protocol.delivery.reliable_connection import FramesLost, NotReconnected, ReliableConnection
 from djinn_core.protocol.net.striping import StripingConnection
 from djinn_core.protocol.tls_transports import trusting
 from djinn_core.registry.embedded_executors import EmbeddedExecutor
@@ -174,6 +174,9 @@ class ResumingConnection(ReliableConnection, ClientChannel):
             except AccessRefused as refused:
                 self.crashes_executors = refused.crashes_executors
                 self._give_up(f"{error}; the server does not go on with it: {refused}")
+            except FramesLost as lost:
+                inner.close()
+                self._give_up(f"{error}; the server cannot go on with it: {lost}")
             except DjinnError as again:
                 pause = backoff.jittered()
                 if time.monotonic() + pause > deadline:

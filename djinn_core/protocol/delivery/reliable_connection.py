@@ -44,6 +44,10 @@ _LONGEST_PROBE_SECONDS: Final = 2.0
 _log = get_logger("djinn.delivery")
 
 
+class FramesLost(ProtocolError):  # noqa: N818 - says what happened
+    """The other end has lost frames that it had acknowledged: a session cannot go on."""
+
+
 class NotReconnected(TimeoutError):  # noqa: N818 - a signal within this file and those above it
     """Raised while there is no new connection yet and the caller does not wait for it; the next operation tries again."""
 
@@ -444,12 +448,17 @@ class ReliableConnection(ReconnectingConnection):
         `greet` is called with the number of frames that this end has received, before anything is sent.
 
         Raises:
+            FramesLost: the peer had received more frames before. This end does not continue over `inner`.
             ProtocolError: the peer cannot have received that many. This end does not continue over `inner`.
             TransportError: `greet` could not send.
         """
         self._inner.close()  # ends a `send` of another thread
         with self._sending:
             with self._keeping:
+                if lost := self._outbox.lost(received):
+                    raise FramesLost(
+                        f"{lost:,} messages are lost that had been received: the journal of the session was cut, as by a failing disk"
+                    )
                 self._outbox.acknowledge(received)
                 much = self._outbox.nbytes > _MUCH_BYTES
             with self._taking:
