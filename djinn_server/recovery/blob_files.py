@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import numpy as np
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
-from djinn_core.protocol.delivery.record_log import Buffers, LazyBuffers, sizes_of
+from djinn_core.protocol.delivery.record_log import Buffers, sizes_of
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, pwrite
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.digests import digest_of_content, digest_of_file
@@ -160,33 +160,46 @@ class BlobFiles:
                 self._proven.discard(digest)
         return sizes
 
-    def put(self, digest: bytes, data: memoryview) -> None:
-        """Write a file with these bytes, whose digest is known.
+    def write_large(self, memory: Buffers, charge: Callable[[int], None]) -> dict[int, bytes]:
+        """Find or make files with the large buffers of a snapshot, and return their digests by position. Each is read once.
+
+        `charge` is called with the bytes of all new files before each one is written.
 
         Raises:
-            OSError: it cannot be written. Then there is no such file.
+            OSError: `charge` raised it, or a file cannot be written.
+            RuntimeError, MemoryError: a buffer cannot be read.
         """
+        known, written = self.sizes(), 0
+        found: dict[int, bytes] = {}
+        for position, size in enumerate(sizes_of(memory)):
+            if size < BLOB_BYTES and size not in known:
+                continue
+            data = flatten(memory[position])
+            digest = digest_of_content(data)
+            if self.find(digest, size) is None:
+                if size < BLOB_BYTES:
+                    continue
+                written += size
+                charge(written)
+                self._put(digest, data)
+            found[position] = digest
+        return found
+
+    def _put(self, digest: bytes, data: memoryview) -> None:
         self._unfinished = {handle: one for handle, one in self._unfinished.items() if one.digest != digest}
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        path = self.path(digest)
-        unfinished = path.with_suffix(".new")
+        unfinished = self.path(digest).with_suffix(".new")  # a crash leaves no part of a file under its digest
+        file = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | NOFOLLOW | CLOEXEC, 0o600)
         try:
-            file = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | NOFOLLOW | CLOEXEC, 0o600)
-            try:
-                _write_all(file, data, 0)
-            finally:
-                os.close(file)
-            unfinished.replace(path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
+            _write_all(file, data, 0)
+        finally:
+            os.close(file)
+        unfinished.replace(self.path(digest))
         self._proven.add(digest)
 
-    def remove(self, digests: Iterable[bytes]) -> None:
-        """Delete these files."""
-        for digest in digests:
-            self.path(digest).unlink(missing_ok=True)
-            self._proven.discard(digest)
+    def digests(self) -> set[bytes]:
+        """Return the digests by which the files are named."""
+        return {bytes.fromhex(path.name) for path in self._files() if not path.suffix}
 
     def own_bytes(self, digests: set[bytes] | None = None) -> int:
         """Return the bytes of files without another hard link. `digests`: count only files that `retain(digests)` keeps."""
@@ -218,64 +231,6 @@ class BlobFiles:
 
     def _files(self) -> list[Path]:
         return list(self._folder.iterdir()) if self._folder.exists() else []
-
-
-class SnapshotBlobs:
-    """The memory of a snapshot, of which large buffers are in blob files. A buffer is read when it is written.
-
-    Attributes:
-        digests: digests of the buffers that are in blob files, by position. rest: the other buffers.
-        written: bytes of the blob files that `write` has made.
-    """
-
-    def __init__(self, files: BlobFiles, memory: Buffers) -> None:
-        self._files = files
-        self._memory = memory
-        self._sizes = sizes_of(memory)
-        self._known = files.sizes()
-        self._made: set[bytes] = set()
-        self.digests: dict[int, bytes] = {}
-        self.written = 0
-
-    @property
-    def least_bytes(self) -> int:
-        """Bytes that are in no blob file, by their sizes alone."""
-        return sum(size for size in self._sizes if size not in self._known)
-
-    def write(self, charge: Callable[[int], None]) -> None:
-        """Find or make the blob files. `charge` is called with the bytes of all new files before each one is written.
-
-        Raises:
-            OSError: `charge` raised it, or a file cannot be written.
-            RuntimeError, MemoryError: a buffer cannot be read.
-        """
-        for position, size in enumerate(self._sizes):
-            if size < BLOB_BYTES and size not in self._known:
-                continue
-            data = flatten(self._memory[position])
-            digest = digest_of_content(data)
-            if self._files.find(digest, size) is None:
-                if size < BLOB_BYTES:
-                    continue
-                charge(self.written + size)
-                self._files.put(digest, data)
-                self._made.add(digest)
-                self.written += size
-            self.digests[position] = digest
-
-    @property
-    def rest(self) -> LazyBuffers:
-        """The buffers that are in no blob file."""
-        here = [position for position in range(len(self._sizes)) if position not in self.digests]
-        return LazyBuffers([self._sizes[position] for position in here], lambda number: self._memory[here[number]])
-
-    def keep(self) -> None:
-        """Keep the new files: the journal names them now."""
-        self._made.clear()
-
-    def close(self) -> None:
-        """Delete new files that the journal does not name."""
-        self._files.remove(self._made)
 
 
 def _write_all(file: int, data: memoryview, start: int) -> int:

@@ -22,7 +22,7 @@ import msgspec
 
 from djinn_core.errors import SessionLost
 from djinn_core.logs import get_logger
-from djinn_core.protocol.delivery.record_log import Buffers, RecordWriter, record_size, sizes_of
+from djinn_core.protocol.delivery.record_log import Buffers, LazyBuffers, RecordWriter, record_size, sizes_of
 from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, reply_checksum
 from djinn_core.system.files import CLOEXEC, NOFOLLOW
 from djinn_core.system.private_files import check_private
@@ -30,7 +30,7 @@ from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Frame
 from djinn_server.disk_quota import STEP, DiskQuota
 from djinn_server.recovery import log_records as records
-from djinn_server.recovery.blob_files import BlobFiles, SnapshotBlobs, contents_folder
+from djinn_server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.journal_versions import MAGIC
 from djinn_server.recovery.log_records import NO_SESSION, Record, SessionIdentity, SnapshotHeader
@@ -336,21 +336,22 @@ class Journal:
         replies = [(records.REPLY, frame.head, frame.body) for frame in kept]
         others: list[Record] = [(records.HEADER, records.encode_header(self._owner), ()), *replies, *transfers]
         least = len(MAGIC) + sum(record_size(head, body) for _, head, body in others)
-        state = sum(sizes_of(memory)) + least
+        sizes, known, before = sizes_of(memory), self.contents.sizes(), self.contents.digests()
+        state = sum(sizes) + least
         if state >= self._refused_bytes:
             return False
-        blobs = SnapshotBlobs(self.contents, memory)
-        path = self.path.with_suffix(".new")
+        path, replaced = self.path.with_suffix(".new"), False
         try:
-            self._charge(path, least + blobs.least_bytes)
-            blobs.write(lambda nbytes: self._charge(path, nbytes))
-            base = msgspec.structs.replace(base, elsewhere=tuple(blobs.digests.items()))
-            snapshot = (records.SNAPSHOT, records.encode(base), blobs.rest)
-            nbytes = least + record_size(snapshot[1], snapshot[2])
-            self._check_size(nbytes + self.contents.own_bytes(set(blobs.digests.values())))
-            self._charge(path, blobs.written + nbytes)
-            if self._replace(path, (others[0], snapshot, *others[1:])):
-                blobs.keep()
+            self._charge(path, least + sum(size for size in sizes if size not in known))
+            found = self.contents.write_large(memory, lambda nbytes: self._charge(path, least + nbytes))
+            here = [position for position in range(len(sizes)) if position not in found]
+            rest = LazyBuffers([sizes[position] for position in here], lambda number: memory[here[number]])
+            base = msgspec.structs.replace(base, elsewhere=tuple(found.items()))
+            snapshot = (records.SNAPSHOT, records.encode(base), rest)
+            nbytes, digests = least + record_size(snapshot[1], rest), set(found.values())
+            self._check_size(nbytes + self.contents.own_bytes(digests))
+            self._charge(path, nbytes + self.contents.own_bytes(digests - before))
+            replaced = self._replace(path, (others[0], snapshot, *others[1:]))
         except (OSError, RuntimeError, MemoryError) as error:
             if isinstance(error, SnapshotTooLarge):
                 self._skip_snapshot(state)
@@ -362,14 +363,15 @@ class Journal:
                 )
             return False
         finally:
-            blobs.close()
+            if not replaced:
+                self.contents.retain(before)
             self._disk.release(path)
         with self._lock:
             if self._file < 0:  # another thread has ended the session
                 if not self.path.exists():
                     self.contents.end()
                 return False
-            self.contents.retain(set(blobs.digests.values()))
+            self.contents.retain(digests)
             self._beside = self.contents.own_bytes()
             self._refused_bytes = math.inf
             self._disk.set_usage(self.path, nbytes + self._beside)

@@ -18,7 +18,7 @@ from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_client.runtime.sending import uploads
 from djinn_core.protocol.delivery.record_log import RecordReader
 from djinn_server.recovery.journal_reader import JournalReader
-from djinn_server.recovery.log_records import MAGIC
+from djinn_server.recovery.journal_versions import MAGIC
 from tests.shared.executors import only_executor
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
