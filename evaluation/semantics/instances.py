@@ -70,9 +70,7 @@ def instances(scene: Scene) -> tuple[Instance, ...]:
     return (
         *attentions,
         *_inside_others(scene),
-        *(block for block, _ in blocks),
-        *_attentions_without_block(scene, attentions, [block for block, _ in blocks]),
-        *_perceptrons(scene, attentions, [run for _, run in blocks]),
+        *_perceptrons(scene, attentions, blocks),
         *_convolutions(scene),
         *_tables(scene),
         *_of_recommenders(scene),
@@ -122,9 +120,7 @@ def _mixtures(scene: Scene) -> Iterator[Instance]:
             yield Instance("moe", choice, frozenset(run.span), where=run.path)
 
 
-def _blocks(
-    scene: Scene, attentions: Sequence[Instance], mixtures: Sequence[Instance]
-) -> Iterator[tuple[Instance, int]]:
+def _blocks(scene: Scene, attentions: Sequence[Instance], mixtures: Sequence[Instance]) -> Iterator[int]:
     """The innermost layers that hold both an attention and a feed-forward network or mixture of experts."""
     within = set(scene.find(rules.is_attention))
     candidates = [
@@ -137,24 +133,7 @@ def _blocks(
     for index in candidates:
         if any(index in list(ancestors(scene.runs, other))[1:] for other in candidates):
             continue
-        run = scene.runs[index]
-        parts = [*attentions, *mixtures]
-        core = {n for part in parts if part.core <= set(run.span) for n in part.core}
-        several = rules.has_several_networks(run.module)
-        layers = [i for pair in _pairs(scene, index) for i in pair] if several else _linear(scene, index)
-        core |= scene.ops(scene.inside(layers), PRODUCTS)
-        yield Instance("block", frozenset(core), frozenset(run.span), where=run.path), index
-
-
-def _attentions_without_block(
-    scene: Scene, attentions: Sequence[Instance], blocks: Sequence[Instance]
-) -> Iterator[Instance]:
-    """Attention that no module holds together with a feed-forward network: whether what follows makes it a block is open."""
-    held = {n for block in blocks for n in block.span}
-    for attention in attentions:
-        if not attention.core & held:
-            span = frozenset(range(len(scene.graph.nodes)))
-            yield Instance("block", attention.core, span, required=False, where=attention.where)
+        yield index
 
 
 def _linear(scene: Scene, index: int) -> list[int]:

@@ -24,7 +24,6 @@ NAMES: dict[str, frozenset[str]] = {
     "kv_cache": frozenset({"kv_cache"}),
     "convolution": frozenset({"convolution", "conv", "convolution_block"}),
     "mlp": frozenset({"mlp", "gated_mlp"}),
-    "block": frozenset({"transformer_block", "block"}),
     "embedding": frozenset({"embedding", "token_embedding"}),
     "fusion": frozenset({"fusion", "fusion_point", "multimodal_fusion"}),
     "embedding_bag": frozenset({"embedding_bag"}),
@@ -41,7 +40,7 @@ KINDS: dict[str, tuple[tuple[str, object], ...]] = {
 }  # fmt: skip
 # The share of a core that a match must cover, and the share that must be covered in the end. Where both are small, the core
 # holds several ops of which any will do.
-_ENOUGH = {"mlp": (0.6, 0.6), "block": (0.6, 0.6), "attention": (1.0, 1.0)}
+_ENOUGH = {"mlp": (0.6, 0.6), "attention": (1.0, 1.0)}
 _ANY = (0.01, 0.01)
 _SEVERAL = frozenset({"convolution", "embedding", "embedding_bag", "fusion"})
 _INSIDE = 0.5

@@ -21,13 +21,13 @@ from evaluation.semantics.scoring import NAMES, Judged, Sum, of_pattern, score
 
 # One architecture of each family: the situation in which it is looked at, and how many instances of each pattern it has.
 EXPECTED = {
-    "gpt2": ("static_decode", {"attention": 2, "kv_cache": 2, "mlp": 2, "block": 2, "embedding": 1}),
-    "qwen2_moe": ("decode", {"attention": 2, "kv_cache": 2, "block": 2, "embedding": 1}),
+    "gpt2": ("static_decode", {"attention": 2, "kv_cache": 2, "mlp": 2, "embedding": 1}),
+    "qwen2_moe": ("decode", {"attention": 2, "kv_cache": 2, "embedding": 1}),
     "mamba": ("forward", {"embedding": 1}),
-    "bert": ("forward", {"attention": 2, "mlp": 2, "block": 2, "embedding": 1}),
-    "t5": ("prefill", {"attention": 6, "kv_cache": 4, "mlp": 4, "block": 4, "embedding": 2}),
+    "bert": ("forward", {"attention": 2, "mlp": 2, "embedding": 1}),
+    "t5": ("prefill", {"attention": 6, "kv_cache": 4, "mlp": 4, "embedding": 2}),
     "resnet": ("train", {"convolution": 6}),
-    "clip": ("forward", {"attention": 4, "mlp": 4, "block": 4, "convolution": 1, "embedding": 1, "fusion": 1}),
+    "clip": ("forward", {"attention": 4, "mlp": 4, "convolution": 1, "embedding": 1, "fusion": 1}),
     "dlrm": ("train", {"embedding_bag": 5, "mlp": 2}),
     "gru_tagger": ("forward", {"embedding": 1}),
     "perceptron": ("train", {"mlp": 1}),
@@ -147,13 +147,13 @@ def test_confidence_is_compared_with_the_share_that_is_right():
         return Judged(PatternMatch("mlp", (0,), confidence, "it was told"), right)
 
     total = Sum()
-    total.judged["block"] += [judged(0.95, True)] * 3 + [judged(0.91, False)] + [judged(0.95, None)]
+    total.judged["attention"] += [judged(0.95, True)] * 3 + [judged(0.91, False)] + [judged(0.95, None)]
     total.judged["mlp"] += [judged(1.0, True), judged(0.4, False)]
-    (tenth,) = total.calibration("block")
+    (tenth,) = total.calibration("attention")
     assert (tenth.low, tenth.count) == (0.9, 4)
     assert (tenth.stated, tenth.right) == pytest.approx((0.94, 0.75))
     assert [t.low for t in total.calibration("mlp")] == [0.4, 0.9]
-    assert total.calibration_error("block") == pytest.approx(0.19)
+    assert total.calibration_error("attention") == pytest.approx(0.19)
     assert total.calibration_error() == pytest.approx((4 * 0.19 + 0.0 + 0.4) / 6)
     assert total.at_least(0.95) == [True] * 4
     assert total.calibration_error("fusion") is None

@@ -31,23 +31,9 @@ def recorded(model, *inputs, train=False):
     return captured.graph
 
 
-def recorded_pair(model, *inputs):
-    """The same for a model that gives two results."""
-    return recorded(Summed(model), *inputs)
-
-
 def exported(model, *inputs, train=False):
     with torch.no_grad():
         return fx_graph(torch.export.export(model.eval(), inputs))
-
-
-class Summed(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs):
-        return sum(part.sum() for part in self.model(*inputs))
 
 
 class Gated(nn.Module):
@@ -119,18 +105,6 @@ class Language(nn.Module):
         return self.head(x)
 
 
-class Mixture(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.router = nn.Linear(8, 4, bias=False)
-        self.experts = nn.Parameter(torch.randn(4, 8, 8))
-
-    def forward(self, x):
-        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
-        mixed = torch.einsum("btd,btkde->btke", x, self.experts[chosen])
-        return (mixed * weights[..., None]).sum(-2)
-
-
 def data(*shape):
     return torch.randn(*shape)
 
@@ -188,90 +162,18 @@ def test_a_norm_within_a_network_bends_nothing_and_does_not_end_it():
     assert not found_in("mlp", recorded(Normed(bends=False), data(2, 4, 8)))
 
 
-def test_a_block_may_have_attention_without_a_softmax():
-    class Linear(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
-            self.network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-
-        def forward(self, x):
-            query, key = self.query(x).relu(), self.key(x).relu()
-            x = x + self.out(query @ (key.transpose(1, 2) @ self.value(x)))
-            return x + self.network(x)
-
-    graph = recorded(nn.Sequential(Linear(), Linear()), data(2, 5, 8))
-    assert len(found_in("block", graph)) == 2
-    assert not found_in("block", recorded(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), data(2, 5, 8)))
-
-
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
-def test_blocks_and_tables_of_a_language_model(train, beside, eager):
+def test_networks_and_tables_of_a_language_model(train, beside, eager):
     graph = recorded(Language(beside=beside, eager=eager), torch.arange(12).view(2, 6), train=train)
-    blocks = found_in("block", graph)
-    assert [b.details for b in blocks] == [{"attentions": 1, "feed_forward": "mlp", "parallel": beside}] * 3
-    assert len({n for b in blocks for n in b.nodes}) == sum(len(b.nodes) for b in blocks), "blocks share nothing"
     tables = found_in("embedding", graph)
     assert [m.details["rows"] for m in tables] == [50, 16]
     assert [graph.meta(v).shape[0] for m in tables for v in m.hints["tables"]] == [50, 16]
     assert len(found_in("mlp", graph)) == 3
 
 
-def test_a_shared_expert_belongs_to_the_block_of_the_others():
-    class Sharing(Block):
-        def __init__(self):
-            super().__init__()
-            self.mixture = Mixture()
-
-        def forward(self, x):
-            x = x + self.attend(self.before(x))
-            normed = self.after(x)
-            return x + self.mixture(normed) + self.network(normed)
-
-    graph = recorded(Sharing(), data(2, 3, 8))
-    (block,) = found_in("block", graph)
-    (network,) = found_in("mlp", graph)
-    assert block.details["feed_forward"] == "mixture_of_experts"
-    assert set(network.nodes) < set(block.nodes)
-
-
-def test_two_streams_that_attend_together_are_one_block():
-    class Streams(Block):
-        """Pictures and text in one attention, with a network for each."""
-
-        def __init__(self):
-            super().__init__()
-            self.other = Gated()
-
-        def forward(self, x, y):
-            mixed = self.attend(torch.cat([x, y], dim=1))
-            x, y = x + mixed[:, :3], y + mixed[:, 3:]
-            return x + self.network(self.after(x)), y + self.other(self.after(y))
-
-    graph = recorded_pair(Streams(), data(2, 3, 8), data(2, 4, 8))
-    (block,) = found_in("block", graph)
-    assert len(found_in("mlp", graph)) == 2
-    assert all(set(match.nodes) < set(block.nodes) for match in found_in("mlp", graph))
-
-
-def test_one_layer_that_ends_attention_and_network_ends_a_block():
-    class Joined(Block):
-        def __init__(self):
-            super().__init__()
-            self.up, self.both = nn.Linear(8, 16), nn.Linear(24, 8)
-
-        def forward(self, x):
-            q, k, v = (p(x).unflatten(-1, (2, 4)).transpose(1, 2) for p in (self.query, self.key, self.value))
-            mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-            return x + self.both(torch.cat([mixed, F.gelu(self.up(x))], dim=-1))
-
-    (block,) = found_in("block", recorded(Joined(), data(2, 3, 8)))
-    assert block.details["parallel"]
-
-
-def test_a_network_for_the_time_is_no_half_of_a_block():
+def test_a_network_for_the_time_ends_before_the_layers_that_it_tells():
     class Timed(nn.Module):
         """Each stage is told the time, and attends."""
 
@@ -288,29 +190,10 @@ def test_a_network_for_the_time_is_no_half_of_a_block():
             return x
 
     graph = recorded(Timed(), data(2, 3, 8), data(2, 8))
-    assert [b.details["attentions"] for b in found_in("block", graph)] == [1, 1]
     assert len(found_in("mlp", graph)) == 3, "the time's network ends before the layers that it tells the time"
 
 
-def test_what_is_added_to_attention_reads_the_same_or_is_no_half():
-    class Told(Block):
-        def __init__(self):
-            super().__init__()
-            self.time = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 8))
-
-        def forward(self, x, time):
-            told = self.time(time)[:, None]
-            x = self.attend(self.before(x)) + told
-            return x + self.network(self.after(x))
-
-    graph = recorded(Told(), data(2, 3, 8), data(2, 8))
-    (block,) = found_in("block", graph)
-    _, network = found_in("mlp", graph)
-    assert set(network.nodes) < set(block.nodes)
-    assert not block.details["parallel"]
-
-
-def test_blocks_are_found_in_every_step_of_a_loop():
+def test_networks_are_found_in_every_step_of_a_loop():
     class Writing(Language):
         def forward(self, tokens):
             for _ in range(2):
@@ -318,4 +201,4 @@ def test_blocks_are_found_in_every_step_of_a_loop():
             return tokens
 
     graph = recorded(Writing(), torch.arange(6).view(1, 6))
-    assert len(found_in("block", graph)) == 6
+    assert len(found_in("mlp", graph)) == 6

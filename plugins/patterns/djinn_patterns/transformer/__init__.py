@@ -1,11 +1,10 @@
-"""Recognises what transformers are made of beside attention: feed-forward networks, tables, blocks."""
+"""Recognises what transformers are made of beside attention: feed-forward networks and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from djinn.hooks import Pattern, hookimpl
-from djinn_patterns.transformer.blocks import TransformerBlock
 from djinn_patterns.transformer.feed_forward import FeedForward
 from djinn_patterns.transformer.tables import EMBEDDING
 
@@ -14,5 +13,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
-    """The patterns `mlp`, `embedding` and `block`."""
-    return [FeedForward(), EMBEDDING, TransformerBlock()]
+    """Return the patterns `mlp` and `embedding`."""
+    return [FeedForward(), EMBEDDING]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import attrs
 
 from djinn.planning import ACTIVATION, CONVOLUTION, FUSED_ATTENTION, NORMALISATION, SOFTMAX, Graph, Node, is_given
-from djinn_core.ir.flow import Flow
 from djinn_core.planning.matching.layers import Layer
-from djinn_patterns.transformer.layers import MIXING, Layers, layers_of
+from djinn_patterns.transformer.layers import MIXING, layers_of
 from djinn_patterns.transformer.norms import WrittenNorm, written_norms
 from djinn_patterns.transformer.positions import scores_places
 
@@ -42,7 +40,6 @@ class Network:
         data: source of what goes in. first: the layers that it goes into, two where one gates the other.
         layers: all of them, in order. between: the ops between them.
         gated: whether what two layers (or two halves of one) give is multiplied.
-        beside: ids of attentions whose results the last layer takes as well.
     """
 
     data: int
@@ -50,7 +47,6 @@ class Network:
     layers: tuple[Layer, ...]
     between: tuple[Node, ...]
     gated: bool
-    beside: tuple[int, ...] = ()
 
     @property
     def last(self) -> Layer:
@@ -65,14 +61,8 @@ class Network:
 
 
 def networks_of(graph: Graph) -> tuple[Network, ...]:
-    """All feed-forward networks of a graph, in order; one that goes on where another ends is one with it."""
-    found = _known.get(graph.flow)
-    if found is None:
-        found = _known[graph.flow] = tuple(_Search(graph).networks())
-    return found
-
-
-_known: WeakKeyDictionary[Flow, tuple[Network, ...]] = WeakKeyDictionary()
+    """Return all feed-forward networks of a graph, in order; one that goes on where another ends is one with it."""
+    return tuple(_Search(graph).networks())
 
 
 class _Way(NamedTuple):
@@ -82,7 +72,6 @@ class _Way(NamedTuple):
     length: int = 0
     bends: bool = False
     multiplies: bool = False
-    beside: tuple[int, ...] = ()
 
 
 class _Search:
@@ -90,14 +79,14 @@ class _Search:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._layers: Layers = layers_of(graph)
+        self._layers = layers_of(graph)
         self._ways: dict[int, _Way] = {}
         written = graph.flow.shared(written_norms).values()
         self._normed = {norm.nodes[-1]: norm for norm in written}
 
     def networks(self) -> list[Network]:
         """All of them."""
-        whole, ways, by_op = self._layers.whole, self._ways, self._graph.by_op
+        whole, ways, by_op = self._layers, self._ways, self._graph.by_op
         found: list[Network] = []
         if len(whole) < 2:
             return found
@@ -125,25 +114,25 @@ class _Search:
             return None
         flow, ways = self._graph.flow, self._ways
         before: list[_Way] = []
-        beside: tuple[int, ...] = ()
+        attends = False
         for source in flow.operands(node):
             way = ways.get(source)
             if way is not None:
                 before.append(way)
-            elif operation in _JOINS and (attention := self._attention(source)) is not None:
-                beside = (*beside, attention)
+            elif operation in _JOINS and self._is_attention(source):
+                attends = True
             elif source >= 0 and not is_given(flow, source):
                 return None
-        if not before or (operation in _JOINS and not beside):
+        if not before or (operation in _JOINS and not attends):
             return None
-        return self._longer(node, before, beside)
+        return self._longer(node, before)
 
     def _past(self, norm: WrittenNorm) -> _Way | None:
         """The way past a norm that is written out, which bends nothing."""
         way = self._ways.get(norm.data)
         return None if way is None or way.length >= _LIMIT else way._replace(length=way.length + 1)
 
-    def _longer(self, node: Node, before: list[_Way], beside: tuple[int, ...]) -> _Way | None:
+    def _longer(self, node: Node, before: list[_Way]) -> _Way | None:
         operation = node.operation
         way = before[0]
         if len(before) == 1 or all(other.layers == way.layers for other in before):
@@ -156,28 +145,27 @@ class _Search:
         bends = operation in _BENDS or any(other.bends for other in before)
         gates = operation in _GATES or (operation in _PRODUCTS_OF_TWO and len(node.inputs) > 1)
         multiplies = gates or any(other.multiplies for other in before)
-        return _Way(layers, length, bends, multiplies, (*beside, *(i for other in before for i in other.beside)))
+        return _Way(layers, length, bends, multiplies)
 
     def _is_by_channel(self, node: Node) -> bool:
         """True if a node is a depthwise convolution of images."""
         weight = self._graph.meta(node.inputs[1]).shape
         return len(weight) == 4 and weight[1] == 1 < weight[0]
 
-    def _attention(self, source: int) -> int | None:
-        """The attention whose result `source` is: a fused one, or the softmax of one that is written out."""
-        return None if source < 0 else attention_in(self._graph, self._graph.nodes[source])
+    def _is_attention(self, source: int) -> bool:
+        return source >= 0 and gives_attention(self._graph, self._graph.nodes[source])
 
     def _ending_in(self, last: Layer) -> Network | None:
         way = self._ways.get(self._graph.flow.beyond(last.data))
         if way is None or not way.bends:
             return None
-        first = tuple(self._layers.whole[i] for i in sorted(way.layers))
+        first = tuple(self._layers[i] for i in sorted(way.layers))
         data = {self._graph.flow.beyond(layer.data) for layer in first}
         if len(data) != 1:
             return None
         gated = way.multiplies and (len(first) > 1 or self._is_halved(first[0]))
         between = tuple(self._between(last, way.layers))
-        return Network(data.pop(), first, (*first, last), between, gated, way.beside)
+        return Network(data.pop(), first, (*first, last), between, gated)
 
     def _is_halved(self, layer: Layer) -> bool:
         """True if the layer's result is split, as for a gated activation."""
@@ -197,15 +185,12 @@ class _Search:
                 todo += flow.operands(nodes[0]) if norm is None else (norm.data,)
 
 
-def attention_in(graph: Graph, node: Node) -> int | None:
-    """The id of the attention that `node` gives the result of: itself, or the softmax whose weights it takes values by."""
-    if node.operation in FUSED_ATTENTION:
-        return node.id
+def gives_attention(graph: Graph, node: Node) -> bool:
+    """Return True if `node` gives the result of an attention: it is fused, or takes values by the weights of a softmax."""
     if node.operation in MIXING:
         weights = graph.flow.node(graph.flow.operands(node)[0])
-        if weights is not None and weights.operation in SOFTMAX:
-            return weights.id
-    return None
+        return weights is not None and weights.operation in SOFTMAX
+    return node.operation in FUSED_ATTENTION
 
 
 def _joined(found: list[Network]) -> list[Network]:
@@ -228,7 +213,6 @@ def _one(before: Network, after: Network) -> Network:
         (*before.layers, *after.layers[1:]),
         (*before.between, *after.between),
         before.gated or after.gated,
-        (*before.beside, *after.beside),
     )
 
 
