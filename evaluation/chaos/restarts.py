@@ -180,11 +180,11 @@ def generate(at: Callable[[int], object]) -> str:
 
 
 def upload(at: Callable[[int], object]) -> str:
-    """Upload tensors of up to 24 MiB, and write to them; `at` is called with the number of each."""
+    """Upload tensors of 2 to 8 MiB, in frames of 4 MiB, and write to them; `at` is called with the number of each."""
     torch.manual_seed(7)
     held = []
     for number in range(4):
-        source = torch.randint(0, 256, (6 << 20, 1 + number % 4)[:2], dtype=torch.uint8)
+        source = torch.randint(0, 256, (2 << 20, 1 + number), dtype=torch.uint8)
         at(number)
         held.append(source.to(REMOTE))
         held[-1][number] += 1

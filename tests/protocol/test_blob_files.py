@@ -187,6 +187,22 @@ def test_a_journal_that_begins_anew_refers_to_what_is_still_the_same(path, store
     journal.end()
 
 
+def test_resumed_journal_counts_the_blob_files_of_its_snapshot(path):
+    journal = begun(path)
+    upload(journal)
+    assert journal.contents.whole(HANDLE) is not None
+    journal.contents.prove(DIGEST)
+    journal.compact(SnapshotHeader(3, 3, b"state"), [DATA], [])
+    journal.leave()
+    past, disk = JournalReader(path), DiskQuota()
+    resumed = Journal.resume(path, past, 1 << 30, disk)
+    resumed.begin_replay()
+    assert SIZE < resumed.nbytes < 2 * SIZE
+    assert SIZE < disk.used < 2 * SIZE
+    resumed.close()
+    assert disk.used == 0
+
+
 def test_a_file_that_has_changed_is_not_taken_for_what_it_was(path, store):
     journal = begun(path)
     upload(journal)
