@@ -28,6 +28,7 @@ from djinn_core.wire.messages import (
 from djinn_core.wire.resume_messages import ControlAttach, Resume
 from djinn_server.admission_limits import ConnectionRate
 from djinn_server.gateway.assignment import Assigner
+from djinn_server.gateway.authentication import FAILED
 from djinn_server.gateway.context import GatewayContext
 from djinn_server.gateway.killing import kill_session
 from djinn_server.gateway.relay import Relays, relay, relay_directions
@@ -104,6 +105,8 @@ class Admission:
         credentials = Credentials(message.token, connection.certificate, _peer(connection))
         identity = self.context.authentication.identify(credentials)
         if isinstance(identity, Denial):
+            if identity is FAILED and isinstance(message, Hello) and message.secondary:
+                identity = attrs.evolve(identity, again=True)  # the client of a session asks again until its lease ends
             self._refuse(connection, identity, type(message).__name__)
             return None
         if message.protocol != PROTOCOL_VERSION:

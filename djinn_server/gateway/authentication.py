@@ -22,7 +22,7 @@ _UNKNOWN: Final = Denial(
     "server's own token in the connection file, and those of tenants with `djinn token list`",
     "token",
 )
-_FAILED: Final = Denial(
+FAILED: Final = Denial(
     "the server cannot check what this client shows: its operator finds the reason in the server's log", "authenticator"
 )
 _REASON: Final = 1000  # characters
@@ -101,7 +101,7 @@ class Authentication:
             self._log_failure(
                 "an authenticator failed: the client is refused", authenticator, plugin, _described(error)
             )
-            return _FAILED
+            return FAILED
         quota = self._tokens.quota_of(result.tenant) if result.quota == Quota() else result.quota
         key = result.key and f"{authenticator.name}:{result.key}"
         return Identity(result.tenant, key, result.monitor, quota)

@@ -20,7 +20,7 @@ from djinn.testing import (
 )
 from djinn_client.runtime.connecting.handshake import Server, reach_executor
 from djinn_client.runtime.connecting.servers import ask_servers
-from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, SessionLost
+from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, SessionLost
 from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.quotas import Quota
@@ -220,6 +220,12 @@ def test_who_is_not_known_for_certain_is_refused(guarded, token, said):
     if "check" in said:
         assert "an authenticator failed: the client is refused" in guarded.log
         assert "guards.py:" in guarded.log or "is not a valid name" in guarded.log
+
+
+def test_session_that_reconnects_while_an_authenticator_fails_may_ask_again(guarded):
+    server = Server(guarded.server.urls, f"raise:{SECRET}", registry().transports, SECONDS)
+    with pytest.raises(ServerBusy, match="cannot check what this client shows"):
+        reach_executor(server, "", secondary=True)
 
 
 def test_observers_are_told_in_both_processes(guarded):
