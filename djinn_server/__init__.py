@@ -9,7 +9,7 @@ In the order in which a client's program passes through:
 - `attach`: incoming connections; `parallel_groups`: those that are parallel to another. `handshake`: single messages outside of a session. `context`: what the sessions of an executor share;
   `shared_device`: of its device. `device_watch`: finds a lost accelerator and a hung kernel.
 - `admission_limits`, `tenancy`, `rate_limit`, `usage_quota`, `disk_quota`: who may do what, and how much of it.
-- `session`: the handlers of one client's messages. `session_machine`: decides which step is next; `session_loop`: takes it. `session_pauses`: waits without a
+- `session`: the handlers of one client's messages; `session_runs`: how its submissions run. `session_machine`: decides which step is next; `session_loop`: takes it. `session_pauses`: waits without a
   thread. `session_threads`: the threads of all sessions. `session_registry`: the live sessions. `idle`: sessions whose values leave the device.
 - `weights`: uploads, and a content-addressed store of weights that need not be sent again.
 - `custom_operators`: ops of other libraries that the server's operator allows.

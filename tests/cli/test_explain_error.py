@@ -56,6 +56,7 @@ def test_errors_that_are_not_offered_have_the_code_of_their_base():
     assert {error.__name__ for error in every_class() if error.__module__ != "djinn.errors"} == {
         "ClientLeft",
         "CrashLoop",
+        "FramesLost",
         "HookError",
         "ShortcutError",
         "UnexpectedCertificate",
