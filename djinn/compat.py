@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from djinn_client.interception.tensors.lazy_tensor import LazyTensor
     from djinn_client.runtime.client import get_runtime_state, init_async, is_initialized, register_init_hook
     from djinn_commands.servers.coordinator import Coordinator, coordinator
-    from djinn_core.ir.profile import SemanticMetadata, WorkloadProfile, WorkloadType
+    from djinn_core.ir.profile import WorkloadProfile, WorkloadType
     from djinn_core.logs import set_debug_level
     from djinn_profiler.plans.scheduler import Scheduler
+    from djinn_profiler.semantic_metadata import SemanticMetadata
     from djinn_profiler.semantics import MetadataRegistry, PatternRegistry, SemanticAnalyzer
 
 __all__ = [
@@ -42,7 +43,8 @@ _PLACES = {
     "djinn_client.runtime.client": "get_runtime_state init_async is_initialized register_init_hook",
     "djinn_commands.servers.coordinator": "Coordinator coordinator",
     "djinn_profiler.semantics": "MetadataRegistry PatternRegistry SemanticAnalyzer",
-    "djinn_core.ir.profile": "SemanticMetadata WorkloadProfile WorkloadType",
+    "djinn_core.ir.profile": "WorkloadProfile WorkloadType",
+    "djinn_profiler.semantic_metadata": "SemanticMetadata",
     "djinn_core.logs": "set_debug_level",
     "djinn_profiler.plans.scheduler": "Scheduler",
 }

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         Lineage,
         Modality,
         PatternMatch,
-        SemanticMetadata,
         Tier,
         WorkloadProfile,
         WorkloadType,
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from djinn_profiler.graphs.networkx_graph import to_networkx
     from djinn_profiler.plans.cluster import read_cluster
     from djinn_profiler.plans.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
+    from djinn_profiler.semantic_metadata import SemanticMetadata
 
 __all__ = [
     "ACTIVATION",
@@ -191,13 +191,14 @@ _PLACES = {
     "djinn_core.ir.op_families": "ACTIVATION CONVOLUTION EMBEDDING LOSS MATRIX_PRODUCT NORMALISATION OPTIMIZER POOLING is_backward",
     "djinn_core.ir.placement": "HintUse Placement PlacementDecision",
     "djinn_core.ir.plan": "OptimizationPlan OptimizationResult Rewrite",
-    "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality PatternMatch SemanticMetadata Tier WorkloadProfile WorkloadType",
+    "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality PatternMatch Tier WorkloadProfile WorkloadType",
     "djinn_core.ir.program": "Instruction Program",
     "djinn_core.ir.result": "PipelineResult",
     "djinn_core.ir.schedule": "ExecutionSchedule Fetch Free Receive Run SchedulingGroup SchedulingStrategy Send Step Upload",
     "djinn_core.ir.stream": "Stream",
     "djinn_core.ir.substitution": "Substitution",
     "djinn_core.ir.values": "TensorMeta",
+    "djinn_profiler.semantic_metadata": "SemanticMetadata",
     "djinn_profiler.plans.cluster": "read_cluster",
     "djinn_core.planning.builtins.work": "Work work_of",
     "djinn_profiler.plans.cluster_plan": "ClusterPlan plan_for_cluster planning_plugins",

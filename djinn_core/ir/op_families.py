@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 # Names are looked up where no program is analysed; what analyses one imports graphs anyway.
@@ -37,15 +36,6 @@ LOSS = frozenset({
 OPTIMIZER = frozenset({
     "_foreach_addcdiv_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "addcdiv_",
 })  # fmt: skip
-INDEXING = frozenset({
-    "_index_put_impl_", "gather", "index", "index_add", "index_copy", "index_fill", "index_put", "index_put_", "index_select",
-    "masked_scatter", "masked_select", "nonzero", "scatter", "scatter_add", "scatter_reduce", "take", "take_along_dim",
-})  # fmt: skip
-_COPIES = frozenset({"_to_copy", "clone", "contiguous", "copy", "copy_", "cat", "repeat", "stack", "to"})
-_CREATION = frozenset({
-    "arange", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace", "new_empty", "new_full",
-    "new_ones", "new_zeros", "ones", "ones_like", "rand", "randint", "randn", "scalar_tensor", "zeros", "zeros_like",
-})  # fmt: skip
 
 _ROLES = {
     "convolution": CONVOLUTION,
@@ -79,20 +69,6 @@ def role_of(node: Node) -> str | None:
     if is_view(node):
         return "view"
     return _ROLE_OF.get(node.operation)
-
-
-def general_role(graph: Graph, node: Node) -> str:
-    """Role of an op of no family with a role of its own, by what it does to memory and shapes."""
-    for role, operations in (("indexing", INDEXING), ("copy", _COPIES), ("creation", _CREATION)):
-        if node.operation.removesuffix("_") in operations or node.operation in operations:
-            return role
-    if not node.inputs:
-        return "creation"
-    into = [graph.meta(value).shape for value in (*node.outputs, *node.writes)]
-    shapes = [graph.meta(value).shape for value in node.inputs]
-    if not into or len(into[0]) < max(map(len, shapes)) or math.prod(into[0]) < max(map(math.prod, shapes)):
-        return "reduction"
-    return "pointwise"
 
 
 def is_backward(node: Node) -> bool:

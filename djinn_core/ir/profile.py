@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, IntFlag
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 from attrs.validators import instance_of, optional
 
 from djinn_core.ir.checked_fields import as_tuple, mapping_of, tuple_of
-from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.short_repr import ShortRepr
 
 
@@ -100,9 +99,6 @@ class WorkloadType(str, Enum):
     TRAINING = "training"
 
 
-MemoryPattern = Literal["none", "streaming", "reuse", "random"]  # a view; once, in order; several times; by index
-
-
 @attrs.frozen
 class PatternMatch:
     """A subgraph that a pattern recognised.
@@ -128,52 +124,6 @@ class PatternMatch:
     phase: ExecutionPhase | None = attrs.field(default=None, validator=optional(instance_of(ExecutionPhase)))
     modality: Modality | None = attrs.field(default=None, validator=optional(instance_of(Modality)))
     details: Mapping[str, Any] = attrs.field(factory=dict, validator=mapping_of(str))
-
-
-@attrs.frozen
-class SemanticMetadata:
-    """Everything that is known of one node, joined from the graph and the side tables.
-
-    Attributes:
-        node, op, inputs, random: as in `Node`.
-        shapes, dtypes, device: of its results.
-        module: path of the `nn.Module` that issued it.
-        phase, modality: the phase and the kind of data that it belongs to.
-        residency: kinds of its results.
-        patterns: names of the patterns that cover it; confidence: of the surest of them.
-        depth: length of the longest path from an input to it.
-        mutates: True if it writes into an operand.
-        role: that of a match, or of the op's family; each node has one.
-        synchronises: whether the client waits for the op: its result's shape or a number depends on data, or its result was
-            fetched while it was recorded.
-        lineage: kinds of inputs that its results derive from. is_gradient: whether they derive from a gradient.
-        memory_pattern: how it reads memory.
-        cost: estimate for the first device; None where costs were not asked for.
-        hints: those of its matches, by name, for placement and scheduling.
-    """
-
-    node: int
-    op: str
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-    device: int
-    module: str
-    role: str
-    phase: ExecutionPhase
-    modality: Modality
-    residency: tuple[DataResidency, ...]
-    patterns: tuple[str, ...]
-    confidence: float
-    depth: int
-    inputs: tuple[int, ...]
-    random: bool
-    mutates: bool
-    synchronises: bool = False
-    lineage: Lineage = Lineage.NOTHING
-    memory_pattern: MemoryPattern = "streaming"
-    is_gradient: bool = False
-    cost: CostEstimate | None = None
-    hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
 
 
 @attrs.frozen(repr=False)

@@ -23,7 +23,7 @@ from djinn_client.runtime.planning.run_pipeline import NOWHERE, plan_program, wi
 from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
+from djinn_core.ir.profile import PatternMatch, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
 from djinn_core.ir.schedule import ExecutionSchedule, Run
@@ -33,6 +33,7 @@ from djinn_profiler.explain.text import Explanation
 from djinn_profiler.explain.text import explain as describe_result
 from djinn_profiler.plans.analysis_cache import AnalysisCache
 from djinn_profiler.plans.cached_plans import planned
+from djinn_profiler.semantic_metadata import SemanticMetadata
 from djinn_profiler.semantics import semantic_metadata
 
 _DEVICE = "remote_accelerator"

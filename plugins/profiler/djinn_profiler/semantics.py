@@ -17,17 +17,16 @@ from djinn_core.ir.attention import FUSED_ATTENTION
 from djinn_core.ir.costs import CostEstimate, Costs
 from djinn_core.ir.dataflow import is_view
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, INDEXING, MATRIX_PRODUCT, general_role, is_backward
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, is_backward
 from djinn_core.ir.operators import split_name
 from djinn_core.ir.profile import (
     DataResidency,
     Lineage,
-    MemoryPattern,
     PatternMatch,
-    SemanticMetadata,
     WorkloadProfile,
 )
 from djinn_core.planning.stages.annotate import annotate
+from djinn_profiler.semantic_metadata import INDEXING, MemoryPattern, SemanticMetadata, general_role
 
 
 def semantic_metadata(

@@ -1,0 +1,84 @@
+"""What is known of one node, as a value, and roles of ops that belong to no family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from djinn_core.ir.costs import CostEstimate
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.profile import DataResidency, ExecutionPhase, Lineage, Modality
+
+MemoryPattern = Literal["none", "streaming", "reuse", "random"]  # a view; once, in order; several times; by index
+INDEXING = frozenset({
+    "_index_put_impl_", "gather", "index", "index_add", "index_copy", "index_fill", "index_put", "index_put_", "index_select",
+    "masked_scatter", "masked_select", "nonzero", "scatter", "scatter_add", "scatter_reduce", "take", "take_along_dim",
+})  # fmt: skip
+_COPIES = frozenset({"_to_copy", "clone", "contiguous", "copy", "copy_", "cat", "repeat", "stack", "to"})
+_CREATION = frozenset({
+    "arange", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace", "new_empty", "new_full",
+    "new_ones", "new_zeros", "ones", "ones_like", "rand", "randint", "randn", "scalar_tensor", "zeros", "zeros_like",
+})  # fmt: skip
+
+
+@attrs.frozen
+class SemanticMetadata:
+    """Everything that is known of one node, joined from the graph and the side tables.
+
+    Attributes:
+        node, op, inputs, random: as in `Node`.
+        shapes, dtypes, device: of its results.
+        module: path of the `nn.Module` that issued it.
+        phase, modality: the phase and the kind of data that it belongs to.
+        residency: kinds of its results.
+        patterns: names of the patterns that cover it; confidence: of the surest of them.
+        depth: length of the longest path from an input to it.
+        mutates: True if it writes into an operand.
+        role: that of a match, or of the op's family; each node has one.
+        synchronises: whether the client waits for the op: its result's shape or a number depends on data, or its result was
+            fetched while it was recorded.
+        lineage: kinds of inputs that its results derive from. is_gradient: whether they derive from a gradient.
+        memory_pattern: how it reads memory.
+        cost: estimate for the first device; None where costs were not asked for.
+        hints: those of its matches, by name, for placement and scheduling.
+    """
+
+    node: int
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    device: int
+    module: str
+    role: str
+    phase: ExecutionPhase
+    modality: Modality
+    residency: tuple[DataResidency, ...]
+    patterns: tuple[str, ...]
+    confidence: float
+    depth: int
+    inputs: tuple[int, ...]
+    random: bool
+    mutates: bool
+    synchronises: bool = False
+    lineage: Lineage = Lineage.NOTHING
+    memory_pattern: MemoryPattern = "streaming"
+    is_gradient: bool = False
+    cost: CostEstimate | None = None
+    hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
+
+
+def general_role(graph: Graph, node: Node) -> str:
+    """Role of an op of no family with a role of its own, by what it does to memory and shapes."""
+    for role, operations in (("indexing", INDEXING), ("copy", _COPIES), ("creation", _CREATION)):
+        if node.operation.removesuffix("_") in operations or node.operation in operations:
+            return role
+    if not node.inputs:
+        return "creation"
+    into = [graph.meta(value).shape for value in (*node.outputs, *node.writes)]
+    shapes = [graph.meta(value).shape for value in node.inputs]
+    if not into or len(into[0]) < max(map(len, shapes)) or math.prod(into[0]) < max(map(math.prod, shapes)):
+        return "reduction"
+    return "pointwise"
