@@ -92,6 +92,7 @@ class SessionThreads:
         self._latest, self._latest_at, self._alternated_at = 0, 0.0, 0.0
         # Used by the leader.
         self._paused: set[SessionTask] = set()
+        self._timed: set[SessionTask] = set()  # of these, those whose pauses have deadlines
         self._ready: deque[SessionTask] = deque()
         self._look_at = 0.0
 
@@ -280,7 +281,7 @@ class SessionThreads:
                 count = len(self._sessions)
             if not count:
                 return None
-            deadlines = [task.pause.until for task in self._paused if task.pause is not None and task.pause.until]
+            deadlines = [task.pause.until for task in self._timed if task.pause is not None and task.pause.until]
             if count > len(self._paused):
                 if now >= self._look_at:
                     self._look_at = now + cancellation.LOOK_SECONDS
@@ -294,7 +295,7 @@ class SessionThreads:
                     self._poked.recv(64)
                     self._is_poked = False
             now = time.monotonic()
-            for task in [task for task in self._paused if task.pause is not None and (task.pause.until or now) < now]:
+            for task in [task for task in self._timed if task.pause is not None and (task.pause.until or now) < now]:
                 self._resume(task)
 
     def _take_changes(self) -> None:
@@ -308,6 +309,8 @@ class SessionThreads:
     def _watch(self, task: SessionTask) -> bool:
         """Wait for a session that pauses. Return False if its descriptor was closed."""
         self._paused.add(task)
+        if task.pause is not None and task.pause.until is not None:
+            self._timed.add(task)
         if task.descriptor < 0:
             return True
         try:
@@ -321,6 +324,7 @@ class SessionThreads:
 
     def _resume(self, task: SessionTask) -> None:
         self._paused.discard(task)
+        self._timed.discard(task)
         if task.descriptor >= 0:
             with suppress(KeyError, ValueError, OSError):
                 if self._selector.get_key(task.descriptor).data is task:
