@@ -144,7 +144,7 @@ def test_a_match_names_the_decision_that_followed_and_its_gain(result) -> None:
             f"branches (clever): each branch runs on a device, predicted 4.00 ms to 2.00 ms, {told}",
             "groups (clever): nothing followed: this policy does not read it",
             "tables (clever): nothing followed: this policy does not read it",
-            "memory (executor): under a memory limit values are evicted as stateful_kv_cache",
+            "memory (executor): `kv_session` finds these values as a KV cache",
         ]
     (found,) = describe(attrs.evolve(result, profile=profile))["modules"]["parts"][1]["patterns"][:1]
     assert [made["about"] for made in found["decisions"]] == ["branches", "groups", "tables", "memory"]

@@ -62,6 +62,8 @@ def test_what_pays_is_over_several_executors_after_five_runs():
     assert simulated.tried.settled
     assert (simulated.stats.placements_tried, simulated.stats.placements_switched_off) == (1, 0)
     assert not simulated.verdicts.about(EMPTY)
+    measured = simulated.verdicts.measured(EMPTY)["policy"]
+    assert (measured.before, measured.after) == (1.0, 0.6)
 
 
 def test_what_does_not_pay_is_on_one_executor_after_five_runs():

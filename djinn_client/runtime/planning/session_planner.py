@@ -53,8 +53,8 @@ def _begin(context: ClientContext, devices: int, recent: Recent) -> Planning:
 def plans_all(context: ClientContext) -> bool:
     """Return True while every program is planned.
 
-    Plans keep to memory limits, follow a chosen scheduler or placement policy, and tell an executor with a memory limit the kinds of
-    values, by which it evicts. They are also made while somebody collects them.
+    Plans keep to memory limits, follow a chosen scheduler or placement policy, and tell an executor with a memory limit which values
+    are KV caches, for `kv_session` and `djinn status`. They are also made while somebody collects them.
     """
     settings = context.settings
     assert settings is not None, "a session is open"

@@ -198,12 +198,8 @@ class Survey:
             use = uses.get(name) or HintUse(name, "nothing followed: this policy does not read it")
             trials = measured if use.seconds_before else None
             found.append(Decision(name, policy, use.decision, use.seconds_before, use.seconds_after, trials))
-        kinds = dict.fromkeys(kind.value for match in matches for kind in match.residency.values())
-        phases = dict.fromkeys(match.phase.value for match in matches if match.phase is not None)
-        if kinds or phases:
-            told = [f"values are evicted as {kind}" for kind in kinds]
-            told += [f"budgets are those of phase {phase}" for phase in phases]
-            found.append(Decision("memory", "executor", f"under a memory limit {', '.join(told)}"))
+        if any(DataResidency.STATEFUL_KV_CACHE in match.residency.values() for match in matches):
+            found.append(Decision("memory", "executor", "`kv_session` finds these values as a KV cache"))
         return tuple(found) or (Decision("", "", "nothing follows from it"),)
 
 
