@@ -15,7 +15,7 @@ In the order in which a client's program passes through:
 - `custom_operators`: ops of other libraries that the server's operator allows.
 - `running`: templates, their values, and their runs. `checks`: validation of kernel arguments. `compiling`: hot templates.
   `batching`: a template that several sessions run together.
-- `memory`: memory limits, eviction, spilling and rematerialization.
+- `memory`: the table of storages, eviction, spilling and idle values.
 - `peers`: transfer of values between executors.
 - `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.
 - `launch`: how executors are started, and the pipe protocol with their parent. `builtins`: built-in plugins of servers. `cli`: `djinn serve` and `djinn token`.

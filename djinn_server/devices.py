@@ -81,13 +81,19 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
 
 
 def limited(
-    device: OpenDevice, memory: int, disk: DiskQuota, policy: CheckedPolicy, *, on_demand: bool = False
+    device: OpenDevice,
+    memory: int,
+    disk: DiskQuota,
+    policy: CheckedPolicy,
+    *,
+    on_demand: bool = False,
+    idle: bool = False,
 ) -> OpenDevice:
     """The device with at most `memory` bytes for what sessions hold, evicted as `policy` says.
 
-    0: as it is; an accelerator evicts when its memory has run out, if `on_demand`.
+    0: with `on_demand` an accelerator evicts when its memory has run out, and with `idle` every device while sessions are idle.
     """
-    if not memory and not (on_demand and device.runtime.device.type != "cpu"):
+    if not memory and not (on_demand and (idle or device.runtime.device.type != "cpu")):
         return device
     return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk, policy))
 

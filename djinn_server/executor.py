@@ -562,7 +562,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     operators = CustomOperators(config.operators, registry.operators, tenants=config.tenants)
     disk, policy = DiskQuota(), chosen_policy(registry, config.memory.policy)
     found, evicts = open_device(registry.devices, device), not config.batch_sessions
-    opened = limited(found, config.memory.limit, disk, policy, on_demand=evicts)
+    opened = limited(found, config.memory.limit, disk, policy, on_demand=evicts, idle=config.memory.idle_minutes > 0)
     if config.hang_seconds is not None:
         opened.runtime.hang_seconds = config.hang_seconds
     events = ServerEvents("executor")

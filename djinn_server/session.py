@@ -70,6 +70,8 @@ from djinn_server.malformed import (
     UnreadableUpload,
 )
 from djinn_server.memory.room import RoomReport
+from djinn_server.memory.session_memory import SessionMemory
+from djinn_server.memory.spill import DISK, HOST
 from djinn_server.peers.device_memory import DeviceMemory
 from djinn_server.peers.exchange import PeerExchange, PeerListener
 from djinn_server.peers.packed_values import can_move, host_memory
@@ -163,8 +165,7 @@ class ExecutorSession:
         shares, templates = self._reads.shares, self._templates
         self._runs = runs = SessionRuns(context, self._turn, self.values, shares, templates, self._wanted, self._counts)
         self._memory = runs.memory
-        moved = self._memory if runs.limited else None
-        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, moved)
+        self._idle = IdleMoves(context, self._memory)
         self._notes = SessionNotes(self.values)
         self._requests = RequestTimes(self._usage.model_names)
         self._observed = context.events.wants("completed")
@@ -201,9 +202,6 @@ class ExecutorSession:
     ) -> Iterator[Wait] | None:
         """As `MessageHandlers.begin`."""
         self._idle.at = None
-        if self._idle.aside is not None and not isinstance(message, Goodbye):
-            self._context.threads.promote_follower()
-            self._idle.come_back(self._wanted.pause)
         if type(message) is Submit:
             if frame.body:
                 self._usage.count("received_bytes", sum(map(len, frame.body)))
@@ -230,9 +228,9 @@ class ExecutorSession:
         if connection.journal.snapshot_if_due(connection.at_rest, self._state_here, self.exchange.inbox.writing):
             self._usage.count("journal_snapshots")
 
-    def idle_deadline(self, connection: ExecutorChannel) -> float | None:
+    def idle_deadline(self) -> float | None:
         """As `MessageHandlers.idle_deadline`: the values leave the device then."""
-        return self._idle.deadline(connection, self._state_here)
+        return self._idle.deadline()
 
     def take_at_once(self, message: AnyMessage | Unreadable, frame: Frame) -> None:
         """As `MessageHandlers.take_at_once`."""
@@ -363,7 +361,7 @@ class ExecutorSession:
         if len(self._loop.machine) or self._uploads.busy or self._runs.limited:
             return None
         with self._turn, contextlib.nullcontext() if memory is None else memory.lock:
-            if memory is not None and memory.evicted_to():
+            if memory is not None and not self._all_restored(memory):
                 return None
             taken = take_values(self.values, self._host_memory, frozenset([one.handle for one in stored]))
             self.device.randomness.hand_to(self._runs.randomness)
@@ -388,6 +386,15 @@ class ExecutorSession:
             **taken[0],
         )
         return encode_snapshot(snapshot), taken[1], transfers
+
+    def _all_restored(self, memory: SessionMemory) -> bool:
+        """Return True if all values are on the device. Those that left a host because the session was idle are restored."""
+        try:
+            if self.device.runtime.device.type == "cpu":
+                memory.restore_all()
+        except (RuntimeError, OSError) as error:
+            _log.warning("values of an idle session cannot be restored", error=str(error))
+        return not memory.evicted_to()
 
     def _host_memory(self, value: torch.Tensor) -> memoryview:
         with self._turn:
@@ -713,13 +720,17 @@ class ExecutorSession:
     def measured(self) -> SessionGauges:
         """As `MeteredSession.measured`."""
         kept = len(self._templates), self._templates.instructions
-        others = self.values.poisoned(), self.exchange.kept_bytes, sum(self._idle.figures().values())
+        others = self.values.poisoned(), self.exchange.kept_bytes, sum(self._evicted().values())
         amounts = dict(zip(EVERY_SESSION, (*kept, *others), strict=True))
         if self._memory is None:
             return SessionGauges(amounts)
         held, pinned = self._memory.cache_bytes()
         caches = {"kv_cache_bytes": held, "kv_cache_pinned_bytes": pinned}
         return SessionGauges(amounts | caches, self._memory.phase, self._memory.held_by_kind())
+
+    def _evicted(self) -> dict[str, int]:
+        """Bytes of values that are not on the device, by place; for any thread."""
+        return self._memory.evicted_to() if self._memory is not None else {}
 
     def figures(self) -> dict[str, int]:
         """Counts and bytes: values, memory, submissions, templates, what went to other executors, and `device_figures`."""
@@ -738,7 +749,7 @@ class ExecutorSession:
                 "runs_ahead_dropped": self._counts.runs_ahead_dropped,
                 "peer_bytes": self.exchange.bytes_sent,
                 "peer_kept": self.exchange.kept_bytes,
-                **self._idle.figures(),
+                **{f"idle_{where}": nbytes for where, nbytes in self._evicted().items()},
             }
             | (self.device.compiling.figures() if self.device.compiling else {})
             | (self.device.ledger.figures() if self.device.ledger else {})
@@ -747,8 +758,8 @@ class ExecutorSession:
 
     def overview(self, holdings: Holdings) -> SessionOverview:
         """As `ServedSession.overview`."""
-        idle = self._idle.figures()
-        aside = idle.get("idle_host", 0), idle.get("idle_disk", 0)
+        evicted = self._evicted()
+        aside = evicted.get(HOST, 0), evicted.get(DISK, 0)
         shared = holdings.shared(self)
         notes, serving = self._notes.overview(), self._requests.figures()
         return attrs.evolve(notes, shared=shared, submissions=self.submissions, aside=aside, serving=serving)

@@ -55,7 +55,7 @@ class MessageHandlers(Protocol):
     def between_messages(self, connection: ExecutorChannel) -> None:
         """Called after a message if no other message waits."""
 
-    def idle_deadline(self, connection: ExecutorChannel) -> float | None:
+    def idle_deadline(self) -> float | None:
         """Return the time at which the idle session has something to do, which it does if that time has come; None: never."""
 
 
@@ -187,7 +187,7 @@ class SessionLoop:
     def _pause(self, connection: ExecutorChannel, *, listens: bool) -> Pause:
         machine = self.machine
         deadline = machine.deadline()
-        if machine.current is None and (idle := self._handlers.idle_deadline(connection)) is not None:
+        if machine.current is None and (idle := self._handlers.idle_deadline()) is not None:
             deadline = idle if deadline is None else min(deadline, idle)
         if self._offers:
             deadline = _AT_ONCE

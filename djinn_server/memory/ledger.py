@@ -15,10 +15,11 @@ from djinn_core import torch_private
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.memory_policies import EvictionCandidate
 from djinn_core.ir.profile import DataResidency
+from djinn_core.ir.values import meta_of
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import PRESSURE
 from djinn_server.memory.policy import CheckedPolicy
-from djinn_server.memory.process import process_memory
+from djinn_server.memory.process import ProcessMemory, process_memory
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.memory.spill import DISK, HOST, SpillExtent, SpillSpace, bytes_on_device, octets
 from djinn_server.running.values import has_memory
@@ -166,7 +167,7 @@ class Ledger:
     ) -> None:
         self.on_demand, self.limit, self.spaces = on_demand, limit, spaces
         self.policy = policy or CheckedPolicy()
-        self.process = process_memory(runtime.device, limit)
+        self.process = ProcessMemory(limit, None, reserve=0) if on_demand else process_memory(runtime.device, limit)
         self.clock = 0
         self.lock = threading.RLock()
         self.sessions: list[SessionMemory] = []
@@ -360,6 +361,26 @@ class Ledger:
             except OSError as error:
                 _log.info("a spill space is full", where=space.where, error=str(error))
         return self.spaces[-1].write(data)
+
+    def can_move(self, holding: Holding) -> bool:
+        """Return True if a storage can be evicted. If its memory cannot be freed, as that of an upload, its values get a copy first."""
+        if (
+            holding.movable
+            or not self._is_host
+            or holding.nbytes < SMALLEST
+            or holding.pinned
+            or holding.key in self._table
+        ):
+            return holding.movable
+        storage = holding.storage.clone()
+        with torch.inference_mode():
+            for session, handles in holding.holders.items():
+                for value in [session.values[handle] for handle in handles]:
+                    if has_memory(value):
+                        meta = meta_of(value)
+                        value.set_(storage, meta.offset, meta.shape, meta.stride)
+        holding.storage, holding.key = storage, torch_private.number_of_storage(storage)
+        return holding.movable
 
     def move_to_disk(self, holding: Holding) -> None:
         """Move the spilled bytes of a storage from the host to disk.

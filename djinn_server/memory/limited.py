@@ -21,7 +21,7 @@ from djinn_server.memory.spill import spill_spaces
 class LimitedRuntime(DeviceRuntime):
     """A wrapper of a device runtime that uses at most `limit` bytes; `policy`: what is evicted first.
 
-    Without a limit (0), an accelerator uses all of its memory, and values are evicted when that runs out.
+    Without a limit (0), the device's memory is the limit: values are evicted when it runs out, or while their sessions are idle.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class LimitedRuntime(DeviceRuntime):
         """
         with self.ledger.lock:
             self.ledger.reload(tensor)
-            if self._is_host:
+            if self._is_host and not self.ledger.on_demand:
                 copied = tensor.clone()
                 return lambda: copied
             finish = self.ledger.with_room(lambda: self._runtime.start_delivery(tensor))
-            if not self.ledger.on_demand or not self.ledger.all_resident:
+            if not self._is_host and not (self.ledger.on_demand and self.ledger.all_resident):
                 copied = finish()
                 return lambda: copied
             key = torch_private.storage_key(tensor)

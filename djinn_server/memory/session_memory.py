@@ -22,6 +22,7 @@ from djinn_core.wire.cache_messages import CacheAction, CacheReply
 from djinn_core.wire.messages import ValueHints
 from djinn_server.memory.guard import MemoryGuard
 from djinn_server.memory.ledger import RESIDENCIES, Holding, Holdings, Ledger
+from djinn_server.memory.spill import HOST
 from djinn_server.memory.template_memory import TemplateMemory, bytes_of_inputs, template_memory
 from djinn_server.memory.uses import PastRun, UseHistory
 from djinn_server.running.run import RunOutcome, TemplateRun
@@ -187,23 +188,45 @@ class SessionMemory:
 
     # --- idle sessions ------------------------------------------------------------------------------------------
 
-    def evict_all(self) -> None:
-        """Evict all values that may be moved, because the session is idle; each is restored when it is used.
+    def move_away(self) -> dict[str, int]:
+        """Move the values of the idle session off the device; those that are on the host already to disk. Return bytes by place.
 
-        Storages that other sessions have as well stay until these are idle.
+        Each value is restored when it is used. Storages that other sessions have as well stay until these are idle.
         """
-        now = time.monotonic()
-        with self._ledger.lock:
-            for holding in self._ledger.survey().values():
+        now, ledger = time.monotonic(), self._ledger
+        with ledger.lock:
+            for holding in ledger.survey().values():
                 others = (session for session in holding.holders if session is not self)
-                if self in holding.holders and holding.movable and all(session.idle(now) for session in others):
-                    try:
-                        self._ledger.evict(holding)
-                    except OSError as error:
-                        _log.warning("an idle session cannot be spilled", bytes=holding.nbytes, error=str(error))
-                        break
+                if self not in holding.holders or not all(session.idle(now) for session in others):
+                    continue
+                try:
+                    if not holding.resident:
+                        ledger.move_to_disk(holding)
+                    elif ledger.can_move(holding):
+                        ledger.evict(holding)
+                except (OSError, RuntimeError) as error:
+                    _log.warning("an idle session cannot be spilled", bytes=holding.nbytes, error=str(error))
+                    break
             self.values.forget_addresses()
-            self._ledger.relax()
+            ledger.relax()
+        return self.evicted_to()
+
+    @property
+    def moves_again(self) -> bool:
+        """True if values of the idle session are on the host, from where they move to disk."""
+        return bool(self.evicted_to().get(HOST))
+
+    def restore_all(self) -> None:
+        """Restore all values.
+
+        Raises:
+            torch.OutOfMemoryError, OSError: one cannot be restored.
+        """
+        with self._ledger.lock:
+            for value in self.values.tensors():
+                if has_memory(value):
+                    self._ledger.reload(value)
+            self.values.forget_addresses()
 
     def evicted_to(self) -> dict[str, int]:
         """Return the bytes of its values that are not on the device, by place; for any thread."""
@@ -309,6 +332,8 @@ class SessionMemory:
         It may if the inputs are on the device and a run stays far from the limit, with as much room again for the submission itself.
         """
         ledger, known = self._ledger, self._memories.get(digest)
+        if ledger.on_demand:
+            return None if any(has_memory(value) and ledger.is_evicted(value) for value in inputs) else 0
         if known is None or known.peak is None or not known.fits(bytes_of_inputs(inputs), slots):
             return None
         if any(has_memory(value) and ledger.is_evicted(value) for value in inputs):

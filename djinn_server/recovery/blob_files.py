@@ -276,15 +276,15 @@ def read_part(folder: Path, part: BlobFrame) -> Frame:
     return Frame(part.head, [view])
 
 
-def mapped(folder: Path, digest: bytes, *, check: bool = True) -> memoryview:
-    """All bytes of that digest; what is written to them stays in memory. `check`: compare the bytes with the digest.
+def mapped(folder: Path, digest: bytes) -> memoryview:
+    """All bytes of that digest; what is written to them stays in memory.
 
     Raises:
         SessionLost: they are not there, or others are.
     """
     path = folder / digest.hex()
     try:
-        if check and digest_of_file(path) != digest:
+        if digest_of_file(path) != digest:
             raise SessionLost("what a journal refers to is not what it was")
         found: Any = np.memmap(path, np.uint8, "c").view(np.ndarray)
     except (OSError, ValueError) as error:

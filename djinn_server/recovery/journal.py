@@ -287,21 +287,6 @@ class Journal:
         schedule.taken(started, failed=done is False)
         return bool(done)
 
-    def put_aside(self, rest: Rest, state: TakeState, still: AbstractContextManager[object]) -> JournalReader | None:
-        """Replace the journal by a snapshot now, and return its reader; None if that is not possible. Arguments as for `snapshot_if_due`.
-
-        Raises:
-            SessionLost: what was written cannot be read.
-        """
-        with rest() as position:
-            if position is None or self.replaying or not self._snapshot(position, state, still):
-                return None
-        reader = JournalReader(self.path)
-        reader.map_files(
-            check=False
-        )  # a journal that is given up while the session is idle must not take its values along
-        return reader
-
     def _snapshot(self, position: Position, state: TakeState, still: AbstractContextManager[object]) -> bool | None:
         """Replace the journal by a snapshot, as `compact`. None if the session has no state to save now."""
         with still:

@@ -185,17 +185,15 @@ class JournalReader:
             memory.insert(position, part)
         return memory
 
-    def map_files(self, *, check: bool = True) -> Sequence[tuple[int, memoryview]]:
+    def map_files(self) -> Sequence[tuple[int, memoryview]]:
         """The parts of that memory that are in files of their own, by position; from then on they are there even if the files are not.
-
-        `check`: compare the files with their digests.
 
         Raises:
             SessionLost: a file cannot be read, or does not have the bytes of its digest.
         """
         if self._mapped is None:
             found = sorted(self.base.elsewhere) if self.base is not None else ()
-            self._mapped = [(position, mapped(self._contents, digest, check=check)) for position, digest in found]
+            self._mapped = [(position, mapped(self._contents, digest)) for position, digest in found]
         return self._mapped
 
     def _read_at(self, start: int) -> Frame:

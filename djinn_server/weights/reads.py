@@ -198,6 +198,8 @@ class WeightReads:
         """
         with self._moving(), torch.inference_mode():
             storage = self._runtime.receive(data).untyped_storage()
+            if self._ledger is not None and not storage.resizable():  # it must be possible to free it
+                storage = storage.clone()
             self._share(header, self._reader.shared.share(origin.key, storage), origin, offset)
 
     def _share(self, header: UploadPart, storage: torch.UntypedStorage, origin: Origin, offset: int) -> None:

@@ -55,7 +55,7 @@ def executor_of(server: Server) -> ExecutorStatus:
 def gone(server: Server) -> bool:
     """True if no session that the executor has now has values on its device."""
     sessions = executor_of(server).sessions
-    return bool(sessions) and all(one.disk and not one.memory for one in sessions)
+    return bool(sessions) and all(one.disk and one.memory < MIB for one in sessions)
 
 
 def expected(number: int, mib: int, step: int) -> list[int]:

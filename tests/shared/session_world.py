@@ -130,7 +130,7 @@ class Process:
     def between_messages(self, connection):
         pass
 
-    def idle_deadline(self, connection):
+    def idle_deadline(self):
         return None
 
     def offered(self):

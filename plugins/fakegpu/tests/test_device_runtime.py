@@ -179,6 +179,35 @@ def test_memory_limit_counts_what_the_allocator_has_given_out(gpu):
     gpu.check(program)
 
 
+def test_values_of_an_idle_session_go_to_the_host_then_to_disk_and_come_back(gpu):
+    def program():
+        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.disk_quota import DiskQuota
+        from djinn_server.memory.limited import LimitedRuntime
+        from djinn_server.memory.session_memory import SessionMemory
+        from djinn_server.running.values import ValueTable
+
+        mib = 1 << 20
+        runtime = LimitedRuntime(DeviceRuntime(torch.device("fakegpu", 0)), 0, DiskQuota())
+        values = ValueTable()
+        memory = SessionMemory(runtime.ledger, values)
+        given = torch.arange(2 * mib, dtype=torch.int32)
+        with torch.inference_mode():
+            values[1 << 32] = runtime.receive(given.view(torch.uint8)).view(torch.int32)
+            values[(1 << 32) + 1] = values[1 << 32][1000:2000]
+        assert memory.move_away() == {"host": 8 * mib}
+        assert memory.moves_again
+        assert runtime.ledger.resident() == 0
+        assert memory.move_away() == {"disk": 8 * mib}
+        assert not memory.moves_again
+        runtime.ledger.reload(values[(1 << 32) + 1])
+        assert torch.equal(values[(1 << 32) + 1].cpu(), given[1000:2000])
+        assert torch.equal(values[1 << 32].cpu(), given)
+        assert runtime.ledger.spilled == 0
+
+    gpu.check(program)
+
+
 def test_upload_in_parts_runs_beside_ops(gpu):
     """On the simulated clock, both take at most 1.1 times the longer of both."""
 
