@@ -44,6 +44,7 @@ KEPT_SECONDS: Final = 1.0  # after which results that no submission has taken ar
 MOST_RUNS: Final = 8  # ahead of the client
 LONGEST_SECONDS: Final = 1.0  # of a program that is run ahead
 LONGEST_AT_ONCE: Final = 0.05  # of one with compiled code, in which nothing looks for a message
+_TENSORS: Final = frozenset({torch.Tensor})
 _NO_INPUTS: Final[Sequence[int]] = ()
 _LOOK_SECONDS: Final = 0.001  # between looks for a message
 
@@ -303,7 +304,7 @@ class RunsAhead:
         assert known.runs_ahead is not None
         draws = known.draws.first(slots)
         stop = known.runs_ahead if draws is None else min(draws, known.runs_ahead)
-        if not stop or not all(type(value) is torch.Tensor for value in inputs):
+        if not stop or not _TENSORS.issuperset(map(type, inputs)):
             return None
         run = RunAhead(known, expected, slots, inputs, stop)
         if self._memory is not None:
