@@ -15,12 +15,12 @@ djinn_api_version = API_VERSION
 
 
 class Native(Interception):
-    """The device in C++. What it is made of is imported when it begins, which is when `djinn` is imported."""
+    """Implement `Interception` with the C++ device. Its modules are imported in `begin`, when `djinn` is imported."""
 
     name = "native"
 
     def begin(self, sink: Sink) -> None:
-        """As `Interception.begin`; again, it does nothing."""
+        """Register the device with PyTorch. Further calls do nothing."""
         from djinn_client.interception.install import install
         from djinn_client.interception.sync import synchronize
 

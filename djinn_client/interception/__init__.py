@@ -1,1 +1,1 @@
-"""Stage 1: the device that PyTorch sees, and the recording of what is done on it."""
+"""Stage 1: the device that PyTorch sees, and the recording of its ops."""

@@ -36,7 +36,7 @@ class Pending:
     """
 
     def __init__(self, asked: Ticket | None, tensors: Tensors | None = None) -> None:
-        """`asked`: the submission that wants them; None if `tensors` are here."""
+        """`asked`: the submission that requested the elements; None if `tensors` are on the CPU already. wants them; None if `tensors` are here."""
         self._asked = asked
         self._open = asked is not None
         self._tensors = tensors
@@ -49,10 +49,9 @@ class Pending:
         return self._asked is None or not self._open or port.sink.is_there(self._asked)
 
     def result(self) -> Tensors:
-        """The elements, as CPU tensors; waits until they are here. The same tensors each time.
+        """Return the elements as CPU tensors, and wait until they have arrived. Each call returns the same tensors.
 
-        Raises:
-            RemoteError: they could not be computed. SessionLost: the session has ended. Again at each call.
+        Raises, at each call: RemoteError: the elements could not be computed. SessionLost: the session has ended.
         """
         with self._taking:
             if self._asked is not None and self._open:
@@ -64,7 +63,7 @@ class Pending:
 
     def _take(self, ticket: Ticket) -> None:
         current()  # raises in a forked child: the connection is the parent's
-        with interrupt_mask:  # what was waited for is not lost
+        with interrupt_mask:  # a wait that fails does not lose the request
             try:
                 with suppress_at_shutdown:
                     require_stack_room()
@@ -78,7 +77,7 @@ class Pending:
             self._open = False
 
     def disregard_what_followed(self) -> None:
-        """Report errors of ops that this thread recorded after the request only where the program uses their results."""
+        """Do not report errors of ops that this thread recorded after the request, unless the program uses their results."""
         current().cut()
         if self._asked is not None:
             port.sink.abandon(self._asked, later=True)
@@ -90,17 +89,17 @@ class Pending:
 
 @torch_dispatch.without_modes
 def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
-    """Ask for the elements of `tensors` as they are here in the program, and go on without waiting for them.
+    """Request the current elements of `tensors` without waiting for them.
 
         pending = fetch_later([flag, tokens])
-        ...                                  # what is recorded and sent meanwhile overlaps with the way back
+        ...                                  # recording and sending overlap with the reply
         if pending.done():                   # never waits
-            flag, tokens = pending.result()  # waits where they are not here yet; one round trip at most
+            flag, tokens = pending.result()  # waits for the reply; one round trip at most
 
-    What was recorded so far is sent, as it is for `fetch`. Replies come in the order of the requests. Each
-    tensor is whole and dense, of its dtype and strides; later writes to the remote tensor are not seen. Views move the
-    bytes viewed. Above 256 MiB in all this waits, and the result is there at once. A large reply (beyond some KiB) that is
-    still on its way is taken in before much more can be sent, because neither end may wait for the other to read.
+    Recorded ops are sent, as for `fetch`. Replies come in the order of the requests. Each result is a dense tensor with
+    the dtype and strides of its source. It does not show later writes to the source. A view transfers its own bytes
+    only. Above 256 MiB in all, the call itself waits for the elements. The client reads an outstanding reply of more
+    than some KiB before it sends much more. Otherwise both ends could wait for each other to read.
 
     Raises:
         SessionLost: the session has ended.
@@ -126,18 +125,19 @@ class _FetchedCall:
         return self.pending.done()
 
     def land(self, strict: bool) -> None:
-        """Make the call, unless the values could not be computed."""
+        """Make the call. Do nothing if the values could not be computed."""
         del strict
         try:
             self.use(self.pending.result())
-        except DjinnError as error:  # the program's own use of the values raises it
-            _log.debug("values could not be looked at", reason=str(error))
+        except DjinnError as error:  # the program sees the error when it uses the values itself
+            _log.debug("values for a deferred check could not be fetched", reason=str(error))
 
 
 def call_when_fetched(tensors: Sequence[LazyTensor], use: Use) -> None:
     """Call `use` with the elements of `tensors` after they have arrived: at a later sync point, or never.
 
-    `use` may look and warn. It runs in the middle of another op, so it must not use the device, and what it raises is raised there.
+    `use` may inspect the elements and warn. It runs inside another op, so it must not use the device. Its exceptions
+    are raised from that op.
     """
     device_state.pending_copies.append(_FetchedCall(fetch_later(tensors), use))
     device_state.land_copies()

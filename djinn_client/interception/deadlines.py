@@ -15,9 +15,9 @@ from djinn_core.system.interrupts import LOOK_SECONDS, InterruptibleLock, interr
 def deadline(seconds: float) -> Iterator[None]:
     """Limit all waits of this thread inside the block together to `seconds`.
 
-    A longer wait raises `DeadlineExceeded`, and executors stop the unanswered submissions of this thread between two ops. Values that
-    these were to make or write raise `ProgramStopped` when they are used; all others, and the session, live on. Of nested deadlines
-    the earliest counts.
+    A longer wait raises `DeadlineExceeded`, and executors stop the unanswered submissions of this thread between two
+    ops. Using a value that a stopped submission should have made or written raises `ProgramStopped`. All other values,
+    and the session, stay usable. The earliest of nested deadlines applies.
 
     Raises:
         ConfigurationError: `seconds` is not above 0.
@@ -35,7 +35,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def due() -> float | None:
-    """Deadline, on the monotonic clock, of a wait that begins now; None: no limit."""
+    """Return the deadline, on the monotonic clock, of a wait that begins now. None: no limit."""
     until, limit = device_state.thread.waits_until, device_state.wait_timeout
     if not limit:
         return until
@@ -44,20 +44,21 @@ def due() -> float | None:
 
 
 def exceeded(server: str) -> DeadlineExceeded:
-    """Error of a wait that exceeded its deadline."""
+    """Return the error for a wait that exceeded its deadline."""
     return DeadlineExceeded(
-        f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread had sent is "
+        f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread "
+        f"had sent is "
         "stopped between two ops: values that it was to make or write raise ProgramStopped, all others can be used"
     )
 
 
 @contextmanager
 def locked_in_time(lock: InterruptibleLock) -> Iterator[None]:
-    """Hold the sink's lock in the block, which another thread may hold for as long as the executor does not answer that thread.
+    """Hold the sink's lock in the block. Another thread may hold the lock while it waits for the executor.
 
     Raises:
         DeadlineExceeded: the lock was not free before this thread's deadline. Nothing was sent.
-        KeyboardInterrupt: there was an interrupt meanwhile.
+        KeyboardInterrupt: Ctrl-C came while this thread waited for the lock.
     """
     until = due()
     while not lock.acquire(
@@ -66,7 +67,8 @@ def locked_in_time(lock: InterruptibleLock) -> Iterator[None]:
         interrupt_mask.check()
         if until is not None and time.monotonic() >= until:
             raise DeadlineExceeded(
-                "the executor did not answer another thread before this thread's deadline (djinn.deadline, or the setting "
+                "the executor did not answer another thread before this thread's deadline (djinn.deadline, or the "
+                "setting "
                 "wait_timeout). Nothing was sent for this thread meanwhile: ask again"
             )
     try:

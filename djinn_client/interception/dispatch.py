@@ -1,7 +1,8 @@
 """Op dispatch of calls that C++ does not know: one op becomes one recorded instruction.
 
-C++ repeats a call that it knows by itself (`djinn_native/csrc/calls.cpp`). For any other call, `record` flattens the arguments once into a key, looks up what the op returns for that key, and appends to the thread's
-program. A call that the memo knows costs no shape inference, no analysis and no message.
+C++ repeats cached calls without Python (`djinn_native/csrc/calls.cpp`). For any other call, `record` flattens the
+arguments once into a key, looks up what the op returns for that key, and appends to the thread's program. A cached call
+needs no shape inference, no analysis and no message.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ from djinn_core.ir.program import Call, Slot, canonical_nan
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.torch_private import schema_of
 
-CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
+CALLS_LIMIT = 65536  # cached calls; the older half is evicted at this limit
 
 _handlers: Final = device_state.handlers
-_NEW: Any = object()  # no such call was seen before
+_NEW: Any = object()  # marker for a cache miss
 _DTYPE, _SIZE = torch.dtype, torch.Size
 _SHORT: Final = 64  # elements of lists whose lengths have objects of their own in keys
 _LENGTHS: Final = tuple(object() for _ in range(_SHORT))
@@ -85,7 +86,7 @@ def handles(*funcs: Any, repeats: bool = False) -> Callable[[Handler], Handler]:
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Have an op handled by its handler, if it has one, or recorded."""
+    """Call the op's handler if it has one. Otherwise record the op."""
     return _handlers.get(id(func), record)(func, args, kwargs)
 
 
@@ -93,7 +94,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record one op and return tensors for its results.
 
     Raises:
-        Exception: whatever eager PyTorch would raise for these arguments.
+        Exception: the error that eager PyTorch would raise for these arguments.
     """
     key: list[Any] = [id(func)]
     operands: list[LazyTensor] = []
@@ -137,18 +138,18 @@ def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _take_apart_always(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not is_custom(func):  # which the next server may run
+    if not is_custom(func):  # the next server may run the op
         _handlers[id(func)] = take_apart
     return take_apart(func, args, kwargs)
 
 
 def _fake_mode_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensorMode | None:
-    """The mode of the first fake tensor (of a tracer) among the arguments; None if there is none."""
+    """Return the mode of the first fake tensor (of a tracer) among the arguments, or None."""
     return next((a.fake_mode for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, FakeTensor)), None)
 
 
 def _run_as_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`func` on metadata alone: a program is being traced, and nothing is recorded."""
+    """Run `func` on metadata only. A tracer is at work, so nothing is recorded."""
     args, kwargs = pytree.tree_map_only(LazyTensor, mode.from_tensor, (args, kwargs))
     with mode:
         return func(*args, **kwargs)
@@ -169,7 +170,7 @@ def _record_unknown(
             _remember_call(func, args, key, call)
             return append(call, operands, slots)
     if is_custom(func) and not port.is_open() and not current().captures:
-        port.sink.open()  # the executors say which custom ops they run
+        port.sink.open()  # the executors report which custom ops they run
     if is_taken_apart(func):
         return _take_apart_always(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
@@ -185,19 +186,19 @@ def _record_unknown(
         return take_apart(func, args, kwargs)
     refused: MetaKernelRefused | None = None
     try:
-        with collect_later:  # meta kernels import modules, in the middle of which nothing else may
+        with collect_later:  # meta kernels import modules; nothing else may run during an import
             call = infer_by_element(func, args, kwargs, operands)
             if call is None:
                 call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
     except UnknownResult:
-        pass  # what the executor raises then does not come from this
+        pass  # a later error of the executor has another cause
     except MetaKernelRefused as signal:
         refused = signal
     if call is None:
         for written in written_tensors(func, args, kwargs):
             own_value(operands[written])
     if refused is not None and is_over_lists(func):
-        return take_apart(func, args, kwargs)  # the error is that of an element
+        return take_apart(func, args, kwargs)  # the error is about a list element
     if refused is not None:
         return settle(refused, func, args, kwargs, operands, slots)
     if call is None:
@@ -228,7 +229,7 @@ def _record_unknown(
 
 
 def _resizes_out(func: Any, call: Call) -> bool:
-    """True if the call resizes a tensor with elements that was given as `out`: PyTorch warns of it at each call."""
+    """Return True if the call resizes an `out` tensor that has elements. PyTorch warns of that at each call."""
     before = call.operands
     resized = any(before[p].numel and before[p].shape != now.shape for p, now in call.changes if p in call.writes)
     return resized and any(argument.is_out for argument in schema_of(func).arguments)
@@ -265,14 +266,14 @@ def _ask(
 
 
 def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
-    """Append a random op of an index that is bound to a device: it draws from the random state of that index."""
+    """Append a random op of an index that is bound to a device. The op draws from the random state of that index."""
     with _own_random_state(index_of_call(call)):
         return append(call, operands, slots)
 
 
 @contextmanager
 def _own_random_state(index: int) -> Iterator[None]:
-    """Have ops recorded inside the block use an index's random state in the place of the session's."""
+    """In the block, make recorded ops use the random state of an index instead of the session's."""
     state = bound_state(index)
     exchange = own_call(EXCHANGE_RANDOM_STATE, (state.remote.meta,), makes=False, writes=(0,))
     append(exchange, [state], ())
@@ -283,7 +284,7 @@ def _own_random_state(index: int) -> Iterator[None]:
 
 
 def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) -> None:
-    """Append the arguments to the key by which calls are memoised, and tensors to `operands`.
+    """Append the arguments to the call's cache key, and the tensors among them to `operands`.
 
     Scalars that compare equal but differ in type or sign are distinguished. Each nan has the key of its canonical nan.
     """
@@ -323,7 +324,8 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
             operands.append(state)
     elif isinstance(a, torch.ScriptObject):
         raise UnsupportedOperation(
-            f"a {class_of_script_object(a)}, in which modules of torch.ao.quantization keep their weights, is an object of this process and cannot "
+            f"a {class_of_script_object(a)}, in which modules of torch.ao.quantization keep their weights, is an "
+            f"object of this process and cannot "
             "be sent to an executor: run the module on the CPU, or dequantize its weights"
         )
     else:
@@ -331,7 +333,7 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
 
 
 def slots_of(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Slot, ...]:
-    """The numbers among the arguments, those in the shape of CPU tensors too."""
+    """Return the numbers among the arguments, including 0-dim CPU tensors."""
     slots: list[Slot] = []
     _gather(args, slots)
     _gather(kwargs.values(), slots)
@@ -353,7 +355,7 @@ def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
 
 
 def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
-    """True if an argument is a number in a 0-dim CPU tensor, which the key of a call does not show."""
+    """Return True if an argument is a 0-dim CPU tensor. The key of a call does not show its value."""
     return any(
         _holds_numbers_in_tensors(a)
         if isinstance(a, (list, tuple))
@@ -368,7 +370,7 @@ def _remember(key: tuple[Any, ...], call: Call | None) -> None:
 
 
 def forget_calls() -> None:
-    """Clear the cache of inferred calls, so that results and the executor's support are determined again."""
+    """Clear the cache of inferred calls. Results and the executor's supported ops are then determined again."""
     inference_cache.calls.clear()
     inference_cache.drawing.clear()
     forget_examples()
@@ -376,14 +378,14 @@ def forget_calls() -> None:
 
 
 def forget_what_was_learnt() -> None:
-    """Drop cached call results, which hold for the devices of an ended session; other devices may lay results out otherwise."""
+    """Drop cached call results of an ended session. Other devices may lay out results differently."""
     forget_calls()
     forget_signatures()
     inference_cache.supported.clear()
 
 
 def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
-    """From now on expect this layout of a result of calls like `call`: an executor found the prediction wrong."""
+    """Predict this layout for a result of calls like `call` from now on. An executor found the old prediction wrong."""
     meta = call.results[result]
     order = order_of(meta.shape, stride) if meta is not None else None
     if order is None:
@@ -397,7 +399,7 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
 
 
 def _changes_nothing(func: Any, call: Call) -> bool:
-    """True if the result is the first operand as another tensor: `detach()`, a view of the same shape, a whole slice."""
+    """Return True if the result equals the first operand: `detach()`, a view of the same shape, a whole slice."""
     returned = schema_of(func).returns
     return (
         len(returned) == 1
@@ -411,17 +413,16 @@ def _changes_nothing(func: Any, call: Call) -> bool:
 
 
 def _again(tensor: LazyTensor) -> LazyTensor:
-    """Another tensor for the same value; nothing is recorded."""
+    """Return another tensor for the same value, without recording an op."""
     return wrap(tensor.remote)
 
 
 def _check_extent(
     tensor: LazyTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> None:
-    """Refuse a view of elements that the storage does not have; recorded calls do not tell how large it is.
+    """Refuse a view beyond the end of its storage. The cache key of a call does not contain the storage size.
 
-    Raises:
-        RuntimeError: as eager PyTorch.
+    Raises: RuntimeError: the error of eager PyTorch.
     """
     value = tensor.remote
     offset = value.meta.offset if storage_offset is None else storage_offset
@@ -442,14 +443,17 @@ def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 @handles(torch.ops.aten.as_strided_copy.default)
 def _as_strided_copy(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a view and its copy: the view is made where the storage is, and an executor of a pool may have only a part of it."""
+    """Record a view and a copy of it.
+
+    The view is made on the executor that holds the storage; other executors of a pool may hold only a part.
+    """
     view = _as_strided(torch.ops.aten.as_strided.default, args, kwargs)
     return record(torch.ops.aten.clone.default, (view,), {"memory_format": torch.contiguous_format})
 
 
 @handles(torch.ops.aten.as_strided_scatter.default)
 def _as_strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the parts of the op if it may write beyond its operand: it writes to a copy of the storage."""
+    """Record the parts of the op if it may write outside its operand. It then writes to a copy of the storage."""
     result = _scattered(*args, **kwargs)
     return record(func, args, kwargs) if result is None else result
 
@@ -457,7 +461,10 @@ def _as_strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _scattered(
     given: LazyTensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
-    """The result, laid out in a copy of the storage as `given` is in the storage; None if `given` has all of its storage."""
+    """Return the result, laid out in a copy of the storage as `given` is in its storage.
+
+    Return None if `given` covers its whole storage.
+    """
     meta, nbytes = given.remote.meta, given.remote.storage.nbytes
     itemsize = meta.dtype.itemsize
     whole = meta.offset == 0 and meta.extent == meta.numel and meta.numel * itemsize == nbytes
@@ -466,7 +473,8 @@ def _scattered(
     ops = torch.ops.aten
     if tuple(size) != tuple(src.shape):
         raise RuntimeError(
-            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(size)}"
+            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = "
+            f"{list(size)}"
         )
     memory = record(ops.as_strided.default, (given, [nbytes // itemsize], [1], 0), {})
     copy = record(ops.clone.default, (memory,), {})

@@ -1,4 +1,4 @@
-"""The functions of the device that an `OpHandler` in a package uses: recording, asking, fetching, uploading and indexes."""
+"""Device functions for an `OpHandler` in a package: record, ask, fetch, upload, and look up indexes."""
 
 from __future__ import annotations
 

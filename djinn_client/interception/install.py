@@ -1,4 +1,4 @@
-"""Registers the device with PyTorch: the one side effect of importing Djinn."""
+"""Register the device with PyTorch: the only side effect of importing Djinn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = get_logger("djinn.interception")
 
 
 def install() -> None:
-    """Make `remote_accelerator` a device of this process; calling it again does nothing."""
+    """Register `remote_accelerator` in this process. Further calls do nothing."""
     if device_state.copy_later is async_cpu_tensor.copy_later:
         return
     device_state.copy_later, device_state.copy_into_later = (
@@ -43,11 +43,12 @@ def install() -> None:
 
 
 def _name_package(_: Any) -> None:
-    """Warn before PyTorch's compiler fails with `KeyError: 'remote_accelerator'`, where no package runs such functions."""
+    """Warn before `torch.compile` fails with `KeyError: 'remote_accelerator'`, if no installed package handles such functions."""
     if "eager" in entry_points(group="djinn.integrations.torch._dynamo").names:
         return
     _log.warning(
-        "torch.compile cannot compile functions with remote tensors. The package in plugins/integrations runs them eagerly, and has the "
+        "torch.compile cannot compile functions with remote tensors. The package in plugins/integrations runs them "
+        "eagerly, and has the "
         "backend 'djinn': run `pip install ./plugins/integrations` in a checkout of Djinn's repository"
     )
 
@@ -61,7 +62,7 @@ def rename_to_cuda() -> None:
 
 
 def _register() -> None:
-    """Register the device in C++, and what Python adds to it."""
+    """Register the device in C++, then its Python parts."""
     register_device_module(make_module())
     install_device()
     op_handlers.register()

@@ -1,8 +1,8 @@
-"""Interpreter shutdown, which stops daemon threads wherever they next acquire the GIL.
+"""Interpreter shutdown, which stops daemon threads when they next acquire the GIL.
 
-Stopping one inside an op unwinds PyTorch's C++ frames, which aborts the process (`terminate called without an active exception`). So while
-the interpreter ends, every thread but the main one that is inside an op stays there, without the GIL, until the process is gone; and the
-main thread waits until those that were between two ops have come to the next one.
+Stopping a thread inside an op unwinds PyTorch's C++ frames. This aborts the process (`terminate called without an
+active exception`). So at shutdown, every non-main thread inside an op blocks there without the GIL until the process
+ends. The main thread first waits until threads between two ops have entered their next op.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from djinn_core.system.gc_pause import collect_later
 from djinn_core.system.processes import RUNNING, thread_activity
 
 _PATIENCE = 5.0  # seconds
-_A_TURN = 0.02  # seconds in which every thread has its turn
+_A_TURN = 0.02  # seconds in which every thread gets the GIL once
 _ending: Final = threading.Event()
-_RUNNING_SECONDS = 2.0  # that threads may take that go on, such as those that use no tensor
+_RUNNING_SECONDS = 2.0  # limit in seconds for threads that do not stop, such as those that use no tensor
 
 
 def begin() -> None:
-    """The interpreter ends; only the main thread goes on."""
+    """Begin the shutdown: only the main thread continues."""
     _ending.set()
     taps.at_shutdown = True
     taps.update()
 
 
 def settle() -> None:
-    """Wait until the other threads have left what cannot be stopped, such as the import of a module, or are in an op."""
+    """Wait until each other thread is inside an op, or has left code that must not be stopped, such as a module import."""
     if threading.active_count() == 1:
         return
     deadline = time.monotonic() + _PATIENCE
@@ -41,7 +41,7 @@ def settle() -> None:
 
 
 def _await_rest(deadline: float) -> None:
-    """Wait until no other thread has run for a turn; one that waits for the GIL wakes up several times in a turn."""
+    """Wait until no other thread has run for one turn. A thread that waits for the GIL wakes up several times per turn."""
     others = [thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()]
     numbers = [number for number in others if number is not None]
     before: tuple[str, ...] | None = None
@@ -59,9 +59,11 @@ def has_begun() -> bool:
 
 
 class _SuppressAtShutdown:
-    """Context manager, one for all threads: suppresses errors at shutdown in a block that waits for an executor.
+    """Context manager that suppresses errors in a block that waits for an executor, at shutdown.
 
-    The session has ended then, so they are expected.
+    One object serves all threads.
+
+    The session has ended by then, so such errors are expected.
     """
 
     def __enter__(self) -> None:
@@ -74,7 +76,7 @@ class _SuppressAtShutdown:
             self.at(error)
 
     def at(self, error: BaseException) -> None:
-        """For a block without the context manager, when it is left by `error`: does not return where that is suppressed."""
+        """Handle `error` for a block that does not use the context manager. Does not return if the error is suppressed."""
         if _ending.is_set() and isinstance(error, DjinnError):
             stay_unless_main()
 
@@ -83,6 +85,6 @@ suppress_at_shutdown: Final = _SuppressAtShutdown()
 
 
 def stay_unless_main() -> None:
-    """Return on the main thread; on another thread never."""
+    """Return on the main thread. Block forever on any other thread."""
     if threading.current_thread() is not threading.main_thread():
         threading.Event().wait()

@@ -1,4 +1,4 @@
-"""Changes to modules when the user's program imports them, by wrapt's post-import hooks."""
+"""Changes to modules when the user's program imports them. Uses wrapt's post-import hooks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ _log = get_logger("djinn.interception")
 
 
 def adapt_on_import(wanted: Mapping[str, Adapt], by: str = "djinn") -> None:
-    """Have each function called with its module: now where it is imported already, else when it is.
+    """Call each function with its module: now if the module is imported, otherwise when it is imported.
 
-    What a function raises is logged, and ascribed to the plugin that `by` names; the module stays as it is, and its import
-    goes on. A module that is imported again (`importlib.reload`) is not adapted again.
+    An exception of a function is logged with the plugin in `by`. The module stays unchanged, and its import continues.
+    A reload (`importlib.reload`) does not call the function again.
     """
     for name, adapt in wanted.items():
         call_on_import(name, partial(_adapt, adapt, by))
 
 
 def call_on_import(name: str, call: Adapt) -> None:
-    """Have `call` called with the module `name`, which another thread may be importing now. What it raises ends that import."""
+    """Call `call` with the module `name`, which another thread may be importing now.
+
+    An exception of `call` aborts that import.
+    """
     spec = getattr(sys.modules.get(name), "__spec__", None)
     if getattr(spec, "_initializing", False):
-        importlib.import_module(name)  # waits for that thread; wrapt would hand over half a module
+        importlib.import_module(name)  # waits for the importing thread; wrapt would pass a half-imported module
     register_post_import_hook(call, name)
 
 
@@ -41,7 +44,7 @@ def _adapt(adapt: Adapt, by: str, module: ModuleType) -> None:
         adapt(module)
     except Exception as error:
         _log.warning(
-            "a library is not as expected, and was not told of the device: name the device yourself",
+            "a library has changed, so Djinn could not integrate with it: name the device yourself",
             module=module.__name__,
             by=by,
             error=repr(error),
@@ -49,7 +52,7 @@ def _adapt(adapt: Adapt, by: str, module: ModuleType) -> None:
 
 
 def rebind(old: object, new: object, packages: Sequence[str]) -> None:
-    """Replace `old` by `new` in all modules of `packages` that are imported and hold it under any name."""
+    """Replace `old` by `new` in all imported modules of `packages`, under every name that refers to `old`."""
     below = tuple(f"{package}." for package in packages)
     for path, module in list(sys.modules.items()):
         if path.startswith(below) or path in packages:

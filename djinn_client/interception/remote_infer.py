@@ -1,4 +1,4 @@
-"""Remote inference of op results that only the executor can know: run the recorded program, and ask for the metadata."""
+"""Remote inference of results that only the executor can know: run the recorded program, and request the metadata."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from djinn_core.torch_private import schema_of
 
 
 def unknown_meta(operands: Sequence[LazyTensor]) -> TensorMeta:
-    """Metadata in the place of those that only the executor knows."""
+    """Placeholder for metadata that only the executor knows."""
     return tensor_meta((), (), 0, torch.uint8, operands[0].remote.meta.device if operands else 0)
 
 
@@ -59,16 +59,16 @@ def ask_executor(
     slots: tuple[Slot, ...],
     refused: bool = False,
 ) -> RemoteInference:
-    """Record `func`, send the program and wait for the metadata of its results: one round trip.
+    """Record `func`, send the program, and wait for the metadata of its results: one round trip.
 
     Raises:
-        RemoteError: the op failed, with the type that eager PyTorch raises where that is a builtin.
+        RemoteError: the op failed. If eager PyTorch raises a builtin type, the error is also of that type.
     """
     recorder = current()
     call = unknown_call(func, args, kwargs, operands, refused)
     for tell in taps.recording:
         tell(call, operands)
-    out = append(call, operands, slots, untold=True)  # taps are told when the results are known
+    out = append(call, operands, slots, untold=True)  # taps are notified when the results are known
     placeholders = out if call.sequence else [out]
     values = [t.remote for t, same in zip(placeholders, call.inplace, strict=False) if same < 0]
     targets = written_tensors(func, args, kwargs)
@@ -89,16 +89,16 @@ def ask_executor(
 
 
 def described_on(index: int, described: DescribedValue) -> DescribedValue:
-    """An executor's description of a value, moved to the logical device on which the client has it."""
+    """Convert an executor's description of a value to the client's logical device."""
     meta = described.meta
     moved = tensor_meta(meta.shape, meta.stride, meta.offset, meta.dtype, index, meta.conj, meta.neg)
     return msgspec.structs.replace(described, meta=moved)
 
 
 def _known_call(call: Call, reply: SubmissionReply, targets: Sequence[int]) -> Call:
-    """The call as the executor described it, for ops whose results follow from metadata alone.
+    """Return the call with the executor's metadata, for ops whose results follow from metadata alone.
 
-    `targets`: positions of the operands that are described after the results, since the op may have resized them.
+    `targets`: positions of operands that the op may have resized. Their descriptions follow the results.
     """
     described = iter(reply.described)
     results = tuple(
@@ -114,7 +114,7 @@ def _known_call(call: Call, reply: SubmissionReply, targets: Sequence[int]) -> C
 def unknown_call(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], refused: bool = False
 ) -> Call:
-    """A call whose results are not known; those that the schema calls writes are the operands themselves."""
+    """Return a call with unknown results. Results that the schema marks as written are the operands themselves."""
     returns = schema_of(func).returns
     if any(str(r.type) == "List[Tensor]" for r in returns):
         raise UnsupportedOperation(f"{func.name()} returns a list whose length only the executor knows; not supported")
@@ -155,14 +155,14 @@ def _result(value: Value, described: DescribedValue, reply: SubmissionReply, ind
 
 
 def wrap_described(value: Value, described: DescribedValue) -> LazyTensor:
-    """A tensor for a value whose metadata the executor described."""
+    """Return a tensor for a value that the executor described."""
     value.meta = described.meta
     return wrap(value)
 
 
 log = get_logger("djinn.interception")
 
-# What callers tell apart; everything else is a RuntimeError to them.
+# Error types that callers handle separately. All others become RuntimeError.
 _KINDS = (
     NotImplementedError,
     IndexError,
@@ -191,21 +191,21 @@ def settle(
     operands: list[LazyTensor],
     slots: tuple[Slot, ...],
 ) -> Any:
-    """Do what the executor does: raise what it raises, or have it run the op and return its results.
+    """Have the executor run the op. Raise its error, or return its results.
 
     Raises:
         RuntimeError: the op would write to part of what it reads.
-        Exception: the executor refuses the op, too. What the op would have written is as it was.
+        Exception: the executor refuses the op as well. Written operands are then unchanged.
     """
     if refused.error is not None and current().captures and not port.is_open():
         raise refused.error from None  # a capture starts no server
     written = written_tensors(func, args, kwargs)
     if refuses_overlap(func.name()):
         for target in written:
-            check_overlap(func.name(), target, operands)  # kernels look at memory first
+            check_overlap(func.name(), target, operands)  # kernels check memory overlap first
     try:
         if written:
-            # What fails may have written half of its operand, so it is tried where nothing depends on it.
+            # An op that fails may have written half of its operand, so it is tried on copies.
             tried = _with_copies(operands, written)
             ask_executor(func, args, kwargs, tried, slots, refused=True)
         if written and torch.Tag.nondeterministic_seeded in func.tags:
@@ -217,7 +217,7 @@ def settle(
         if refused.error is None or (said and _kinds(remote) != _kinds(refused.error)):
             raise _as_pytorch(remote, said) from None
         if type(refused.error) in _PLAIN and said:
-            raise type(refused.error)(said) from None  # meta kernels say it in other words
+            raise type(refused.error)(said) from None  # meta kernels use other words for the same error
         raise refused.error from None
     except DjinnError as error:
         if refused.error is None:
@@ -229,7 +229,7 @@ def settle(
 
 
 def _as_pytorch(remote: RemoteError, said: str) -> Exception:
-    """The error of an op as eager PyTorch raises it, at the line of the user: what the executor adds is a note."""
+    """Return an op's error as eager PyTorch raises it, on the user's line. The executor's text becomes a note."""
     plain = _BUILTIN.get(type(remote))
     if not said or plain is None:
         return remote
@@ -239,7 +239,7 @@ def _as_pytorch(remote: RemoteError, said: str) -> Exception:
 
 
 def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[LazyTensor]:
-    with torch.no_grad():  # a kernel may refuse a target because it is an operand, too
+    with torch.no_grad():  # a kernel may refuse a target because it is also an operand
         copies = {id(operands[i]): _copy_of(operands[i]) for i in written}
     return [copies.get(id(o), o) for o in operands]
 
@@ -254,7 +254,7 @@ def _copy_of(tensor: LazyTensor) -> LazyTensor:
 
 
 def _copied_back(operands: list[LazyTensor], tried: list[LazyTensor], written: tuple[int, ...]) -> Any:
-    """The operands that a random op writes, with what it has drawn for their copies."""
+    """Copy the written operands of a random op back from their copies."""
     with torch.no_grad():
         results = [operands[i].copy_(tried[i]) for i in written]
     return results[0] if len(results) == 1 else tuple(results)

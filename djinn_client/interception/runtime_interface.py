@@ -1,4 +1,4 @@
-"""Interface between interception and the runtime that runs programs: defined here, implemented by the runtime."""
+"""Interface between interception and the runtime: defined here, implemented by the runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (func, args,
 
 
 class _NotInstalled:
-    """In the place of the sink of a process that has none, and of its interception."""
+    """Stands for the sink and the interception before they are installed. Every use raises an error."""
 
     name = ""
 
@@ -27,11 +27,11 @@ class _NotInstalled:
 
 
 class Port(Facts, eq=False):
-    """The one object of a process that interception and the runtime meet at.
+    """The process's connection point between interception and the runtime.
 
     Attributes:
-        sink: the runtime. lock: its lock, which a forked child has anew.
-        interception: what records the ops of this process.
+        sink: the runtime. lock: the sink's lock, which a forked child replaces. interception: the object that records
+            ops.
     """
 
     sink: Sink = msgspec.field(default_factory=_NotInstalled)  # type: ignore[assignment] # in its place

@@ -1,4 +1,4 @@
-"""Sync points: ops whose result the Python program needs here and now."""
+"""Sync points: ops whose result the Python program needs immediately."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.ir.values import contiguous_strides
 
 aten = torch.ops.aten
-_AS_IT_IS: Final = (torch.preserve_format, torch.contiguous_format)  # formats in which row-major copies are row-major
+_AS_IT_IS: Final = (torch.preserve_format, torch.contiguous_format)  # formats in which row-major copies stay row-major
 
 
 @torch_dispatch.without_modes
 def fetch(tensor: LazyTensor) -> torch.Tensor:
-    """The tensor's elements on the CPU: sends what was recorded and waits, one round trip (more beyond `PART_BYTES`).
+    """Return the tensor's elements on the CPU. Sends the recorded ops and waits: one round trip, or more above `PART_BYTES`.
 
     Raises:
         RemoteError: the value could not be computed.
@@ -48,16 +48,17 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 
 
 def _read(value: Value) -> torch.Tensor:
-    """As `read_only`, for a value that may be a part of its storage."""
-    captures = recorders.thread.recorder.captures  # have to see that the program waits
+    """As `read_only`, for a value that may cover a part of its storage."""
+    captures = recorders.thread.recorder.captures  # the taps have to see that the program waits
     part = None if captures else part_of(value, read_only)
     return read_only(value) if part is None else part
 
 
 def read_only(value: Value) -> torch.Tensor:
-    """Elements of a value, which the caller must not change: small ones are remembered."""
+    """Return the elements of a value, which the caller must not change. Small values are cached."""
     recorder = recorders.thread.recorder
-    if recorder.captures or recorders.meta_only.storages:  # whose programs may not be sent, or refuse values
+    # a capture, which sends no programs, or a plan, which has no data
+    if recorder.captures or recorders.meta_only.storages:
         fetched = _ask(value, recorder)
     elif value.meta.nbytes > LARGEST_VALUE:
         fetched = _ask_ahead(value, recorder)
@@ -75,12 +76,12 @@ def read_only(value: Value) -> torch.Tensor:
 
 
 def _ask_ahead(value: Value, recorder: Recorder) -> torch.Tensor:
-    """The elements of `value`. With them come other small results that are expected to be fetched next."""
+    """Fetch the elements of `value`, together with other small results that the program probably fetches next."""
     recorder.order_after(value.storage)
     ask = SyncRequest((value.handle,), predicts=True)
     try:
         fetched, *others = recorder.ask_unseen(ask).tensors
-    except (RemoteError, SessionLost):  # of this value, or of one that was not asked for
+    except (RemoteError, SessionLost):  # elements of this value, or of an unpredicted one
         if len(ask.fetch) == 1:
             raise
         recorder.fetches.failed()
@@ -88,7 +89,7 @@ def _ask_ahead(value: Value, recorder: Recorder) -> torch.Tensor:
     if not others:
         return fetched
     for (handle, contents), elements in zip(recorder.fetches.ahead.items(), others, strict=True):
-        contents.keep(handle, elements.clone())  # it has the memory of a whole reply
+        contents.keep(handle, elements.clone())  # the tensor shares the memory of a complete reply
     return fetched.clone()
 
 
@@ -98,10 +99,10 @@ def _ask(value: Value, recorder: Recorder) -> torch.Tensor:
 
 
 def known_elements(value: Value) -> torch.Tensor | None:
-    """The elements of a value that the client knows, not to be changed.
+    """Return the elements of a value if the client knows them. The caller must not change them.
 
-    None as well where the program is watched, seen by modes, or recorded to run with other contents; and where there is no session
-    yet, because a program's first number tells that there is a server.
+    Return None if the program is watched, visible to modes, or recorded to run with other contents. Also return None
+    before a session begins: reading the first number shows whether there is a server.
     """
     if not port.is_open() or taps.recorded or torch_dispatch.dispatch_modes() or recorders.thread.recorder.captures:
         return None
@@ -115,7 +116,7 @@ def known_elements(value: Value) -> torch.Tensor | None:
 
 
 def tolist(plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    """`Tensor.tolist` that makes no round trip where the client knows the elements."""
+    """`Tensor.tolist` without a round trip if the client knows the elements."""
 
     @functools.wraps(plain)
     def listed(self: torch.Tensor) -> Any:
@@ -127,7 +128,7 @@ def tolist(plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any
 
 @torch_dispatch.without_modes
 def synchronize() -> None:
-    """Send everything that was recorded, on all threads, and wait until the devices have finished it.
+    """Send the recorded ops of all threads, and wait until the devices have finished them.
 
     Raises:
         RemoteError: an op failed since the last sync point.
@@ -139,7 +140,7 @@ def synchronize() -> None:
 
 @handles(aten._local_scalar_dense.default)
 def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """`tensor.item()`, `float(tensor)`, `bool(tensor)`."""
+    """Implement `tensor.item()`, `float(tensor)` and `bool(tensor)`."""
     tensor = args[0]
     value = tensor.remote
     known = known_elements(value)
@@ -153,7 +154,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 @handles(aten._linalg_check_errors.default)
 def check_errors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """`aten::_linalg_check_errors`: wait, and raise where a matrix is singular, as `torch.linalg.inv` does on CUDA."""
+    """Implement `aten::_linalg_check_errors`: wait, and raise if a matrix is singular, as `torch.linalg.inv` does on CUDA."""
     with waiting_for(Cause.CHECK):
         errors = fetch(args[0])
     func(errors, *args[1:], **kwargs)
@@ -161,7 +162,7 @@ def check_errors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 
 @handles(aten._to_copy.default, repeats=True)
 def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`source.to(...)`: recorded, or converted remotely and then fetched if the device is the CPU."""
+    """Implement `source.to(...)`: record the op. If the target is the CPU, convert remotely, then fetch."""
     source, device, waits = args[0], kwargs.get("device"), not kwargs.get("non_blocking")
     kwargs = {k: v for k, v in kwargs.items() if k not in {"non_blocking", "pin_memory"}}
     if device is None or is_remote(device):
@@ -178,18 +179,18 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with waiting_for(Cause.COPY):
         fetched, meta = fetch(source), source.remote.meta
     if memory_format in _AS_IT_IS and fetched.stride() == meta.stride == contiguous_strides(meta.shape):
-        return fetched  # without the meta kernel of `empty_like`, which is written in Python
+        return fetched  # avoids the meta kernel of `empty_like`, which is written in Python
     return laid_out(fetched, meta_like(source), memory_format)
 
 
 def meta_like(source: LazyTensor) -> torch.Tensor:
-    """A meta tensor of the same shape, strides and dtype."""
-    meta = source.remote.meta  # classes that the user derived may say other things of themselves
+    """Return a meta tensor of the same shape, strides and dtype."""
+    meta = source.remote.meta  # the user's subclasses may override these properties
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
 
 
 def laid_out(fetched: torch.Tensor, source: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """`fetched` with the strides that PyTorch gives a copy of `source`."""
+    """Return `fetched` with the strides that PyTorch gives a copy of `source`."""
     stride = torch.empty_like(source, memory_format=memory_format).stride()
     if fetched.stride() == stride:
         return fetched
@@ -205,7 +206,7 @@ def _to_other_device(source: LazyTensor, kwargs: dict[str, Any]) -> torch.Tensor
 
 @handles(aten.copy_.default, repeats=True)
 def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`target.copy_(source)`, in every combination of remote, CPU and a number."""
+    """Implement `target.copy_(source)` for remote tensors, CPU tensors and numbers."""
     target: Any = args[0]
     source: Any = args[1]
     if not isinstance(source, torch.Tensor):
@@ -216,7 +217,7 @@ def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with waiting_for(Cause.COPY):
             return target if late else target.copy_(fetch(source))
     if isinstance(source, LazyTensor) or (source.dim() == 0 and target.dim() > 0):
-        return record(func, args[:2], {})  # the same tuple where there are two
+        return record(func, args[:2], {})  # the same tuple object for both
     if upload_into_new(target, source):
         return target
     return record(func, (target, upload_copy(source, target.remote.meta.device)), {})
@@ -224,12 +225,12 @@ def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @handles(aten.is_same_size.default)
 def _is_same_size(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Forward-mode differentiation asks this of tensors that may be on two devices; sizes are known here."""
+    """Compare sizes. Forward-mode differentiation asks this of tensors on two devices."""
     return bool(args[0].shape == args[1].shape)
 
 
 @handles(aten._has_same_storage_numel.default)
 def _has_same_storage_numel(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """As `_is_same_size`."""
+    """Compare storage sizes, as `_is_same_size` compares sizes."""
     first, second = (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize for tensor in args[:2])
     return bool(first == second)

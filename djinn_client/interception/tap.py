@@ -1,4 +1,4 @@
-"""Taps: listeners to what the client does, such as timelines, `djinn.verify()` and observers."""
+"""Taps: listeners to the client's actions, such as timelines, `djinn.verify()` and observers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Cause(enum.StrEnum):
-    """What a thread waits for."""
+    """Reason for which a thread waits."""
 
     NUMBER = "a number"
     COPY = "a copy to the CPU"
@@ -28,7 +28,7 @@ class Cause(enum.StrEnum):
     SHAPE = "a shape"
     SYNCHRONIZE = "synchronization"
     CHECK = "a check of the result"
-    FULL = "too much under way"
+    FULL = "too many submissions under way"
     UPLOAD = "an upload"
     FIGURES = "memory figures"
     FILES = "weights at an address"
@@ -43,7 +43,7 @@ _thread = _Thread()
 
 
 class waiting_for:  # noqa: N801 - it is used as a function, and a generator takes three times as long
-    """Context manager: what the thread waits for inside the block."""
+    """Context manager: reason for which the thread waits inside the block."""
 
     __slots__ = ("_before", "_cause")
 
@@ -56,23 +56,26 @@ class waiting_for:  # noqa: N801 - it is used as a function, and a generator tak
         _thread.cause = self._cause
 
     def __exit__(self, *_: object) -> None:
-        """Set the cause of the block around this one."""
+        """Restore the cause of the enclosing block."""
         _thread.cause = self._before
 
 
 def cause_of_wait() -> Cause:
-    """What the present thread waits for, if it waits."""
+    """Return the reason for which the current thread waits, if it waits."""
     return _thread.cause
 
 
 class Tap:
-    """Base class of taps. The code that does a thing calls the method for it, on its thread; each method does nothing by default.
+    """Base class of taps.
 
-    Only overridden methods are called. C++ hands known ops to Python only while a tap overrides `recording` or `recorded`.
+    The acting code calls the method for its action, on its own thread. By default each method does nothing.
+
+    Only overridden methods are called. C++ hands ops with cached calls to Python only while a tap overrides `recording`
+    or `recorded`.
     """
 
     def op(self, func: Any, begun: float, ended: float) -> None:
-        """Python recorded an op, or appended a recorded call (`func` is a text). Moments are `time.perf_counter()`.
+        """Python recorded an op, or appended a recorded call (`func` is a text). Times are `time.perf_counter()`.
 
         C++ notes the times of ops that it records alone (`ops.time_ops`).
         """
@@ -87,22 +90,22 @@ class Tap:
         operands: Sequence[LazyTensor],
         results: Sequence[torch.Tensor | None],
     ) -> None:
-        """`call` was recorded with these scalars; `results` has the operand itself for an operand that is written."""
+        """`call` was recorded with these scalars. `results` contains the operand itself for a written operand."""
 
     def module(self, entered: weakref.ref[torch.nn.Module] | str | None) -> None:
-        """The thread entered a module or `BACKWARD`, or left the innermost of them (None)."""
+        """The thread entered a module or `BACKWARD`, or left the innermost one (None)."""
 
     def taken(self, recorder: Recorder, instructions: int) -> None:
         """The oldest unsent instructions of a recorder are about to be submitted, in one submission or several."""
 
     def submitted(self, begun: float, instructions: int) -> None:
-        """From `begun` until now the thread submitted so many of the instructions that were taken: it planned, encoded and sent them."""
+        """The thread submitted this number of the taken instructions between `begun` and now: planned, encoded and sent them."""
 
     def uploaded(self, begun: float) -> None:
-        """From `begun` until now the thread uploaded a tensor."""
+        """The thread uploaded a tensor between `begun` and now."""
 
     def sent(self, executor: int, number: int, pending: Any, begun: float, sending: float, nbytes: int) -> None:
-        """The thread encoded submission `number` of a session (`pending`: a `PendingSubmission`) from `begun` on and sent it from `sending` until now.
+        """The thread encoded submission `number` (`pending`: a `PendingSubmission`) from `begun` on, and sent it from `sending` until now.
 
         Executors are numbered as in their pool.
         """
@@ -111,15 +114,16 @@ class Tap:
         """The thread read the reply to submission `number`, with `nbytes` of tensors."""
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
-        """From `begun` until now the program waited for a round trip, for submission `number` or for a question (0)."""
+        """Between `begun` and now the program waited for a round trip: for submission `number`, or for a question (0)."""
 
 
 class Taps:
-    """The subscribed taps of this process, as the functions to call for each method of `Tap`; none: an empty tuple.
+    """The subscribed taps of this process: for each method of `Tap`, a tuple of the functions to call.
 
     Attributes:
-        all: the taps. show_ops: has C++ hand each op to Python, or only unknown ops; set by the device.
-        at_shutdown: the interpreter shuts down, so Python dispatches each op.
+        all: the taps. show_ops: function of the device. It has C++ hand each op to Python, or only ops without a cached
+            call.
+        at_shutdown: True while the interpreter shuts down. Python then dispatches each op.
     """
 
     def __init__(self) -> None:
@@ -151,7 +155,7 @@ class Taps:
             self.remove(tap)
 
     def update(self) -> None:
-        """Look at the taps and at `at_shutdown` again."""
+        """Update the call tuples after a change of the taps or of `at_shutdown`."""
         self.op = self._of("op")
         self.recording = self._of("recording")
         self.recorded = self._of("recorded")

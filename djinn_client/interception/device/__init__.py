@@ -1,1 +1,1 @@
-"""The device that PyTorch sees: its module, its memory, its streams, its random state."""
+"""The device that PyTorch sees: device module, memory, streams and random state."""

@@ -1,4 +1,4 @@
-"""`torch.remote_accelerator`: the device module, with the functions that PyTorch and its users expect of an accelerator's."""
+"""`torch.remote_accelerator`: the device module, with the functions that PyTorch expects of every accelerator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from djinn_client.tracebacks import for_users
 
 
 class device:  # noqa: N801 - PyTorch calls it so
-    """Context manager that changes the current index; a negative one, or None, changes nothing."""
+    """Context manager that changes the current index. None or a negative index changes nothing."""
 
     def __init__(self, device: Any) -> None:
         unchanged = device is None or (isinstance(device, int) and device < 0)
@@ -36,7 +36,7 @@ class device:  # noqa: N801 - PyTorch calls it so
 
 
 class device_of(device):  # noqa: N801 - PyTorch calls it so
-    """Context manager that changes the current index to that of a tensor; for one that is not remote, nothing changes."""
+    """Context manager that makes a tensor's index the current one. A tensor that is not remote changes nothing."""
 
     def __init__(self, obj: Any) -> None:
         super().__init__(obj.device if isinstance(obj, LazyTensor) else None)
@@ -48,35 +48,36 @@ def default_generators() -> tuple[torch.Generator, ...]:
 
 
 def manual_seed(seed: int) -> None:
-    """Start the random state of the present index from `seed`; recorded like an op."""
+    """Seed the random state of the current index. The call is recorded like an op."""
     default_generator().manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Start the random state of every index from `seed`."""
+    """Seed the random state of every index with `seed`."""
     device_state.seed = seed
-    if port.forked:  # as on CUDA: this process cannot use the device, and workers seed all that there is
+    if port.forked:  # as on CUDA: this process cannot use the device, and workers seed all devices
         return
     for generator in default_generators():
         generator.manual_seed(seed)
 
 
 def seed() -> None:
-    """Start the random state of the present index from a random seed."""
+    """Seed the random state of the current index with a random number."""
     default_generator().seed()
 
 
 def seed_all() -> None:
-    """Start the random state of every index from one random seed."""
+    """Seed the random state of every index with one random number."""
     manual_seed_all(default_generator().seed())
 
 
 def initial_seed() -> int:
-    """Seed from which the random state of the present index started."""
+    """Return the seed that the random state of the current index started from."""
     return default_generator().initial_seed()
 
 
-# PyTorch's own callers of `get_rng_state`, which give the state back without reading it: `fork_rng` and activation checkpointing.
+# Callers of `get_rng_state` in PyTorch that restore the state without reading it: `fork_rng` and activation
+# checkpointing.
 _GIVE_BACK: Final = frozenset({"torch.random", "torch.utils.checkpoint"})
 
 
@@ -84,13 +85,13 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
     """The random state, as a CPU tensor of bytes; one round trip. For PyTorch's own callers it stays on the executor."""
     if not _gives_back():
         return default_generator(device).get_state()
-    if port.forked:  # the device's state is the parent's
+    if port.forked:  # the random state belongs to the parent
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return random_state.keep_state_of(default_generator(device))
 
 
 def _gives_back() -> bool:
-    """True if the first frame outside of Djinn is PyTorch's."""
+    """Return True if the first frame outside of Djinn belongs to PyTorch."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("djinn_client.", "djinn_core.")):
         frame = frame.f_back
@@ -103,7 +104,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
-    """Go on from `new_state`."""
+    """Set the random state of an index to `new_state`."""
     if port.forked and not new_state.numel():
         return
     generator = default_generator(device)
@@ -114,7 +115,7 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Go on from these states, one for each index."""
+    """Set the random state of each index to one of these states."""
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
 
@@ -126,7 +127,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def set_device(device: Any) -> None:
-    """Make an index the present thread's; a negative one changes nothing."""
+    """Make an index current on this thread. A negative index changes nothing."""
     if not (isinstance(device, int) and device < 0):
         set_current_device(index_of(device))
 
@@ -137,35 +138,35 @@ def device_count() -> int:
 
 
 def init() -> None:
-    """Begin the session now; otherwise the first use does."""
+    """Begin the session now instead of at the first use."""
     port.sink.open()
 
 
 def is_in_bad_fork() -> bool:
-    """True if this process was forked from one that used the device."""
+    """Return True if this process was forked from a process that used the device."""
     return port.forked
 
 
 def is_available() -> bool:
     """Check whether the device can be used: the configured server admits this client, or an executor starts without one.
 
-    A warning says why it cannot. Takes a few seconds at most; does not raise.
+    If the device cannot be used, a warning says why. Takes a few seconds at most; does not raise.
     """
     return not port.forked and port.is_available()
 
 
 def is_initialized() -> bool:
-    """True if the device can be used, which needs no initialization; False in a forked child."""
+    """Return True unless this is a forked child that cannot use the device. The device needs no initialization."""
     return not port.forked
 
 
 def yes(*_: Any, **__: Any) -> bool:
-    """True."""
+    """Return True."""
     return True
 
 
 def no(*_: Any, **__: Any) -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
@@ -174,7 +175,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 class DeviceModule(ModuleType):
-    """`torch.remote_accelerator`."""
+    """The class of the module `torch.remote_accelerator`."""
 
     @property
     def default_generators(self) -> tuple[torch.Generator, ...]:
@@ -183,7 +184,7 @@ class DeviceModule(ModuleType):
 
     @property
     def _initialized(self) -> bool:
-        """Activation checkpointing looks here before it keeps the random state."""
+        """Return the value that activation checkpointing reads before it saves the random state."""
         return not port.forked
 
 
@@ -240,7 +241,7 @@ _NAMED: dict[str, Any] = {
 
 
 def make_module() -> ModuleType:
-    """The module that becomes `torch.remote_accelerator`."""
+    """Return the module that becomes `torch.remote_accelerator`."""
     module = DeviceModule(f"torch.{DEVICE_NAME}", "The remote accelerator as a PyTorch device module.")
     for name, member in {member.__name__: member for member in _MEMBERS}.items():
         setattr(module, name, member if isinstance(member, type) else for_users(member))

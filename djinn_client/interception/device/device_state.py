@@ -1,4 +1,4 @@
-"""State of the device in this process, which PyTorch reaches without a context: one object for all that the device keeps."""
+"""State of the device in this process: one object, because PyTorch calls the device without a context."""
 
 from __future__ import annotations
 
@@ -35,26 +35,32 @@ class DeviceProperties:
 
 
 class PendingCopy(Protocol):
-    """A non-blocking copy to this machine, on its way."""
+    """A non-blocking copy to the CPU that has not arrived."""
 
     def done(self) -> bool:
         """True if the elements have arrived, or the copy was dropped. Does not block."""
 
     def land(self, strict: bool) -> None:
-        """Put its elements in their place. `strict`: raise what it failed with, where its user may never see that."""
+        """Put the copied elements into the CPU tensor.
+
+        `strict`: raise the copy's error, because its user might not see it otherwise.
+        """
 
 
 class ExpectedFetches(Protocol):
-    """Knows which values this thread will fetch next."""
+    """Predicts which values this thread will fetch next."""
 
     def take(self, key: int) -> torch.Tensor | None:
-        """The elements of the value `key`, where it was expected; asks for all that are, the first time."""
+        """Return the elements of the value `key` if a fetch of it was predicted.
+
+        The first call requests all predicted values.
+        """
 
     def to_upload(self) -> list[torch.Tensor]:
-        """CPU tensors that will be uploaded one after the other, where that is known; once, and none afterwards."""
+        """Return the CPU tensors that will be uploaded one after the other, if they are known. Later calls return none."""
 
     def saw(self, storage: Any) -> None:
-        """A remote storage was looked at, and may be fetched whole."""
+        """Note that PyTorch looked at a remote storage, which may be fetched whole."""
 
 
 DEVICE_NAME = "remote_accelerator"
@@ -66,13 +72,13 @@ def _not_installed(*_: Any) -> NoReturn:
 
 
 class ThreadState(threading.local):
-    """Choices of one thread, and the calls that it is in the middle of.
+    """Settings of one thread, and the state of its calls in progress.
 
     Attributes:
-        padding_is_last: the result of the last check whether padding comes last in each row.
+        padding_is_last: True if the last check found the padding at the end of each row.
         converts_module: a module is being moved or converted.
-        expected: the fetches that are expected next.
-        waits_until: the end of its waits for executors, on the monotonic clock; None: no limit.
+        expected: the predicted next fetches.
+        waits_until: deadline of this thread's waits for executors, on the monotonic clock. None: no limit.
     """
 
     padding_is_last = False
@@ -82,22 +88,25 @@ class ThreadState(threading.local):
 
 
 class DeviceState:
-    """State that lives as long as the device is registered, which is as long as the process.
+    """State that lives as long as the registered device, which is as long as the process.
 
     Attributes:
-        thread: the present thread's part.
+        thread: state of the current thread.
         names: device types that are remote; the last is the one that the user's program uses.
-        handlers: what handles an op in place of recording it, by the id of the op.
+        handlers: functions that handle an op instead of recording it, by the id of the op.
         repeated: ids of ops with a handler that C++ needs for unknown calls only.
-        copy_later: begin a copy to a new CPU tensor (source, memory format); None if it must wait.
-        copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
-        wait_timeout: seconds that any single wait of any thread may take; 0: as long as it takes.
-        default_generators: the generators that ops use when they are given none, by index.
-        seeding: held while a default generator begins. Another thread must not draw from it before it is seeded.
-        seed: the last that was meant for all indexes, also for those that were not known then.
-        properties: of the devices of the present session, by session and index.
+        copy_later: begins a non-blocking copy to a new CPU tensor (source, memory format). Returns None if the copy
+            must block.
+        copy_into_later: begins a non-blocking copy to a CPU tensor (target, source). Returns False if the copy must
+            block.
+        wait_timeout: limit in seconds for each wait of each thread. 0: no limit.
+        default_generators: the generators that ops use by default, by index.
+        seeding: lock held while a default generator is created. Another thread must not draw from the generator before
+            it is seeded.
+        seed: the last seed for all indexes. Indexes that appear later start from it.
+        properties: device properties of the current session, by session and index.
         pending_copies: non-blocking copies to this machine, in the order in which they arrive.
-        landing: held while a copy lands. Another thread that uses the tensor waits for it.
+        landing: lock held while a copy lands. Another thread that uses the tensor waits for it.
     """
 
     def __init__(self) -> None:
@@ -120,13 +129,13 @@ class DeviceState:
         self.landing, self.seeding = (
             threading.RLock(),
             threading.RLock(),
-        )  # threads that stayed in the parent may have held them
+        )  # threads that stayed in the parent may have held the locks
 
     def land_copies(self, strict: bool = False) -> None:
-        """Put in place the elements of all copies that have arrived, at a sync point. Replies come in order.
+        """Fill the CPU tensors of all copies that have arrived. Called at sync points. Replies arrive in order.
 
         Raises:
-            RemoteError: with `strict`, the error of a copy into memory of the user's.
+            RemoteError: with `strict`, the error of a copy into the user's memory.
         """
         with self.landing:
             while self.pending_copies and self.pending_copies[0].done():

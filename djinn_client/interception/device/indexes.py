@@ -1,6 +1,6 @@
-"""Logical devices: the index that `remote_accelerator` without an index stands for, by thread, and those in calls.
+"""Logical devices: the current index of each thread, and the index of a call.
 
-All tensors of an op are on one logical device, and so are its results, unless the call names a device.
+All operands and results of an op are on one logical device, unless the call names a device.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from djinn_core.torch_private import schema_of
 
 
 def current_device() -> int:
-    """The present thread's index."""
+    """Return the current index of this thread."""
     return int(ops.current_index())
 
 
 def set_current_device(index: int) -> int:
-    """Make `index` the present thread's; returns the one before."""
+    """Make `index` current on this thread. Return the previous index."""
     before = current_device()
     ops.set_current_index(index)
     return before
 
 
 def index_of(device: Any) -> int:
-    """The index that a device, its name, its index or None (the present one) stands for.
+    """Return the index of a device, device name or index. None means the current index.
 
     Raises:
-        ValueError: it is a device of another type.
-        RuntimeError: there is no such device.
+        ValueError: the device has another type.
+        RuntimeError: the index does not exist.
     """
     if device is None:
         return current_device()
@@ -45,10 +45,10 @@ def index_of(device: Any) -> int:
 
 
 def existing_index(device: torch.device) -> int:
-    """The index of a remote device.
+    """Return the index of a remote device.
 
     Raises:
-        RuntimeError: there is no such device, as for an invalid ordinal of any accelerator.
+        RuntimeError: the index does not exist; other accelerators raise the same error.
     """
     given: int | None = device.index
     index = current_device() if given is None else given
@@ -56,7 +56,7 @@ def existing_index(device: torch.device) -> int:
         return index
     count = port.device_count()
     if index >= count and port.counts_when_open():
-        port.sink.open()  # servers say how many devices they have
+        port.sink.open()  # only servers know the number of devices
         count = port.device_count()
     if not 0 < index < count:
         raise RuntimeError(f"there is no {device.type}:{index}; torch.{device.type}.device_count() is {count}")
@@ -67,10 +67,10 @@ _COPIES: Final = frozenset({torch.ops.aten.copy_.default, torch.ops.aten._copy_f
 
 
 def check_one_index(func: Any, operands: Sequence[LazyTensor]) -> None:
-    """Refuse tensors of several logical devices, as kernels of other accelerators do; copies are what copies are for.
+    """Refuse tensors on different logical devices, as kernels of other accelerators do. The program must copy them first.
 
     Raises:
-        RuntimeError: they are on several.
+        RuntimeError: the tensors are on different devices.
     """
     indexes = {operand.remote.meta.device for operand in operands}
     if len(indexes) < 2 or func in _COPIES:
@@ -90,14 +90,17 @@ def _indexes(operands: Sequence[LazyTensor]) -> list[int]:
 
 
 def index_of_call(call: Call) -> int:
-    """The logical device on which a call makes and writes; where it does neither, the one that it looks at."""
+    """Return the logical device of a call's results and written operands.
+
+    A call without either has the device of its operands.
+    """
     made = (meta for meta, same in zip(call.results, call.inplace, strict=True) if meta is not None and same < 0)
     written = (call.operands[i] for i in call.writes)
     return next((meta.device for meta in (*made, *written, *call.operands)), 0)
 
 
 def leaves_index_open(kwargs: Mapping[str, Any]) -> bool:
-    """True if a call names the remote device without an index. The current index may differ the next time."""
+    """Return True if a call names the remote device without an index. The next call may then have another current index."""
     device = kwargs.get("device")
     if not isinstance(device, torch.device):
         return False

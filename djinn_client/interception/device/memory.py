@@ -1,4 +1,7 @@
-"""Memory and properties of the device behind `remote_accelerator`, as `torch.cuda.memory` has them; one round trip each. C++ asks for some."""
+"""Memory and properties of the device, with the interface of `torch.cuda.memory`.
+
+Each query is one round trip. C++ calls some of these functions.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +22,38 @@ _NOTHING: Mapping[str, int] = {}
 
 
 def figures(*, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
-    """Counts and bytes of a logical device for this session, when it has done what was recorded so far.
+    """Return counts and bytes of a logical device for this session, after the executor has run all recorded ops.
 
-    The executor starts to count the peak again where `reset_peak` says so.
+    `reset_peak`: the executor then restarts the peak counters.
     """
     with waiting_for(Cause.FIGURES):
         return current().query(StatsRequest(reset_peak), StatsReply, device).values
 
 
 def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
-    """`figures` of a device; nothing where nothing has used it, so that asking starts no server."""
+    """Return `figures` of a device. Return nothing if no op has used the device, so that a query starts no server."""
     index = index_of(device)
     used = port.is_open() or any(recorder.unsent for recorder in recorders.all())
     return figures(reset_peak=reset_peak, device=index) if used else _NOTHING
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes that this session's tensors hold. Weights that the server is still reading are counted when they are there."""
+    """Return the bytes that this session's tensors hold. Weights that the server is still reading do not count yet."""
     return _present(device).get("memory", 0)
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most bytes that this session's tensors held since the beginning or `reset_peak_memory_stats`."""
+    """Return the peak of `memory_allocated` since the session began or `reset_peak_memory_stats` was called."""
     return _present(device).get("memory_peak", 0)
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes that the device's allocator holds for this session."""
+    """Return the bytes that the device's allocator holds for this session."""
     return _present(device).get("reserved", 0)
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """The most of `memory_reserved` that is known."""
+    """Return the highest known value of `memory_reserved`."""
     return _peak_reserved(_present(device))
 
 
@@ -59,23 +62,23 @@ def _peak_reserved(found: Mapping[str, int]) -> int:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Count the peak again from now on."""
+    """Restart the peak counters."""
     _present(device, reset_peak=True)
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Nothing: how often memory was allocated is not counted."""
+    """Do nothing: the device does not count allocations."""
     index_of(device)
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Bytes of the physical device that are free, and all that it has."""
+    """Return the free and the total bytes of the physical device."""
     found = figures(device=index_of(device))
     return found.get("device_free", 0), found.get("device_total", 0)
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """The figures under the names that `torch.cuda.memory_stats` has for them; what is not counted is 0."""
+    """Return the statistics under the key names of `torch.cuda.memory_stats`. Statistics that are not counted are 0."""
     found = _present(device)
     current_and_peak = {
         "allocated_bytes": (found.get("memory", 0), found.get("memory_peak", 0)),
@@ -90,18 +93,18 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """The figures, one on a line, in bytes."""
+    """Return the statistics as text, one per line, in bytes."""
     return "\n".join(f"{name:40}{value:>20,}" for name, value in memory_stats(device).items() if value)
 
 
 def empty_cache() -> None:
-    """Free unreferenced tensors on the executor now; it has no cache of its own."""
+    """Free unreferenced tensors on the executor now. The client has no memory cache."""
     if port.is_open():
         current().flush()
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
-    """The properties of the physical device; starts the session, and asks once for each."""
+    """Return the properties of the physical device. Starts the session. Asks the executor once for each device."""
     index = index_of(device)
     port.sink.open()
     session, info = port.describe(index)
@@ -127,7 +130,7 @@ def get_device_name(device: Any = None) -> str:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Compute capability, major and minor; (0, 0) where the device is no GPU."""
+    """Return the compute capability (major, minor); (0, 0) if the device is not a GPU."""
     found = get_device_properties(device)
     return found.major, found.minor
 
@@ -160,5 +163,5 @@ def _memory(what: str, index: int) -> list[int]:
 
 
 def register() -> None:
-    """Have C++ call these."""
+    """Register the functions that C++ calls."""
     implement(device_count=_device_count, check_index=_check_index, memory=_memory)

@@ -1,7 +1,8 @@
-"""Settings of PyTorch that ops depend on: executors compute under them, too.
+"""Settings of PyTorch that affect results. Executors compute under the client's settings.
 
-Settings by which kernels are chosen, such as deterministic algorithms and TF32, are sent. The client applies `torch.set_default_dtype` to ops,
-because an executor keeps a default of its own: where an op needs floats, integers become floats of the default dtype first.
+The client sends settings that select kernels, such as deterministic algorithms and TF32. It applies
+`torch.set_default_dtype` itself, because an executor keeps its own default dtype. If an op needs floats, the client
+converts integers to the default dtype first.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from djinn_core.wire.numeric_messages import NumericSettings
 
 
 def install() -> None:
-    """Note the settings of this process from now on. C++ looks at each op whether they have changed."""
+    """Track the settings of this process from now on. C++ checks at each op whether they have changed."""
     port.numeric_settings = _now()
     implement(settings_changed=_note_change)
 
 
 def require_exact(exact: bool) -> None:
-    """Note whether the following programs have to be rounded as if their session computed alone."""
+    """Set whether later programs must round exactly as if their session ran alone."""
     if port.numeric_settings.exact is not exact:
         port.numeric_settings = msgspec.structs.replace(port.numeric_settings, exact=exact)
 
@@ -39,17 +40,17 @@ def _now() -> NumericSettings:
     return NumericSettings(**torch_private.numeric_settings(), exact=port.numeric_settings.exact)
 
 
-@torch_dispatch.without_modes  # torch.export changes settings in the middle of tracing
+@torch_dispatch.without_modes  # torch.export changes settings during tracing
 def _send_recorded() -> None:
     current().cut_all()
 
 
 def _note_change() -> None:
-    """Ops run under the settings of their time, so what was recorded before a change is sent first."""
+    """Send the ops recorded before a change, because ops run under the settings at the time of their call."""
     now = _now()
     if now == port.numeric_settings:
         return
-    # What waits for a session to begin runs under the settings of then: changing them starts no server.
+    # Changing a setting starts no server. Ops that wait for a session to begin run under the settings at that time.
     if port.is_open() and any(recorder.unsent for recorder in recorders.all()):
         _send_recorded()
     port.numeric_settings = now
@@ -59,7 +60,10 @@ EXECUTORS_HAVE = torch.float32
 
 
 def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] | None:
-    """The arguments with whole numbers converted to the default dtype; None if `func` does not depend on that."""
+    """Return the arguments with integers converted to the default dtype.
+
+    Return None if `func` does not depend on the default dtype.
+    """
     default = torch.get_default_dtype()
     if default == EXECUTORS_HAVE or torch.Tag.pointwise not in func.tags:
         return None
@@ -71,7 +75,7 @@ def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] |
 
 
 def with_default_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a factory op with the dtype that it has by default here."""
+    """Return a factory op's keyword arguments, completed by the default dtype."""
     default = torch.get_default_dtype()
     if default == EXECUTORS_HAVE or kwargs.get("dtype") is not None or not _is_factory(func):
         return kwargs
@@ -81,7 +85,7 @@ def with_default_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 @functools.cache
 def _is_factory(func: Any) -> bool:
-    """True if `func` makes a tensor of numbers alone, whose dtype depends on the default dtype."""
+    """Return True if `func` makes a tensor from numbers only, with a dtype that depends on the default dtype."""
     arguments = {a.name: a for a in schema_of(func).arguments}
     if not {"dtype", "device"} <= set(arguments) or arguments["dtype"].default_value is not None:
         return False

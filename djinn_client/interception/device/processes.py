@@ -1,4 +1,4 @@
-"""Other processes: each has a session of its own, so remote memory is not shared with them."""
+"""Other processes: each has its own session, so processes do not share remote memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djinn_client.interception.on_import import adapt_on_import, rebind
 from djinn_client.interception.tensors.lazy_tensor import device_type, is_remote
 from djinn_core.errors import UnsupportedOperation
 
-_QUEUE: Final[Any] = Queue  # there is no public way to see what it does with errors
+_QUEUE: Final[Any] = Queue  # PyTorch has no public way to tell how a queue handles errors
 
 
 def _refuse(held: torch.UntypedStorage) -> tuple[Callable[[str], NoReturn], tuple[str]]:
@@ -31,14 +31,16 @@ def _refuse(held: torch.UntypedStorage) -> tuple[Callable[[str], NoReturn], tupl
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
-    """As PyTorch shares the memory of a storage; remote memory is refused."""
+    """Share a storage as PyTorch does. Refuse remote storages."""
     return _refuse(storage) if is_remote(storage.device) else reduce_storage(storage)
 
 
 def _is_only_printed() -> bool:
-    """True in the thread of a `multiprocessing.Queue`, which prints what pickling raises: the receiver would wait for ever.
+    """Return True in the feeder thread of a `multiprocessing.Queue`.
 
-    Queues with a handler of their own, such as those of `concurrent.futures`, tell who put the object there.
+    That thread only prints pickling errors, so the receiver would wait forever.
+
+    Queues with an error handler, such as those of `concurrent.futures`, report the error to the sender.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not _QUEUE._feed.__code__:  # noqa: SLF001
@@ -47,14 +49,14 @@ def _is_only_printed() -> bool:
 
 
 def _refused(message: str) -> NoReturn:
-    """Raise the error in the process that unpickles the tensor."""
+    """Raise the pickling error in the process that unpickles the tensor."""
     raise UnsupportedOperation(message)
 
 
 def share_nothing() -> None:
-    """Refuse remote tensors among what `multiprocessing` sends to other processes, where PyTorch would share memory.
+    """Make `multiprocessing` refuse to send remote tensors, for which PyTorch would share memory.
 
-    `torch.save`, `copy` and other users of pickle go by way of the CPU, as ever.
+    `torch.save`, `copy` and other users of pickle still copy by way of the CPU.
     """
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
 

@@ -1,7 +1,7 @@
-"""Random state lives on the executor; seeding it is an instruction like any other, so program order holds.
+"""Random state of the remote device, which lives on the executor. Seeding is an instruction, so program order holds.
 
-The state that ops use by default is the session's. That of a `torch.Generator` is a value with a handle of its own, which
-the random ops that are given the generator read and write.
+The default state belongs to the session. The state of a `torch.Generator` is a value with its own handle. Random ops
+that get the generator read and write that value.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from djinn_core.ir.operators import (
     SET_RANDOM_STATE,
 )
 
-_PHILOX_BYTES = 16  # the state of generators that count: a seed and an offset
+_PHILOX_BYTES = 16  # layout of the state of counter-based generators: seed and offset
 _SEED = own_call(MANUAL_SEED, (), 1, makes=False)
 _GET = own_call(GET_RANDOM_STATE, ())
 
 
 def manual_seed(seed: int) -> None:
-    """Record that the remote random state restarts from `seed`, as `torch.manual_seed` does for every device."""
+    """Record that the remote random state restarts from `seed`. `torch.manual_seed` calls this on every device."""
     append(_SEED, [], (_unsigned(seed),))
 
 
 def get_state() -> torch.Tensor:
-    """The remote random state, as a CPU tensor of bytes; one round trip."""
+    """Return the remote random state as a CPU tensor of bytes; one round trip."""
     return fetch(append(_GET, [], ()))
 
 
@@ -45,37 +45,37 @@ def keep_state() -> LazyTensor:
 
 
 def set_state(state: torch.Tensor) -> None:
-    """Record that the remote random state goes on from `state`, a CPU tensor of bytes or a kept state."""
+    """Record a restore of the remote random state from `state`: a CPU tensor of bytes, or a kept state."""
     remote = state if isinstance(state, LazyTensor) else upload_copy(state, 0)
     append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), makes=False), [remote], ())
 
 
 def seeded_generator(seed: int, device: int) -> LazyTensor:
-    """Record a new generator of a logical device that starts from `seed`; its value."""
+    """Record a new generator of a logical device, seeded with `seed`. Return its value."""
     return append(own_call(SEEDED_GENERATOR, (), 1, device=device), [], (_unsigned(seed),))  # type: ignore[no-any-return]
 
 
 def restored_generator(state: torch.Tensor, device: int) -> LazyTensor:
-    """Record a new generator that goes on from `state`, a CPU tensor of bytes or a kept state; its value."""
+    """Record a new generator with the state `state`: a CPU tensor of bytes, or a kept state. Return its value."""
     remote = state if isinstance(state, LazyTensor) else upload_copy(state, device)
     call = own_call(RESTORED_GENERATOR, (remote.remote.meta,), device=device)
     return append(call, [remote], ())  # type: ignore[no-any-return]
 
 
 def copied_generator(generator: LazyTensor) -> LazyTensor:
-    """Record a new generator that goes on from the present state of another; its value."""
+    """Record a new generator with a copy of another generator's current state. Return its value."""
     return restored_generator(keep_generator_state(generator), generator.remote.meta.device)
 
 
 def keep_generator_state(generator: LazyTensor) -> LazyTensor:
-    """Record a copy of the present state of a generator that stays on the executor."""
+    """Record a copy of a generator's current state. The copy stays on the executor."""
     meta = generator.remote.meta
     call = own_call(GENERATOR_STATE, (meta,), device=meta.device)
     return append(call, [generator], ())  # type: ignore[no-any-return]
 
 
 def generator_state(generator: LazyTensor) -> torch.Tensor:
-    """The present state of a generator, as a CPU tensor of bytes; one round trip."""
+    """Return the current state of a generator as a CPU tensor of bytes; one round trip."""
     return fetch(keep_generator_state(generator))
 
 
@@ -84,13 +84,13 @@ def _unsigned(seed: int) -> int:
 
 
 def keep_state_of(generator: torch.Generator) -> torch.Tensor:
-    """Record a copy of the state that stays on the executor."""
+    """Record a copy of the state. The copy stays on the executor."""
     value = operand(generator)
     return keep_state() if value is None else keep_generator_state(value)
 
 
 def go_on_from(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Go on from a kept state."""
+    """Record a restore from a kept state."""
     if generator.device.index == 0 and operand(generator) is None:
         set_state(state)
     else:
@@ -119,11 +119,11 @@ def _ask(what: str, index: int, seed: int, given: torch.Tensor | None) -> torch.
 
 
 def _seed_of(state: torch.Tensor | None) -> torch.Tensor:
-    """The seed in a state.
+    """Return the seed in a state.
 
     Raises:
         TypeError: `state` is not a CPU tensor of bytes.
-        RuntimeError: it is not the state of a generator.
+        RuntimeError: `state` is not the state of a generator.
     """
     if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.device.type != "cpu":
         raise TypeError("expected a torch.ByteTensor on the CPU, as get_state() returns it")
@@ -136,5 +136,5 @@ def _seed_of(state: torch.Tensor | None) -> torch.Tensor:
 
 
 def register() -> None:
-    """Have C++ call this."""
+    """Register the functions that C++ calls."""
     implement(generator=_ask)

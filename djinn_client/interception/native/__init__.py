@@ -1,1 +1,1 @@
-"""Python side of the device in C++: the functions that C++ calls, and the functions of C++ that Python calls."""
+"""Python side of the C++ device: functions that C++ calls, and wrappers of C++ functions."""

@@ -1,4 +1,4 @@
-"""Calls that C++ knows: Python infers a call once, and C++ repeats it."""
+"""Cached calls: Python infers a call once, and C++ repeats it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NOTHING, LIST, BUMPS, NO_OVERLAP, EMPTY = 1, 2, 4, 8, 16  # flags of `add_call`
 _NEW, _VIEW, _SAME, _NONE = range(4)  # kinds of results
 _EMPTY_OPS: Final = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
 
-calls: list[Call | None] = []  # by number; None or too short where C++ made the call, and Python has not asked for it
-generation = 0  # how often there was a new list, because numbers are used again
-_numbers: Final[dict[int, int]] = {}  # by the id of a call, which `calls` keeps
+calls: list[Call | None] = []  # by number; None or too short for a call that C++ made and Python has not requested
+generation = 0  # generation of the list `calls`: increased when numbers are reused
+_numbers: Final[dict[int, int]] = {}  # numbers by the id of a call; `calls` keeps the call alive
 
 
 def number_of(call: Call) -> int:
-    """The number of a call in C++, which gets it at the first time."""
+    """Return the number of a call in C++. The first request assigns it."""
     found = _numbers.get(id(call))
     if found is None:
         found = _add(call, _description(call))
@@ -36,7 +36,7 @@ _adding = threading.RLock()
 
 
 def nothing() -> int:
-    """The number of a call that returns its operand once more."""
+    """Return the number for calls that return their operand unchanged."""
     global _nothing
     if _nothing < 0:
         _nothing = _add(None, [1, 0, 0, 0, NOTHING, 0, 0])
@@ -44,7 +44,7 @@ def nothing() -> int:
 
 
 def _add(call: Call | None, description: Sequence[int]) -> int:
-    with _adding:  # C++ gives the number without the interpreter's lock
+    with _adding:  # C++ assigns numbers without holding the GIL
         return _add_alone(call, description)
 
 
@@ -62,7 +62,7 @@ def _keep(known: list[Call | None], number: int, call: Call | None) -> None:
 
 
 def calls_of(known: list[Call | None], numbers: Sequence[int]) -> tuple[Call, ...]:
-    """The calls with these numbers in `known`, which is `calls` or was when the numbers came from C++."""
+    """Return the calls with these numbers in `known`: the list `calls` at the time when the numbers came from C++."""
     try:
         found = [known[number] for number in numbers]
     except IndexError:
@@ -81,7 +81,7 @@ def _call_of(known: list[Call | None], number: int) -> Call:
 
 
 def _made_by_rule(known: list[Call | None], number: int) -> Call:
-    """The call that C++ made by a rule, from one that Python inferred."""
+    """Return the call that C++ derived by a rule from an inferred call."""
     like_number, *dims = ops.describe_call(number)
     like, rest = known[like_number], iter(dims)
     assert like is not None
@@ -103,30 +103,30 @@ def _made_by_rule(known: list[Call | None], number: int) -> Call:
 
 
 def begin_in_child() -> None:
-    """In a forked child: a thread that stayed in the parent may have held the lock."""
+    """Replace the lock in a forked child, because a thread of the parent may have held it."""
     global _adding
     _adding = threading.RLock()
 
 
 def forget(signature: Signature | None = None) -> None:
-    """Have C++ ask Python about the next call of each key, or of each call of `signature`."""
+    """Make C++ ask Python again about every call, or about every call of `signature`."""
     ops.forget_calls(-1 if signature is None else signature.id)
 
 
-_doomed: set[int] = set()  # not used at the last sweep
+_doomed: set[int] = set()  # unused at the last sweep
 
 
 def _sweep() -> None:
-    """Forget calls that nothing uses: programs of ever new sizes make more and more.
+    """Evict unused calls: programs with ever new sizes make more and more calls.
 
-    A thread may be about to append a call that is found unused. So its number goes to another call only if a second sweep finds it
-    unused as well; Python appends it under a new number meanwhile.
+    A thread may be about to append a call that the sweep found unused. So its number is reused only if the next sweep
+    finds the call unused as well. Python appends such a call under a new number.
     """
     global calls, generation
     unused = set(ops.unused_calls()) - {_nothing}
     gone = [number for number in _doomed if number in unused]
     if gone:
-        calls_of(calls, gone)  # entries may have the present list, and ask for them later
+        calls_of(calls, gone)  # entries may refer to the current list, and read it later
         calls, generation = [*calls], generation + 1
     for number in gone:
         calls[number] = None

@@ -1,4 +1,4 @@
-"""A program that C++ recorded: an array, read as a `Program` and as a sequence of `Entry`."""
+"""A program that C++ recorded: an array that Python reads as a `Program` and as a sequence of `Entry`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _NOWHERE: Final[Site] = ((lambda: None).__code__, 0)
 
 
 def site_of(number: int) -> Site:
-    """The place in the user's code with a number of C++."""
+    """Return the place in the user's code for a site number of C++."""
     if number < 0:
         return _NOWHERE
     found = _sites.get(number)
     if found is None:
         with _learning:
             _learn_sites()
-        found = _sites.get(number, _NOWHERE)  # C++ keeps the last some thousand code objects
+        found = _sites.get(number, _NOWHERE)  # C++ keeps the last few thousand code objects
     return found
 
 
 def begin_in_child() -> None:
-    """In a forked child: a thread that stayed in the parent may have held the lock."""
+    """Replace the lock in a forked child, because a thread of the parent may have held it."""
     global _learning
     _learning = threading.RLock()
 
@@ -54,18 +54,19 @@ def _learn_sites() -> None:
     for code, offset in zip(new[::2], new[1::2], strict=True):
         held = ctypes.cast(code, ctypes.py_object)
         _sites[_next_site] = held.value, offset
-        ctypes.pythonapi.Py_DecRef(held)  # the reference that C++ gave away
+        ctypes.pythonapi.Py_DecRef(held)  # the reference that C++ handed over
         _next_site += 1
 
 
-# Bytes of all; number of entries, handles, scalars and freed handles that wait; a hash of 16 bytes; where each part begins. See taken.cpp.
+# Layout: total bytes; counts of entries, handles, scalars and freed handles that wait; a 16-byte hash; the offset of
+# each part. See taken.cpp.
 _HEADER: Final = struct.Struct("<5q16x9q")
 _HASH: Final = slice(40, 56)
 Moments = Mapping[int, ModuleCall | None]
 
 
 class RecordedProgram(Program, Sequence[Entry]):
-    """A recorded program that was taken or looked at. Its parts are made when they are asked for.
+    """A recorded program. Its parts are created on first access.
 
     Attributes:
         waiting: number of freed handles that wait for the unsent programs of other threads.
@@ -74,16 +75,17 @@ class RecordedProgram(Program, Sequence[Entry]):
     __setattr__ = object.__setattr__  # programs are frozen
 
     def __init__(self, packed: bytes, moments: Moments, forward_calls: ForwardCalls) -> None:
-        """`packed`: what `take` and `look` of C++ return.
+        """`packed`: the bytes that the C++ functions `take` and `look` return.
 
-        `moments`: the modules that the thread entered, in order, by the number of entries before. forward_calls: as of the recorder.
+        `moments`: the module entries of the thread, in order, each with the number of entries before it.
+        `forward_calls`: as in `Recorder`.
         """
         self._packed = packed
         numbers: tuple[int, ...] = _HEADER.unpack_from(packed)
         _, self._length, handles, slots, self.waiting, *self._starts = numbers
         self._size = handles + slots
         self._moments, self._forward_calls = moments, forward_calls
-        # Where C++ uses a number again, there is another list.
+        # If C++ reuses a number, it starts another list.
         self._known, self._generation = native_calls.calls, native_calls.generation
 
     def _part(self, number: int) -> Words:
@@ -95,69 +97,69 @@ class RecordedProgram(Program, Sequence[Entry]):
 
     @property
     def size(self) -> int:
-        """Number of its handles and scalars."""
+        """Return the number of handles plus the number of scalars."""
         return self._size
 
     @property
     def structure(self) -> bytes:
-        """A hash of what `Program.structure` is: calls, data flow, dying values, and values from outside that share a storage."""
+        """Return a hash of the program's structure: calls, data flow, dying values, and inputs that share a storage."""
         return self._packed[_HASH]
 
     @property
     def scalars(self) -> tuple[Words, Kinds]:
-        """Scalars of all entries, as arrays."""
+        """Return the scalars of all entries as arrays."""
         slots = self._part(7)
         return slots, np.frombuffer(self._packed, np.uint8, len(slots), self._starts[8])
 
     @property
     def call_numbers(self) -> tuple[int, Words]:
-        """How often numbers were used again by then, and the numbers of the calls."""
+        """Return the generation of the call list, and the call numbers."""
         return self._generation, self._numbers(6)  # type: ignore[return-value]
 
     @property
     def exact(self) -> tuple[int, bytes]:
-        """Equal for entries of equal calls and scalars."""
+        """Return a key that is equal for programs with equal calls and scalars."""
         return self._generation, self._packed[self._starts[6] :]
 
     @property
     def values(self) -> Words:
-        """The handles by first appearance."""
+        """Return the handles by first appearance."""
         return self._part(2)
 
     @property
     def free(self) -> list[int]:
-        """Handles that are of no use any more, and that no entry mentions."""
+        """Return the freed handles that no entry mentions."""
         return self._part(4).tolist() if self._starts[4] != self._starts[5] else []
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
-        """One per entry."""
+        """Return the call of each entry."""
         return native_calls.calls_of(self._known, self._numbers(6).tolist())
 
     @cached_property
     def operands(self) -> tuple[int, ...]:
-        """Handles of all entries."""
+        """Return the handles of all entries."""
         return tuple(self._part(0).tolist())
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """Scalars of all entries."""
+        """Return the scalars of all entries."""
         return decoded_slots(*self.scalars)
 
     @cached_property
     def dead(self) -> frozenset[int]:
-        """Handles that die with the entries."""
+        """Return the handles that die with the entries."""
         dying = self._part(3)
         return frozenset(self.values[dying].tolist()) if len(dying) else frozenset()
 
     @cached_property
     def sites(self) -> tuple[Site, ...]:
-        """Places in the user's code, one per entry."""
+        """Return the user's code line of each entry."""
         return tuple([_sites.get(n) or site_of(n) for n in self._numbers(5).tolist()])
 
     @cached_property
     def modules(self) -> tuple[ModuleCall | None, ...]:
-        """The call of a module, or the autograd node, in which each entry was issued."""
+        """Return the module call or autograd node of each entry."""
         count, moments = self._length, [*self._moments.items()]
         made: list[ModuleCall | None] = []
         ends = [at for at, _ in moments[1:]] + [count]
@@ -165,7 +167,7 @@ class RecordedProgram(Program, Sequence[Entry]):
             made += [None] * (min(at, count) - len(made))  # before the first
             made += [module] * (min(end, count) - len(made))
         made += [None] * (count - len(made))
-        if self._starts[1] == self._starts[2]:  # all are outside of backward passes
+        if self._starts[1] == self._starts[2]:  # no entry is in a backward pass
             return tuple(made)
         nodes, calls = self._part(1).tolist(), self._forward_calls
         return tuple(
@@ -173,7 +175,7 @@ class RecordedProgram(Program, Sequence[Entry]):
         )
 
     def call(self, index: int) -> Call:
-        """The call of one entry; of the last one for -1."""
+        """Return the call of one entry; -1 is the last entry."""
         return native_calls.calls_of(self._known, [int(self.call_numbers[1][index])])[0]
 
     def __len__(self) -> int:

@@ -1,4 +1,7 @@
-"""Random generators of the remote device: C++ keeps their states, which are values of the executor, and `device/random_state.py` makes these."""
+"""Random generators of the remote device.
+
+C++ holds their states, which are values on the executor and come from `device/random_state.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,23 @@ from djinn_client.torch_dispatch import CGenerator
 
 
 def default(index: int) -> torch.Generator:
-    """The default generator of an index."""
+    """Return the default generator of an index."""
     found: torch.Generator = ops.default_generator(index)
     return found
 
 
 def operand(generator: torch.Generator) -> LazyTensor | None:
-    """The value that holds the state of a generator; None for the state that the executor's session has.
+    """Return the value that holds a generator's state. None: the session's own state on the executor.
 
     Raises:
-        RuntimeError: the generator is of another device.
+        RuntimeError: the generator belongs to another device.
     """
     found: LazyTensor | None = ops.generator_value(generator)
     return found
 
 
 def _reduce(generator: Any) -> Any:
-    """As PyTorch pickles generators, but without an offset, which the executor's may not have."""
+    """Pickle a generator as PyTorch does, but without an offset: the executor's generator may have none."""
     if generator.device.type != DEVICE_NAME:
         return generator.__reduce__()
     return torch.Generator, (generator.device,), (generator.initial_seed(), None, generator.get_state())
@@ -43,12 +46,12 @@ class _GeneratorMeta(type(CGenerator)):  # type: ignore[misc]
 
 
 class Generator(CGenerator, metaclass=_GeneratorMeta):
-    """A generator whose device is shown under another name; this becomes `torch.Generator` where the device has one."""
+    """A generator that shows its device under another name. It replaces `torch.Generator` when the device is renamed."""
 
     __module__ = "torch"
 
     def __new__(cls, device: Any = None) -> Any:
-        """As for PyTorch's class, which takes only devices that PyTorch knows."""
+        """Create a generator. Unlike PyTorch's class, accept the device's other name."""
         wanted = torch.device("cpu" if device is None else device)
         if not is_remote(wanted):
             return CGenerator(wanted)
@@ -56,17 +59,17 @@ class Generator(CGenerator, metaclass=_GeneratorMeta):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The logical device."""
+        """Return the logical device."""
         return CGenerator.device.__get__(self)
 
 
 def register() -> None:
-    """Tell Python how to pickle generators."""
+    """Register the pickling of generators."""
     copyreg.pickle(CGenerator, _reduce)
 
 
 def default_generator(device: Any = None) -> torch.Generator:
-    """The generator that stands for the random state that ops use when they are given none."""
+    """Return the generator for the random state that ops use by default."""
     index = index_of(device)
     defaults = device_state.default_generators
     if index not in defaults:
@@ -80,7 +83,7 @@ def default_generator(device: Any = None) -> torch.Generator:
 
 
 def bound_state(index: int) -> LazyTensor:
-    """The value that holds the random state of an index that is bound to one device."""
+    """Return the value that holds the random state of an index that is bound to one device."""
     state = operand(default_generator(index))
     assert isinstance(state, LazyTensor)
     return state

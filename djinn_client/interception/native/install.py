@@ -1,4 +1,4 @@
-"""Registers the device in C++ with PyTorch."""
+"""Register the C++ device with PyTorch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from djinn_client.interception.tensors.lazy_tensor import show_values
 from djinn_client.torch_dispatch import add_device_module, never_compiled, overloads_of
 from djinn_client.tracebacks import shorten
 
-HANDLED, ANY_FLOAT = 1, 4  # flags of ops; those of folding are in `constant_folding`
+HANDLED, ANY_FLOAT = 1, 4  # op flags; `constant_folding` has those of folding
 _HERE: Final = Path(__file__).resolve().parents[2]
-# Folders whose frames are no lines of the user's.
+# Folders whose frames are never the user's code.
 _own_folders: Final = [
     f"{Path(torch.__file__).resolve().parent}/",
     *(f"{_HERE}/{name}" for name in ("interception/", "runtime/", "tracebacks.py")),
@@ -37,7 +37,7 @@ _own_folders: Final = [
 
 
 class Upcalls(CalledFromCpp):
-    """The mode that C++ calls with each op that it does not know."""
+    """The mode that C++ calls for each op without a cached call."""
 
     _default_dtype = torch.get_default_dtype()
 
@@ -46,7 +46,7 @@ class Upcalls(CalledFromCpp):
         try:
             if torch.get_default_dtype() is not self._default_dtype:
                 self._default_dtype = torch.get_default_dtype()
-                forget_calls()  # C++ has the default dtype in its keys
+                forget_calls()  # cache keys of C++ contain the default dtype
             number = id(func)
             handler = device_state.handlers.get(number)
             asked.func = func if handler is None or number in device_state.repeated else None
@@ -97,13 +97,13 @@ def _attention(
 
 @functools.cache
 def hide_frames_of(module: str) -> None:
-    """Take frames of the folder of a module for no lines of the user's."""
+    """Do not count frames in the folder of a module as the user's code."""
     _own_folders.append(f"{Path(str(sys.modules[module].__file__)).parent}/")
     ops.set_own_folders(_own_folders)
 
 
 def install_device() -> None:
-    """Make the device known to PyTorch, with its kernels."""
+    """Register the device and its kernels with PyTorch."""
     recorders.register()
     memory.register()
     generators.register()
@@ -121,7 +121,7 @@ def install_device() -> None:
 
 
 def register_device_module(module: Any) -> None:
-    """Load the library, and make `torch.remote_accelerator`."""
+    """Load the library, and create `torch.remote_accelerator`."""
     load()
     show_values()
     add_device_module(DEVICE_NAME, module)

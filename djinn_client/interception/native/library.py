@@ -1,4 +1,4 @@
-"""The library djinn-native: its functions, which are ops `torch.ops.djinn`."""
+"""The library djinn-native. Its functions are the ops in `torch.ops.djinn`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from djinn_core.errors import StartupError
 
 
 def load() -> None:
-    """Load the library; only in a process that registers the device, which a server never does.
+    """Load the library. Only a process that registers the device may do so; a server never does.
 
     Raises:
-        StartupError: it is not installed, or does not fit PyTorch.
+        StartupError: the library is not installed, or was built for another PyTorch.
     """
     try:
         import djinn_native
     except ModuleNotFoundError as error:
         raise StartupError(
             "the package djinn-native, which is the remote device of clients, is not installed: run "
-            "`pip install --no-deps --no-build-isolation ./djinn_native` in a checkout of Djinn, or install its wheel from the folder of the release"
+            "`pip install --no-deps --no-build-isolation ./djinn_native` in a checkout of Djinn, or install its wheel "
+            "from the folder of the release"
         ) from error
     rename_backend(DEVICE_NAME)
     try:
@@ -37,10 +38,13 @@ def load() -> None:
 
 
 class _Functions:
-    """`torch.ops.djinn` by name, without the frames that PyTorch puts around an op; and the library's plain functions."""
+    """The functions of `torch.ops.djinn` by name, without PyTorch's frames around an op, and the library's plain functions."""
 
     def begin(self, library: Any) -> None:
-        """Use the plain functions of the library: `take(program, count)` and `look(program, first)` return what `Entries` reads."""
+        """Use the library's plain functions.
+
+        `take(program, count)` and `look(program, first)` return the array that `Entries` reads.
+        """
         for name in ("take", "look"):
             function = library[f"djinn_{name}"]
             function.argtypes, function.restype = (ctypes.c_int64, ctypes.c_int64), ctypes.c_void_p
@@ -63,11 +67,11 @@ _implementations: Final[dict[int, Callable[..., Any]]] = {}  # by the id of the 
 
 
 class CalledFromCpp(TorchDispatchMode):
-    """A mode that C++ calls in place of PyTorch's dispatcher."""
+    """A mode that C++ calls instead of PyTorch's dispatcher."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # `never_compiled` says it without importing the compiler
+        return False  # equivalent to `never_compiled`, without importing the compiler
 
 
 class _Implementations(CalledFromCpp):
@@ -106,7 +110,7 @@ def implement(**functions: Callable[..., Any]) -> None:
 def set_kernel(name: str, function: Callable[..., Any], key: str, *, partly: bool = False) -> None:
     """Make `function` the kernel of the op `name`, such as `aten::add.Tensor`, at a dispatch key.
 
-    `partly`: PyTorch's kernel goes on handling calls that have neither a remote tensor nor name the device.
+    `partly`: PyTorch's kernel still handles calls without a remote tensor that do not name the device.
     """
     packet, _, overload = name.partition(".")
     with _Kernel(function), without_torch_dispatch():
@@ -114,20 +118,20 @@ def set_kernel(name: str, function: Callable[..., Any], key: str, *, partly: boo
 
 
 def send_upcalls_to(mode: TorchDispatchMode) -> None:
-    """Have C++ call `mode.__torch_dispatch__` with each op that Python handles."""
+    """Have C++ call `mode.__torch_dispatch__` for each op that Python handles."""
     with mode, without_torch_dispatch():
         ops.set_upcall()
 
 
 @functools.cache
 def dtype_number(dtype: torch.dtype) -> int:
-    """The number of a dtype in C++."""
+    """Return the number of a dtype in C++."""
     return int(ops.dtype_number(dtype))
 
 
 @functools.cache
 def dtype_of(number: int) -> torch.dtype:
-    """The dtype with a number of C++."""
+    """Return the dtype for a number of C++."""
     found = next((d for d in [*vars(torch).values()] if isinstance(d, torch.dtype) and dtype_number(d) == number), None)
     assert found is not None
     return found

@@ -1,4 +1,4 @@
-"""Storages of remote tensors: what C++ asks of Python about them."""
+"""Storages of remote tensors: functions that C++ calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ negated = aten._neg_view.default  # noqa: SLF001 - PyTorch's name of the op
 
 
 def _base(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor over a storage; its memory is made where it has none yet."""
+    """Return a tensor over a storage. Allocate the storage's memory if necessary."""
     found: torch.Tensor | None = ops.any_view(storage)
     if found is not None:
         return found
@@ -53,7 +53,7 @@ def _view_of_storage(
 
 
 def _resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
-    """Make a storage larger or smaller. The executor's memory only grows."""
+    """Resize a storage. The executor's memory only grows."""
     with torch.no_grad():
         base = _base(storage)
         held = ops.set_storage_size(storage, nbytes)
@@ -64,11 +64,11 @@ def _resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
 
 
 def register() -> None:
-    """Have C++ call these."""
+    """Register the functions that C++ calls."""
     implement(view_of_storage=_view_of_storage, resize_storage=_resize_storage)
 
 
 def octets_of(storage: Any) -> torch.Tensor:
-    """All bytes of a storage, or of a part of one such as `storage[8:16]`, as a tensor over it."""
+    """Return all bytes of a storage, or of a slice such as `storage[8:16]`, as a tensor over it."""
     whole, before = ops.whole_storage(storage)
     return _view_of_storage(whole, [storage.nbytes()], [1], before, 0, 0)

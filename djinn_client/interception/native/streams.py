@@ -1,8 +1,8 @@
-"""Streams and events of the remote device: those of PyTorch, whose marks Python records.
+"""Streams and events of the remote device. They use PyTorch's classes; Python records the marks of events.
 
-The device runs ops in one order: that of the program. Every stream stands for that order, so streams need no
-synchronization for a correct result. An event is a mark in the program: the executor notes the time at which it reaches the
-mark, and `elapsed_time` is the difference of two such times.
+The device runs ops in program order. Every stream stands for that order, so streams need no synchronization for a
+correct result. An event is a mark in the program: the executor notes the time at which it reaches the mark, and
+`elapsed_time` is the difference of two such times.
 """
 
 from __future__ import annotations
@@ -31,27 +31,29 @@ class _EventMeta(type):
 
 
 class NativeEvent(torch.Event, metaclass=_EventMeta):
-    """Makes events, which are marks in the program. PyTorch takes no subclass of `torch.Event` for one."""
+    """Factory of events, which are marks in the program. PyTorch accepts no subclass of `torch.Event` here."""
 
     def __new__(  # type: ignore[misc]
         cls, device: Any = None, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> torch.Event:
-        """As for the events of any accelerator."""
+        """Create an event, with the arguments of any accelerator's event."""
         if interprocess:
             _refuse()
         return torch.Event(logical_device(index_of(device)), enable_timing=enable_timing, blocking=blocking)
 
     @classmethod
     def from_ipc_handle(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refused: other processes have sessions of their own."""
+        """Raise an error: other processes have their own sessions."""
         _refuse()
 
 
 class NamedEvent(torch.Event):
-    """An event whose device is shown under another name. PyTorch refuses it in two places, which are Python here.
+    """An event that shows its device under another name.
+
+    Two of its methods are in Python, because PyTorch's refuse that name.
 
     Attributes:
-        timed: whether `elapsed_time` may be asked.
+        timed: True if `elapsed_time` may be called.
     """
 
     timed: bool
@@ -69,16 +71,16 @@ class NamedEvent(torch.Event):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The logical device; PyTorch knows an index once the event is recorded."""
+        """Return the logical device. PyTorch knows the index once the event is recorded."""
         index: int | None = _device_of_event(self).index
         return logical_device(self._index if index is None else index)
 
     @for_users
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds on the device from this mark to the other; waits for both, one round trip.
+        """Return the milliseconds on the device from this mark to the other mark. Waits for both; one round trip.
 
         Raises:
-            ValueError: one of them was made without `enable_timing=True`, or was not recorded.
+            ValueError: one of the events was made without `enable_timing=True`, or was not recorded.
         """
         if not (self.timed and end_event.timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
@@ -87,17 +89,17 @@ class NamedEvent(torch.Event):
         return _elapsed_time(ops.mark_of_event(self.event_id), ops.mark_of_event(end_event.event_id))
 
     def ipc_handle(self) -> NoReturn:
-        """Refused: other processes have sessions of their own."""
+        """Raise an error: other processes have their own sessions."""
         _refuse()
 
     @classmethod
     def from_ipc_handle(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refused: other processes have sessions of their own."""
+        """Raise an error: other processes have their own sessions."""
         _refuse()
 
 
 class NamedStream(torch.Stream):
-    """A stream whose device is shown under another name."""
+    """A stream that shows its device under another name."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Self:  # noqa: D102
         if "stream_id" in kwargs:
@@ -106,11 +108,11 @@ class NamedStream(torch.Stream):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The logical device."""
+        """Return the logical device."""
         return logical_device(self.device_index)
 
     def record_event(self, event: Any = None) -> Any:
-        """Put a mark into the program: `event`, or a new one."""
+        """Record a mark in the program as `event`, or as a new event."""
         made = NamedEvent(self.device_index) if event is None else event
         made.record(self)
         return made
@@ -120,7 +122,7 @@ _device_of_event: Any = torch.Event.device.__get__
 
 
 def show_names() -> None:
-    """Have the device's module make streams and events of classes that may show another name."""
+    """Have the device module create streams and events that can show another device name."""
 
     def named(find: Callable[..., torch.Stream]) -> Callable[..., NamedStream]:
         @functools.wraps(find)
@@ -142,23 +144,23 @@ def _refuse() -> NoReturn:
 
 
 def default_stream(device: Any = None) -> torch.Stream:
-    """The stream that is current where no other is."""
+    """Return the default stream."""
     return torch.Stream(stream_id=0, device_index=index_of(device), device_type=own_device_kind())
 
 
 def current_stream(device: Any = None) -> torch.Stream:
-    """This thread's stream."""
+    """Return this thread's current stream."""
     return torch.accelerator.current_stream(index_of(device))
 
 
 def set_stream(stream: torch.Stream | None) -> None:
-    """Make `stream` this thread's; None changes nothing."""
+    """Make `stream` current on this thread. None changes nothing."""
     if stream is not None:
         torch.accelerator.set_stream(stream)
 
 
 class NativeStreamContext:
-    """A block in which a stream is this thread's; None changes nothing."""
+    """Context manager that makes a stream current on this thread. None changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
@@ -177,7 +179,7 @@ def _mark(index: int) -> torch.Tensor:
 
 
 def _asked(op: str, *marks: LazyTensor) -> LazyTensor:
-    """Record one of Djinn's own ops on marks, which are on one device; its result."""
+    """Record one of Djinn's own ops on marks of one device. Return its result."""
     metas = tuple(mark.remote.meta for mark in marks)
     return append(own_call(op, metas, device=metas[0].device), list(marks), ())  # type: ignore[no-any-return]
 
@@ -193,5 +195,5 @@ def _elapsed_time(begin: torch.Tensor, end: torch.Tensor) -> float:
 
 
 def register() -> None:
-    """Have C++ call these."""
+    """Register the functions that C++ calls."""
     implement(mark=_mark, has_passed=_has_passed, elapsed_time=_elapsed_time)

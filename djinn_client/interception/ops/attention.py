@@ -1,11 +1,12 @@
-"""Attention: recorded whole without gradients, and with them as the fused kernel that the executor's device would take.
+"""Attention: recorded whole without gradients, otherwise as the fused kernel that the executor's device would select.
 
 PyTorch chooses the kernel of `scaled_dot_product_attention` by device type. For this device it knows only the
-decomposition, which holds the attention weights in memory and rounds differently from fused kernels. So PyTorch's own code is asked to
-choose for tensors without memory that claim to be on the executor's kind of device. What it then calls is recorded: one instruction
-forward, one backward.
+decomposition, which holds the attention weights in memory and rounds differently from fused kernels. So Djinn lets
+PyTorch choose the kernel for tensors without memory that claim to be on the executor's device type. Djinn records the
+chosen kernel: one instruction forward, one backward.
 
-Attention is decomposed for kinds of devices that this build of PyTorch cannot choose for, in forward mode, and under transforms.
+Attention is decomposed if this build of PyTorch cannot choose a kernel for the device type, in forward mode, and under
+transforms.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`aten::scaled_dot_product_attention` where C++ does not record it whole.
+    """Handle `aten::scaled_dot_product_attention` if C++ does not record it whole.
 
-    With dropout, gradients, or inside of a dispatch mode, the client chooses the kernel: the program must show where random numbers are
-    drawn, and the mode is to see the kernel. Otherwise the executor chooses, unless the program restricts the choice (`sdpa_kernel`).
+    With dropout, gradients, or inside of a dispatch mode, the client chooses the kernel: the program must contain the
+    drawing of random numbers, and the mode must see the kernel. Otherwise the executor chooses, unless the program
+    restricts the choice (`sdpa_kernel`).
     """
     options = {"scale": scale, "enable_gqa": enable_gqa}
     everything = (query, key, value, mask, dropout, causal)
@@ -71,7 +73,7 @@ def attention(
 
 
 def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
-    """Attention by the kernel that the executor's device would take.
+    """Run attention with the kernel that the executor's device would select.
 
     Raises:
         RuntimeError: the arguments do not fit together, or no kernel that is allowed takes them.
@@ -81,7 +83,7 @@ def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
     if not remote or not _can_choose(_device_kind()) or _choice(args, options) is not _FUSED_ON_CPU:
         return take_apart(_WHOLE, args, options)  # type: ignore[no-any-return]
     if mask is not None and mask.dtype is torch.bool:
-        # Numbers in the shape of CPU tensors travel in the instruction.
+        # 0-dim CPU tensors travel in the instruction.
         mask = torch.where(mask, *(torch.scalar_tensor(n, dtype=query.dtype, device="cpu") for n in (0.0, -math.inf)))
     out, _ = aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout, causal, attn_mask=mask, scale=options.get("scale")
@@ -90,7 +92,7 @@ def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
 
 
 def _device_kind() -> str:
-    """The kind of the executor's device; empty in a capture that has none yet, and starts none."""
+    """Return the type of the executor's device. Return an empty text in a capture without a session; start none."""
     if not port.is_open():
         if current().captures:
             return ""
@@ -100,17 +102,20 @@ def _device_kind() -> str:
 
 @functools.cache
 def _can_choose(kind: str) -> bool:
-    """True if PyTorch can choose here the kernel that devices of this kind take."""
+    """Return True if PyTorch can choose the kernel for this device type in this process."""
     if kind != "cpu":
-        log.debug("attention under autograd is taken apart: which kernel its device takes is not known here", kind=kind)
+        log.debug(
+            "attention under autograd is decomposed: this PyTorch cannot tell which kernel the executor's device uses",
+            kind=kind,
+        )
     return kind == "cpu"
 
 
 def _choice(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """The op that PyTorch calls first when attention is computed on a CPU."""
+    """Return the first op that PyTorch calls to compute attention on a CPU."""
     query, key, value, mask, dropout, causal = args
     metas = [t.remote.meta for t in (query, key, value, mask) if t is not None]
-    # PyTorch compares sizes with each other and with 0 and 1, and looks at the last stride, at nothing else of them.
+    # PyTorch compares sizes with each other, with 0 and with 1, and reads the last stride. Nothing else matters.
     sizes: dict[int, int] = {}
     compared = tuple([sizes.setdefault(n, len(sizes)) for m in metas for n in m.shape])
     inner = tuple([m.stride[-1:] == (1,) for m in metas])
@@ -128,14 +133,14 @@ class _Chosen(Exception):  # noqa: N818 - a signal between two functions, never 
 
 
 class _Probe(torch.Tensor):
-    """A CPU tensor without memory, used under `_FirstOp`."""
+    """A CPU tensor without memory, for `_FirstOp`."""
 
     __torch_function__ = torch_dispatch.disabled_torch_function  # type: ignore[assignment]
     __torch_dispatch__ = torch_dispatch.disabled_torch_function
 
 
 class _FirstOp(CalledFromCpp):
-    """A mode that reports which op is called first: for a `__torch_dispatch__` of a tensor PyTorch would import DTensor."""
+    """A mode that reports the first op. A tensor with `__torch_dispatch__` would make PyTorch import DTensor."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _Chosen(func)
@@ -148,27 +153,27 @@ def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         with interrupt_mask, torch.inference_mode(False), torch.enable_grad():
             probes = [_probe(t, query.dtype) for t in (query, key, value)]
             if mask is not None:
-                # Of the gradients that are wanted the choice depends on the mask's alone; others would be noted here.
+                # The choice depends on whether the mask needs a gradient, and on no other requested gradient.
                 wanted = mask.requires_grad and mask.is_floating_point()
                 mask = _probe(mask, query.dtype).requires_grad_(wanted)
             with _FirstOp():  # type: ignore[no-untyped-call]
                 _WHOLE(*probes, mask, *rest, **options)
     except _Chosen as chosen:
         return chosen.func
-    raise AssertionError("attention was computed on nothing")
+    raise AssertionError("PyTorch called no op to compute attention on a probe tensor")
 
 
 def _probe(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
     meta = tensor.remote.meta
-    # A mask of bools becomes one of numbers before anything else is done.
+    # A bool mask becomes a float mask first.
     held = dtype if meta.dtype is torch.bool else meta.dtype
     return torch_dispatch.make_wrapper(_Probe, meta.shape, meta.stride, meta.offset, held, torch.device("cpu"))  # type: ignore[no-any-return]
 
 
 @never_compiled
 def backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
-    """The fused kernel's gradients. They have gradients of their own, which PyTorch's kernel lacks."""
-    if args[0] is None:  # nothing depends on the result
+    """The fused kernel's gradients, with gradients of their own, which PyTorch's kernel lacks."""
+    if args[0] is None:  # the result is unused
         return None, None, None
     if not is_differentiated((*args, kwargs.get("attn_mask"))):
         return record(_BACKWARD_ON_CPU, args, kwargs)
@@ -179,7 +184,7 @@ def backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
 
 
 class _Gradients(torch.autograd.Function):
-    """Gradients of attention by its fused kernel, whose own gradients are those of attention made of its parts."""
+    """Gradients of attention by its fused kernel. Second-order gradients are those of decomposed attention."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Composite ops: those that are recorded whole, and the decomposition of the others.
+"""Composite ops: some are recorded whole, the others are decomposed.
 
-PyTorch takes composite ops apart before a backend sees them, except in inference mode and where a backend registers a
-kernel of its own. A few are kept whole while no gradient is needed: the program has fewer instructions, and the executor may choose
-its own kernel. All others are taken apart in every mode, so that a model records the same program in all of them. Inside of a
-`TorchDispatchMode`, such as a counter of flops or a tracer, all are taken apart, as on other devices. Attention is in the module
-`attention`.
+PyTorch decomposes composite ops before a backend sees them, except in inference mode and where a backend registers its
+own kernel. Djinn keeps a few whole while no gradient is needed: the program has fewer instructions, and the executor
+may choose its own kernel. All others are decomposed in every mode, so that a model records the same program in each
+mode. Inside a `TorchDispatchMode`, such as a FLOP counter or a tracer, all are decomposed, as on other devices. The
+module `attention` handles attention.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from djinn_core.ir.operators import is_allowed, is_custom, needs_other_layout
 
 aten = torch.ops.aten
 
-# As in kernels.cpp, which says when they are recorded whole. The parts round differently than the kernels.
+# kernels.cpp has the same list, and says when these ops are recorded whole. Their parts round differently.
 _RECORDED = frozenset({
     *(getattr(aten, name).default for name in ("linear", "matmul", "layer_norm", "rms_norm", "batch_norm")),
     *(getattr(aten, name).input for name in ("gru", "lstm", "rnn_relu", "rnn_tanh")),
@@ -34,7 +34,7 @@ _RECORDED = frozenset({
 
 
 def is_taken_apart(func: Any) -> bool:
-    """True if `func` is decomposed: recorded as the ops that it is made of."""
+    """Return True if `func` is decomposed: recorded as its constituent ops."""
     if is_custom(func):
         return not runs_whole(func)
     if not is_allowed(func.name()):
@@ -43,14 +43,15 @@ def is_taken_apart(func: Any) -> bool:
 
 
 def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op as the ops that it is made of, each of which is recorded.
+    """Decompose an op, and record its parts.
 
     Raises:
-        UnsupportedOperation: programs may not contain it, or a server lacks it, and it is not made of other ops.
+        UnsupportedOperation: the op is not allowed in programs, or a server lacks it, and it has no decomposition.
     """
     if needs_other_layout(func.name()) and port.fallback is None:
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: it has strided, sparse, quantized and nested ones, each with ops "
+            f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: it has strided, sparse, quantized and "
+            f"nested ones, each with ops "
             "of their own, and no MKL-DNN ones. Move its inputs to the CPU first"
         )
     kernel = torch_dispatch.composite_kernel(func)
@@ -67,18 +68,21 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise UnsupportedOperation(refusal(func))
     if func.name() in port.missing:
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME}: {port.missing[func.name()]} does not have it, and this client runs PyTorch "
-            f"{torch.__version__}. Install the same PyTorch on both sides, move its inputs to the CPU first, or let it be computed "
+            f"{func.name()} cannot run on {DEVICE_NAME}: {port.missing[func.name()]} does not have it, and this client "
+            f"runs PyTorch "
+            f"{torch.__version__}. Install the same PyTorch on both sides, move its inputs to the CPU first, or let it "
+            f"be computed "
             "there: djinn.configure(client_fallback=True)"
         )
     raise UnsupportedOperation(
-        f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that are; "
+        f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that "
+        f"are; "
         "move its inputs to the CPU first, or let it be computed there: djinn.configure(client_fallback=True)"
     )
 
 
 def is_differentiated(args: Iterable[Any]) -> bool:
-    """True if autograd records ops on these arguments."""
+    """Return True if autograd records ops on these arguments."""
     return torch.is_grad_enabled() and _needs_gradient(args)
 
 

@@ -1,7 +1,8 @@
-"""Constant folding on the client: tables of the ops whose results follow from contents that the client knows.
+"""Constant folding on the client: tables of ops whose results follow from known contents.
 
-C++ notes what these ops make (`djinn_native/csrc/known.cpp`), and computes it if a number is asked for. Handlers of this module run only
-if the size of a result depends on known contents, and for questions about a number that is fetched anyway.
+C++ notes the calls of these ops (`djinn_native/csrc/known.cpp`), and computes a result when the program reads it.
+Handlers of this module run only if a result's size depends on known contents, or to test a number that is fetched
+anyway.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.upload import upload_copy, upload_dense
 
 aten: Final = torch.ops.aten
-FOLDS, FLOATS, SIZES, MASKS = 2, 16, 32, 64  # flags of ops, as `OpFlag` in remote.h
+FOLDS, FLOATS, SIZES, MASKS = 2, 16, 32, 64  # op flags; `OpFlag` in remote.h has the same
 _COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
-_OF_FLOATS: Final = (  # ops whose results are exact for floats as well
+_OF_FLOATS: Final = (  # ops whose float results are exact, too
     *(getattr(getattr(aten, name), kind) for name in _COMPARISONS for kind in ("Scalar", "Tensor")),
     *(getattr(aten, name).default for name in ("logical_and", "logical_or", "logical_not", "all", "any")),
     *(aten.all.dim, aten.any.dim),
@@ -31,7 +32,7 @@ _OF_INTEGERS: Final = (
     *(aten.sum.dim_IntList, aten.where.self, aten.masked_fill.Scalar, aten.isin.Tensor_Tensor),
     *(aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.masked_fill_.Scalar),
 )
-_OF_SIZES: Final = (  # ops that read numbers and metadata only
+_OF_SIZES: Final = (  # ops that read only numbers and metadata
     *(getattr(aten, name).default for name in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros")),
     *(getattr(aten, name).default for name in ("new_full", "full", "ones", "zeros", "scalar_tensor")),
     aten.fill_.Scalar,
@@ -39,7 +40,7 @@ _OF_SIZES: Final = (  # ops that read numbers and metadata only
 _OF_INTEGER_SIZES: Final = (
     *(aten.arange.start_step, aten.eye.default, aten.eye.m, aten.tril_indices.default, aten.triu_indices.default),
 )
-FLAGS: Final = {  # by the id of the op: hashes of ops are Python's
+FLAGS: Final = {  # by the id of the op: hashing an op runs Python code
     **{id(func): FOLDS for func in _OF_INTEGERS},
     **{id(func): FOLDS | FLOATS for func in _OF_FLOATS},
     **{id(func): SIZES for func in _OF_INTEGER_SIZES},
@@ -50,7 +51,10 @@ FLAGS: Final = {  # by the id of the op: hashes of ops are Python's
 
 @handles(aten.nonzero.default)
 def find_nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Upload the places of known elements that are not zero: their number is known then. Record the op for other operands."""
+    """Upload the indices of the nonzero elements if the contents are known.
+
+    The size of the result is then known. Otherwise record the op.
+    """
     found = _places(args[0])
     if found is None:
         return record(func, args, kwargs)
@@ -59,7 +63,7 @@ def find_nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 @handles(aten.index.Tensor, repeats=True)
 def index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the op. A known mask becomes the places where it is true, so that the size of the result is known."""
+    """Record the op. Replace a known mask by its true indices, so that the size of the result is known."""
     source, indices = args
     if any(isinstance(i, LazyTensor) and i.dtype is torch.bool for i in indices):
         args = source, [*_without_masks(source.shape, indices)]
@@ -67,7 +71,7 @@ def index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _without_masks(shape: torch.Size, indices: Iterable[Any]) -> Iterator[Any]:
-    """The indices; in place of a known mask that fits one for each of its dimensions."""
+    """Return the indices, with each known mask replaced by one index per mask dimension."""
     at = 0
     for index in indices:
         mask = isinstance(index, LazyTensor) and index.dtype is torch.bool
@@ -88,7 +92,7 @@ def _places(tensor: Any) -> torch.Tensor | None:
 
 @handles(aten.isnan.default, aten.isinf.default)
 def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the op. Of a single number: the number is fetched instead, so that `isnan(x) or isinf(x)` is one round trip."""
+    """Record the op. For a single element, fetch the element instead: `isnan(x) or isinf(x)` is then one round trip."""
     made = record(func, args, kwargs)
     value = args[0].remote
     if value.meta.numel == 1:

@@ -1,4 +1,4 @@
-"""CPU tensors among the arguments of a remote op: which ops take them, and how."""
+"""CPU tensors among the arguments of a remote op: which ops accept them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_core.ir.operators import split_name
 
 aten = torch.ops.aten
 
-# PyTorch lets these take CPU tensors beside tensors of an accelerator.
+# PyTorch lets these ops mix CPU and accelerator tensors.
 _MASKS = (torch.bool, torch.uint8)
 _INDEXING = frozenset({
     aten.index.Tensor,
@@ -29,8 +29,10 @@ _TAKE_CPU_TENSORS = _INDEXING | {
     for packet, overload in map(
         split_name,
         (
-            "_pack_padded_sequence _pad_packed_sequence _ctc_loss.Tensor _ctc_loss_backward.Tensor tensor_split.tensor_indices_or_sections "
-            "_pack_padded_sequence_backward index_fill.int_Scalar index_fill.int_Tensor index_fill_.int_Scalar index_fill_.int_Tensor "
+            "_pack_padded_sequence _pad_packed_sequence _ctc_loss.Tensor _ctc_loss_backward.Tensor "
+            "tensor_split.tensor_indices_or_sections "
+            "_pack_padded_sequence_backward index_fill.int_Scalar index_fill.int_Tensor index_fill_.int_Scalar "
+            "index_fill_.int_Tensor "
             "histogramdd bincount"
         ).split(),
     )
@@ -43,24 +45,26 @@ _OF_NUMBERS = {
 
 
 class CpuOperand(Exception):  # noqa: N818 - a signal between two functions, never seen by users
-    """An argument is a CPU tensor with dimensions."""
+    """Raised if an argument is a CPU tensor with dimensions."""
 
 
 def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with CPU tensors replaced by remote copies.
+    """Return the arguments with CPU tensors replaced by remote copies.
 
     Raises:
-        UnsupportedOperation: one of them is sparse, quantized or nested.
-        RuntimeError: the op does not take CPU tensors beside remote ones, as on every accelerator.
+        UnsupportedOperation: a CPU tensor is sparse, quantized or nested.
+        RuntimeError: the op does not mix CPU and remote tensors, as on every accelerator.
     """
     for layout in _layouts((*args, *kwargs.values())):
         if layout != torch.strided:
             raise UnsupportedOperation(
-                f"{func.name()} was given a tensor of layout {layout}: it is not on {DEVICE_NAME}. Do this on the CPU"
+                f"{func.name()} was given a tensor of layout {layout}: the tensor is not on {DEVICE_NAME}. Do this on "
+                f"the CPU"
             )
     if func not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and cpu! "
+            f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and "
+            f"cpu! "
             f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{device_type()}:0'))"
         )
     if func in _INDEXING:
@@ -70,10 +74,10 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def check_indices(shape: Sequence[int], indices: Iterable[torch.Tensor | None]) -> None:
-    """Refuse indices whose numbers are on the CPU where one lies outside of its dimension of a tensor of this shape.
+    """Refuse CPU indices that are out of range for a tensor of this shape.
 
     Raises:
-        IndexError: as PyTorch's kernel for the CPU.
+        IndexError: as PyTorch's CPU kernel.
     """
     dim = place = 0  # the kernel counts only dimensions that have an index
     for index in indices:
@@ -89,19 +93,19 @@ def check_indices(shape: Sequence[int], indices: Iterable[torch.Tensor | None]) 
 def _check_index(index: torch.Tensor, place: int, size: int) -> None:
     if type(index) is not torch.Tensor or index.dtype.is_floating_point or not index.numel():
         return
-    numbers = index.numpy()  # and not by PyTorch's ops: the client computes nothing with tensors
+    numbers = index.numpy()  # plain Python: the client computes nothing with tensor ops
     if numbers.min() < -size or numbers.max() >= size:
         outside = numbers[(numbers < -size) | (numbers >= size)]
         raise IndexError(f"index {outside[0]} is out of bounds for dimension {place} with size {size}")
 
 
 def in_lists_of_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:
-    """The overload that takes a list of numbers, and its arguments, in the place of one that takes a CPU tensor of them.
+    """Return the overload for a list of numbers, with its arguments, if `func` takes a CPU tensor of numbers.
 
-    None if `func` is no such op.
+    Return None for other ops.
 
     Raises:
-        RuntimeError: as PyTorch's kernel, which takes a row of as many numbers as there are elements.
+        RuntimeError: as PyTorch's kernel, which needs one number per element.
     """
     overload = _OF_NUMBERS.get(func)
     numbers = args[-1] if args else None

@@ -1,7 +1,6 @@
-"""Custom ops: recorded as single ops if the executors of the session offer them, otherwise decomposed or refused.
+"""Custom ops: recorded as single ops if the session's executors offer them, otherwise decomposed or refused.
 
-An op is looked up here by the object that the program calls. The names that executors send are compared with its name, and nothing is looked up
-by them.
+The client looks ops up by the object that the program calls. It only compares the names that executors send.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.operators import allow_custom
 from djinn_core.torch_private import defining_module, overload_called, python_operator, schema_of
 
-if TYPE_CHECKING:  # importing Djinn does not import pluggy
+if TYPE_CHECKING:  # importing Djinn must not import pluggy
     from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
 
-_FOLDERS: Final = MappingProxyType({"torchvision": "torchvision"})  # of the packages, in `plugins`, by namespace
-kept_whole: Final[set[str]] = set()  # names of ops with a kernel that records them
-_cast: Final[set[str]] = set()  # names of ops with a kernel for autocast
+_FOLDERS: Final = MappingProxyType({"torchvision": "torchvision"})  # folders in `plugins`, by op namespace
+kept_whole: Final[set[str]] = set()  # names of ops with a recording kernel
+_cast: Final[set[str]] = set()  # names of ops with an autocast kernel
 
 
 def runs_whole(func: Any) -> bool:
-    """True if the executors of the session run a custom op. A capture without a session takes it for offered, as it does ops of `aten`.
+    """Return True if the session's executors run a custom op. Without a session, a capture assumes that they do.
 
     Raises:
-        UnsupportedOperation: they run a version of it with another schema.
+        UnsupportedOperation: the executors have the op with another schema.
     """
     name = func.name()
     theirs = port.offered.get(name)
@@ -40,7 +39,8 @@ def runs_whole(func: Any) -> bool:
         return False
     if theirs is not None and theirs != (ours := str(schema_of(func))):
         raise UnsupportedOperation(
-            f"{name} cannot run on {DEVICE_NAME}: its schema here is `{ours}` and on the server `{theirs}`. Install the same version of the library "
+            f"{name} cannot run on {DEVICE_NAME}: its schema here is `{ours}` and on the server `{theirs}`. Install "
+            f"the same version of the library "
             "on both sides"
         )
     _add_autocast(func)
@@ -49,18 +49,18 @@ def runs_whole(func: Any) -> bool:
 
 
 def library_of(op: str) -> OperatorLibrary | None:
-    """The operator library of an installed plugin that has an op."""
+    """Return the operator library of the installed plugin that has an op."""
     return next((one for one in port.operators() if op in one.operators), None)
 
 
 def metadata_of(func: Any) -> Callable[..., Any] | None:
-    """The function with which the plugin of a custom op computes metadata; None: its own kernel for the meta device."""
+    """Return the plugin's metadata function for a custom op. None: use the op's own meta kernel."""
     library = library_of(func.name())
     return None if library is None else library.metadata(func.name())
 
 
 def is_data_dependent(func: Any) -> bool:
-    """True if a plugin says that the shapes of an op's results depend on data."""
+    """Return True if a plugin says that the shapes of an op's results depend on data."""
     library = library_of(func.name())
     return library is not None and func.name() in library.data_dependent
 
@@ -82,7 +82,7 @@ def keep_offered_whole() -> None:
 
 
 def refusal(func: Any) -> str:
-    """The error message for a custom op that an executor of the session lacks, and that cannot be decomposed."""
+    """Return the error message for a custom op that the executors lack and that has no decomposition."""
     name, namespace = func.name(), str(func.namespace)
     begin = f"{name} cannot run on {DEVICE_NAME}: the server does not offer this custom op. "
     library = library_of(name)
@@ -92,7 +92,8 @@ def refusal(func: Any) -> str:
     if namespace in _FOLDERS:
         folder = _FOLDERS[namespace]
         return (
-            f"{begin}Install the package in plugins/{folder} there: run `pip install ./plugins/{folder}` in a checkout of Djinn's repository. Then "
+            f"{begin}Install the package in plugins/{folder} there: run `pip install ./plugins/{folder}` in a checkout "
+            f"of Djinn's repository. Then "
             f"allow the op: {_start_with(folder)}"
         )
     definition = python_operator(func)
@@ -101,7 +102,8 @@ def refusal(func: Any) -> str:
     module = defining_module(definition)
     if module == "__main__":
         return (
-            f"{begin}Move its Python function to a module that the server can import, and allow the ops of that module: "
+            f"{begin}Move its Python function to a module that the server can import, and allow the ops of that "
+            f"module: "
             f"{_start_with('module:NAME')}"
         )
     return f"{begin}Install the module {module!r} there, and allow its ops: {_start_with(f'module:{module}')}"
@@ -109,7 +111,8 @@ def refusal(func: Any) -> str:
 
 def _start_with(value: str) -> str:
     return (
-        f"`djinn serve --operators {value}`, or djinn.configure(operators=[{value!r}]) for the executors of this program. "
+        f"`djinn serve --operators {value}`, or djinn.configure(operators=[{value!r}]) for the executors of this "
+        f"program. "
         "djinn.configure(client_fallback=True) computes it on this machine"
     )
 
@@ -119,7 +122,7 @@ def _is_decomposed(func: Any) -> bool:
 
 
 def _add_autocast(func: Any) -> None:
-    """Have autocast cast the arguments of an op for this device, as its plugin says or as it is registered for other devices."""
+    """Have autocast cast the arguments of an op for this device, as its plugin or its registrations for other devices say."""
     name = func.name()
     if name in _cast or has_kernel(func, "AutocastPrivateUse1"):
         return

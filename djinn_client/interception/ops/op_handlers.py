@@ -1,7 +1,7 @@
-"""Ops that an `OpHandler` runs in place of the recorder, which is loaded at the first call of one.
+"""Ops that an `OpHandler` runs instead of the recorder. The handler is loaded at its first call.
 
-The tables name the ops that make sparse, compressed, quantized and nested tensors, and those of `torch.distributed`. Ops on such a
-tensor reach its class without this module.
+The tables name the ops that create sparse, compressed, quantized and nested tensors, and the ops of
+`torch.distributed`. Ops on an existing tensor of these kinds reach its class without this module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from djinn_core.torch_private import schema_of
 
 aten = torch.ops.aten
 
-# Ops on strided tensors alone.
+# Ops that create such tensors from strided tensors.
 _LAYOUTS: Final = (
     aten._convert_indices_from_csr_to_coo.default,
     aten._embedding_bag_sparse_backward.default,
@@ -69,7 +69,7 @@ _KERNELS: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
         "AutogradPrivateUse1": (aten._sparse_compressed_tensor_unsafe.default,),
     }
 )
-# Likewise, where the call has a remote tensor or names the device.
+# As above, if the call has a remote tensor or names the device.
 _KERNELS_IN_PART: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
     {
         "CPU": (aten._nested_tensor_from_tensor_list.default,),
@@ -83,15 +83,15 @@ _KERNELS_IN_PART: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
     }
 )
 _COLLECTIVES: Final = torch_dispatch.collectives(
-    "_allgather_base_ _reduce_scatter_base_ all_gather_into_tensor all_gather_into_tensor_coalesced all_reduce all_reduce_ "
+    "_allgather_base_ _reduce_scatter_base_ all_gather_into_tensor all_gather_into_tensor_coalesced all_reduce "
+    "all_reduce_ "
     "all_reduce_coalesced all_reduce_coalesced_ all_to_all_single allgather_ allgather_coalesced_ "
-    "allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_ alltoall_ alltoall_base_ barrier broadcast broadcast_ "
+    "allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_ alltoall_ alltoall_base_ barrier broadcast "
+    "broadcast_ "
     "gather_ monitored_barrier_ recv_ recv_any_source_ reduce_ reduce_scatter_ reduce_scatter_tensor "
     "reduce_scatter_tensor_coalesced reduce_scatter_tensor_coalesced_ scatter_ send wait_tensor".split()
 )
-_FOLDERS: Final = MappingProxyType(
-    {"layouts": "layouts", "collectives": "integrations"}
-)  # of the packages, in `plugins`
+_FOLDERS: Final = MappingProxyType({"layouts": "layouts", "collectives": "integrations"})  # folders in `plugins`
 
 
 @handles(*_LAYOUTS, *map(resolve_for_layouts, CONVERSIONS))
@@ -109,7 +109,8 @@ def _find(name: str, func: Any) -> OpHandler:
     if found is None:
         folder = _FOLDERS[name]
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME}: no plugin offers the op handler {name!r}. Install the package in "
+            f"{func.name()} cannot run on {DEVICE_NAME}: no plugin offers the op handler {name!r}. Install the package "
+            f"in "
             f"plugins/{folder}: run `pip install ./plugins/{folder}` in a checkout of Djinn's repository"
         )
     hide_frames_of(type(found).__module__)
@@ -142,12 +143,15 @@ def _dense_dim_of_dense(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, An
 
 @handles(aten.new_empty_strided.default)
 def _new_empty_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A copy of a strided gradient for a compressed leaf: PyTorch asks for the layout of the leaf as well."""
+    """Return a copy of a strided gradient for a compressed leaf. PyTorch also asks for the layout of the leaf."""
     return record(func, args, {name: value for name, value in kwargs.items() if name != "layout"})
 
 
 @handles(aten._embedding_bag_backward.default)
 def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Gradient of the table of an `nn.EmbeddingBag`; the executor's op would return the sparse one as one value."""
+    """Compute the gradient of the table of an `nn.EmbeddingBag`.
+
+    The executor's op would return a sparse gradient as one value.
+    """
     given = {argument.name: value for argument, value in zip(schema_of(func).arguments, args, strict=False)} | kwargs
     return (_run_layouts if given["sparse"] else record)(func, args, kwargs)

@@ -1,4 +1,4 @@
-"""Ops that are recorded as other ops, or after a check: one section for each reason."""
+"""Ops that are recorded as other ops, or after a check. One section per reason."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from djinn_core.torch_private import schema_of
 aten = torch.ops.aten
 
 
-# Canonicalization: calls with the same meaning are recorded alike, so that programs match their cached templates. Ops that kernels do
-# on the way to their own are recorded as well where the client has to know what they change.
+# Canonicalization: calls with the same meaning are recorded alike, so that programs match their cached templates. Also:
+# side effects of kernels are recorded as ops if the client must know them.
 @handles(aten.fill_.Scalar, repeats=True)
 def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`tensor.fill_(True)` is `fill_(1)` for every dtype; a bool would be a constant of the form, a number is a slot.
+    """Record `tensor.fill_(True)` as `fill_(1)` for every dtype. A bool would be a constant of the form; a number is a slot.
 
-    The last step of a `generate()` differs from the others in nothing but such a bool.
+    Without this rule, the last step of a `generate()` would differ from the others only by such a bool.
     """
     target, value = args
     return record(func, (target, int(value)) if isinstance(value, bool) else args, kwargs)
@@ -36,7 +36,8 @@ def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record `tensor[mask] = number` as `masked_fill_` if the mask or the number is in the memory of `tensor`.
 
-    PyTorch's kernel for the CPU does so for every mask. `masked_fill_` may write to its own mask and number, `index_put_` may not.
+    PyTorch's CPU kernel does so for every mask. `masked_fill_` may write to its own mask and number, `index_put_` may
+    not.
     """
     target, indices, values, *rest = args
     accumulates = kwargs.get("accumulate", rest[0] if rest else False)
@@ -50,12 +51,12 @@ def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _leading(indices: Sequence[torch.Tensor | None]) -> int:
-    """The number of dimensions before the first index."""
+    """Return the number of dimensions before the first index."""
     return next(dim for dim, index in enumerate(indices) if index is not None)
 
 
 def _only_mask(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """The only index, if it is a mask that fits `target`; otherwise None."""
+    """Return the only index if it is a mask that fits `target`, otherwise None."""
     given = [index for index in indices if index is not None]
     if len(given) != 1 or given[0].dtype not in {torch.bool, torch.uint8}:
         return None
@@ -71,7 +72,7 @@ def _shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 @handles(aten._fused_moving_avg_obs_fq_helper.default)
 def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Fake quantization by channels: observers that are empty get an element for each channel first, as the kernel does it."""
+    """Fake quantization per channel: resize empty observers to one element per channel first, as the kernel does."""
     schema = (a.name for a in schema_of(func).arguments)
     given = dict(zip(schema, args, strict=False)) | kwargs
     limits = {"running_min": torch.inf, "running_max": -torch.inf}
@@ -84,11 +85,11 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return record(func, args, kwargs)
 
 
-# Ops without a deterministic kernel on any device: PyTorch's alert comes at the op. The executor computes under the same settings, but its
-# error would come at the next sync point and its warning would stay there. Alerts of further CUDA kernels come from the executor.
+# Ops without a deterministic kernel on any device: PyTorch's alert comes at the op. The executor would raise its error
+# only at the next sync point, and would keep its warning. Alerts of further CUDA kernels come from the executor.
 @handles(aten.put.default, aten.put_.default, aten.max_unpool2d.default, aten.max_unpool3d.default)
 def record_alerting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the op, after PyTorch's alert if deterministic algorithms are asked for.
+    """Record the op. If deterministic algorithms are on, raise or warn first, as PyTorch does.
 
     Raises:
         RuntimeError: as eager PyTorch.
@@ -102,9 +103,9 @@ def record_alerting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return record(func, args, kwargs)
 
 
-# Ops that PyTorch and libraries use on every device that is not a CPU, made of ops that every executor has. The fused cells of LSTM and GRU
-# and `histc` of integers exist for CUDA only, but programs must run on a CPU executor, too. Packing of sequences reads lengths and returns
-# batch sizes on the CPU, which no op on one device can do.
+# Fused ops that PyTorch and libraries use on every device except the CPU, built from ops that every executor has. The
+# fused cells of LSTM and GRU and `histc` of integers exist only for CUDA, but programs must also run on a CPU executor.
+# Packing of sequences reads lengths and returns batch sizes on the CPU, which no op on one device can do.
 def lstm_cell(
     input_gates: torch.Tensor,
     hidden_gates: torch.Tensor,
@@ -148,7 +149,7 @@ def _biased(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 def pack_padded_sequence(
     padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`aten::_pack_padded_sequence`: packing positions on the CPU says which rows to take remotely."""
+    """Handle `aten::_pack_padded_sequence`: compute the row indices on the CPU, and gather the rows remotely."""
     outer = padded.shape[:2]
     positions = torch.arange(outer.numel(), device="cpu").view(outer)
     rows, batch_sizes = aten._pack_padded_sequence.default(positions, lengths.to("cpu"), batch_first)
@@ -157,7 +158,7 @@ def pack_padded_sequence(
 
 @handles(aten.histc.default)
 def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Whole numbers are counted as float64, which is exact up to 2**53."""
+    """Count integers as float64, which is exact up to 2**53."""
     values = args[0]
     if values.is_floating_point():
         return record(func, args, kwargs)
@@ -167,7 +168,7 @@ def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @handles(aten.dot.default, aten.vdot.default)
 def dot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As the kernels, which PyTorch lets see tensors that it knows to be zero."""
+    """Compute a dot product. PyTorch's kernels skip tensors that are known to be zero."""
     product = record(func, args, kwargs)
     if any(isinstance(a, torch.Tensor) and a._is_zerotensor() for a in args):
         return torch._efficientzerotensor((), dtype=product.dtype, device=product.device)
@@ -182,7 +183,7 @@ _MADE_OF: dict[Any, Callable[..., Any]] = {
 
 
 def register() -> None:
-    """Register ops above autograd, which then differentiates what they are made of, and for inference mode; and higher-order ops."""
+    """Register ops above autograd, which then differentiates their parts; also for inference mode, and higher-order ops."""
     for func, made_of in _MADE_OF.items():
         set_kernel(func.name(), made_of, "AutogradPrivateUse1")
         handles(func)(_handler(made_of))
@@ -197,18 +198,19 @@ def _handler(made_of: Callable[..., Any]) -> Handler:
     return lambda _func, args, kwargs: made_of(*args, **kwargs)
 
 
-# `nn.TransformerEncoder` with a padding mask: in evaluation PyTorch drops the padding with nested tensors, runs the layers on what is left,
-# and puts zeros where the padding was. Here the layers get the padding and a mask, and the zeros are filled in at the end.
+# `nn.TransformerEncoder` with a padding mask: in evaluation PyTorch drops the padding with nested tensors, runs the
+# layers on the rest, and writes zeros to the padding. Here the layers get the padding and a mask, and the zeros are
+# written at the end.
 @handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Check whether padding comes last in each row, in which case PyTorch drops it. Returns False, and keeps the result."""
+    """Check whether the padding is at the end of each row; PyTorch drops such padding. Store the answer, and return False."""
     kept = args[1]
     device_state.thread.padding_is_last = not bool((kept[:, 1:] & ~kept[:, :-1]).any())
     return False
 
 
 def pad_with_zeros(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`TransformerEncoder.forward` that returns zeros for padding where PyTorch does."""
+    """`TransformerEncoder.forward` that writes zeros to the padding, as PyTorch does."""
 
     @functools.wraps(forward)
     def encode(
@@ -239,13 +241,14 @@ def _differentiated(encoder: torch.nn.TransformerEncoder, src: torch.Tensor) -> 
     return torch.is_grad_enabled() and any(t.requires_grad for t in (src, *encoder.layers[0].parameters()))
 
 
-# Higher-order ops that call functions of the user, such as `torch.cond`; others have gradients of their own. The functions run op by op, and
-# each op is recorded. PyTorch's autograd kernel would trace the functions, which must then be as `torch.compile` rewrites them.
+# Higher-order ops that call functions of the user, such as `torch.cond`. Others have their own gradients. The functions
+# run op by op, and each op is recorded. PyTorch's autograd kernel would trace the functions, which would have to be in
+# the form that `torch.compile` makes.
 _CONTROL_FLOW = frozenset({"associative_scan", "cond", "map_impl", "scan", "while_loop"})
 
 
 def _unless_traced(by_ops: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
-    """An implementation: `by_ops`, but PyTorch's own way where a tracer is to see the op whole."""
+    """Return an implementation: `by_ops`, or PyTorch's own if a tracer must see the op whole."""
 
     def implementation(*args: Any, **kwargs: Any) -> Any:
         remote = any(isinstance(leaf, LazyTensor) for leaf in pytree.tree_leaves((args, kwargs)))

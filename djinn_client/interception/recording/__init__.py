@@ -1,1 +1,1 @@
-"""The program that a thread is recording: its instructions, and where it is cut."""
+"""The program that a thread is recording: its instructions and its cut points."""

@@ -1,4 +1,4 @@
-"""Appending one op to this thread's program in C++, and the calls of Djinn's own ops, which no schema describes."""
+"""Append an op to this thread's program in C++. Also makes the calls of Djinn's own ops, which have no schema."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
 class _Asked:
-    """The op that C++ asks about, where the next call of it may be remembered."""
+    """The op that C++ asks about, if its next call may be cached."""
 
     func: Any = None
-    args = 0  # the identity of its arguments; its setter keeps them
+    args = 0  # identity of the arguments; the setter of this keeps them alive
 
 
 asked = _Asked()
 
 
 def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], *, untold: bool = False) -> Any:
-    """Append an instruction to this thread's program and return tensors for its results. `untold`: the caller tells the taps."""
+    """Append an instruction to this thread's program and return tensors for its results.
+
+    `untold`: the caller notifies the taps.
+    """
     current()  # raises in a forked child
     for changed, new in call.changes:
         check_resize(call.op, changed, new, operands)  # type: ignore[arg-type]
@@ -56,16 +59,16 @@ def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], 
 
 
 def own_value(tensor: torch.Tensor) -> None:
-    """Give `tensor` a value of its own, before an op that changes its metadata, which others that share it keep."""
+    """Give `tensor` its own value before an op changes its metadata. Tensors that share the old value keep it."""
     if ops.facts(tensor)[3] != 1:
         call = infer(torch.ops.aten.alias.default, (tensor,), {}, tensor.device.index or 0)
         ops.stand_for(tensor, append(call, [tensor], ()))
 
 
 def remember(func: Any, args: tuple[Any, ...], call: Call | None, any_float: bool) -> None:
-    """Have C++ repeat this call of `func`, if it is the one that C++ asked about; None: it returns its operand once more."""
+    """Have C++ repeat this call of `func` if C++ asked about the op. None: the call returns its operand unchanged."""
     if asked.args != id(args) or asked.func is not func:
-        return  # a handler records something else for it
+        return  # a handler records another op for this one
     asked.func = None
     if call is None:
         ops.remember(nothing(), False)
@@ -75,7 +78,7 @@ def remember(func: Any, args: tuple[Any, ...], call: Call | None, any_float: boo
 
 @functools.cache
 def opaque(device: int) -> TensorMeta:
-    """Client-side metadata of a value that is no tensor of known size: random state, a generator, a mark in time."""
+    """Return client-side metadata of a value that is not a tensor of known size: random state, generator, or event mark."""
     return tensor_meta((0,), (1,), 0, torch.uint8, device)
 
 
@@ -89,7 +92,7 @@ def own_call(
     device: int = 0,
     writes: tuple[int, ...] = (),
 ) -> Call:
-    """The call of `op` with these operands and after them `slots` scalars; it makes a value of a device, or nothing."""
+    """Return the call of `op` with these operands, followed by the scalars `slots`. It makes a value on a device, or none."""
     args: tuple[Argument, ...] = (*(Operand() for _ in operands), *(SlotArg() for _ in range(slots)))
     form = Form(op, args, (), ("new",) if makes else ("none",), False)
     return unpredicted_call(form, operands, (opaque(device) if makes else None,), writes=writes)
@@ -105,7 +108,7 @@ def unpredicted_call(
     random: bool = True,
     refused: bool = False,
 ) -> Call:
-    """A call with results that nothing predicts, since Djinn makes it or only the executor knows them."""
+    """Return a call whose results have no prediction: it is Djinn's own op, or only the executor knows the results."""
     signature = signature_of(form, operands)
     signature.layout_trusted = True
     none = (-1,) * len(results)

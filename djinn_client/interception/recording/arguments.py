@@ -1,4 +1,4 @@
-"""Arguments of calls as forms (operands, slots and constants), and back."""
+"""Encode arguments of calls as forms (operands, slots and constants), and decode them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from djinn_core.ir.form import (
 )
 from djinn_core.ir.program import Slot
 
-FORMS_LIMIT = 16384  # remembered forms; one that was forgotten and comes again is another object, and equal
+FORMS_LIMIT = 16384  # cached forms; an evicted form that recurs is a new, equal object
 _forms: dict[Form, Form] = {}
 _OPERAND: Final = Operand()
 
@@ -35,10 +35,10 @@ _OPERAND: Final = Operand()
 def encode_form(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool, op: str | None = None
 ) -> Form:
-    """The form of a call of `func`, or of an op of Djinn's own in its place; equal forms are the same object.
+    """Return the form of a call of `func`, or of one of Djinn's own ops that replaces it. Equal forms are the same object.
 
     Raises:
-        UnsupportedOperation: an argument is of a type that cannot travel.
+        UnsupportedOperation: an argument has a type that cannot be sent.
     """
     form = Form(
         op=func.name() if op is None else op,
@@ -84,7 +84,7 @@ def _encode_rare(a: Any, func: Any) -> Argument:
 def call_arguments(
     form: Form, operands: Sequence[torch.Tensor], slots: Sequence[Slot], device: torch.device
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call of `form`, on `device` where it names the executor's own."""
+    """Return the arguments of a call of `form`. `device` replaces the executor's own device."""
     taken, numbers = iter(operands), iter(slots)
     positional = [_value(argument, taken, numbers, device) for argument in form.args]
     return positional, {name: _value(argument, taken, numbers, device) for name, argument in form.kwargs}

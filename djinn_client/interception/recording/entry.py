@@ -1,4 +1,4 @@
-"""Entries of a recorder: one recorded op each, before the entries of a program are frozen; and storages whose entries are never sent."""
+"""Entries of a recorder, one per recorded op, before a program is frozen; and storages whose entries are never sent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from djinn_core.ir.program import Call, Site, Slot
 
 
 class Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One recorded op. The garbage collector, which each op would else bring nearer, does not look at it: no cycle leads through one.
+    """One recorded op. The garbage collector ignores entries, because no reference cycle contains one.
 
     Attributes:
-        call: everything that follows from the op, its metadata and its scalars.
-        handles: of its operands, then of its new results. slots: its scalars.
-        site: the line of the user's code that issued it. module: the call of a module inside which it was issued.
+        call: the inferred call: op, metadata of operands and results, form.
+        handles: handles of its operands, then of its new results. slots: its scalars.
+        site: the line of the user's code that issued it. module: the module call that issued it.
     """
 
     call: Call
@@ -39,12 +39,12 @@ class Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def writes(self) -> list[int]:
-        """Handles of the operands that the op writes into."""
+        """Handles of the operands that the op writes."""
         return [self.handles[position] for position in self.call.writes]
 
 
 class SentEntries(msgspec.Struct, eq=False):
-    """Entries that were sent while a capture is under way, and handles of the values that were waited for."""
+    """Entries that were sent during a capture, and handles of the values that the program waited for."""
 
     entries: list[Entry] = msgspec.field(default_factory=list)
     fetched: set[int] = msgspec.field(default_factory=set)
@@ -56,18 +56,18 @@ class MetaOnlyStorages:
     This propagates: the results and writes of an op with such an operand have no data, either.
 
     Attributes:
-        storages: the numbers; the same set throughout.
+        storages: the numbers; always the same set object.
     """
 
     def __init__(self) -> None:
         self.storages: set[int] = set()
 
     def add(self, storage: int) -> None:
-        """Note that this storage has no data."""
+        """Mark a storage as having no data."""
         self.storages.add(storage)
 
     def sift(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries that can run, since all their operands have data."""
+        """Return the entries that can run: all their operands have data."""
         present: list[Entry] = []
         for entry in entries:
             if any(storage_of(h) in self.storages for h in entry.inputs):
@@ -77,7 +77,7 @@ class MetaOnlyStorages:
         return present
 
     def has(self, handle: int, unsent: Sequence[Entry]) -> bool:
-        """True if a value has metadata only and no data, once the entries `unsent` of this thread have run."""
+        """Return True if a value has metadata but no data after the entries `unsent` of this thread."""
         if self.storages:
             self.sift(unsent)
         return storage_of(handle) in self.storages
@@ -90,9 +90,9 @@ class MetaOnlyStorages:
         """
         if any(storage_of(h) in self.storages for h in handles):
             raise UnsupportedOperation(
-                "this needs the elements of a tensor that djinn.capture() computed from tensors on the meta device, which "
-                "have none: capture recorded it, and nothing can run it. Where a program asks for numbers, give it real "
-                "weights; where it does not, ask for the graph, the profile and the plan only"
+                "this op needs the elements of a tensor that djinn.capture() computed from tensors on the meta device, "
+                "which have no elements. Capture the program with real weights, or ask only for the graph, the profile "
+                "and the plan"
             )
 
     def clear(self) -> None:

@@ -1,9 +1,9 @@
-"""Prediction of fetches: small results of a program that were fetched one after the other the last time come in one round trip.
+"""Prediction of fetches: results that the program fetched one after the other last time now come in one round trip.
 
     losses = [(x * i).sum() for i in range(100)]
-    print([loss.item() for loss in losses])  # a round trip each when it runs first, one in all when it runs again
+    print([loss.item() for loss in losses])  # 100 round trips in the first run, one afterwards
 
-What has come is kept in the known contents of its storage. A wrong prediction costs bytes, never a result.
+Predicted elements are kept in the known contents of their storages. A wrong prediction costs bytes, never a result.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from djinn_client.interception.tensors.known_contents import KnownContents, know
 from djinn_core.ir.handles import storages_of
 from djinn_core.system.lru import LruCache
 
-MOST: Final = 256  # values that come ahead of one fetch
+MOST: Final = 256  # values that are fetched ahead with one fetch
 PROGRAMS: Final = 128  # programs that are remembered
 PIECES: Final = 2048  # remembered entries of pieces that were sent before the fetch
 
 
-# Of a program: the length of its last piece, and the identities of the first and the last call of that piece.
+# Key of a program: the length of its last piece, and the identities of the first and last call of that piece.
 _Key = tuple[int, int, int]
 
 
 class _Follower(NamedTuple):
-    """A result that is fetched after the first: `handles[position]` of an entry, which makes `call`, counted from the end."""
+    """A result that is fetched after the first one: `handles[position]` of an entry with `call`, counted from the end."""
 
     entry: int
     position: int
@@ -37,21 +37,21 @@ class _Follower(NamedTuple):
 
 
 class _KnownFetches(NamedTuple):
-    """Fetches that followed a program the last time. `calls` are kept so that their identities are not given to others."""
+    """The fetches that followed a program last time. `calls` keeps calls alive, so that their identities are not reused."""
 
     followers: tuple[_Follower, ...]
     calls: tuple[Any, Any]
 
 
 class _Pieces(Sequence[Entry]):
-    """Entries of pieces that were sent one after the other; an entry is made when it is asked for."""
+    """Entries of pieces that were sent one after the other. Each entry is created on access."""
 
     def __init__(self) -> None:
         self._parts: list[Sequence[Entry]] = []
         self._length = 0
 
     def add(self, part: Sequence[Entry]) -> None:
-        """Add a piece at the end. The first pieces go where those after them are enough."""
+        """Append a piece. Drop the first pieces while the later ones suffice."""
         self._parts.append(part)
         self._length += len(part)
         while self._length > PIECES and self._length - len(self._parts[0]) >= PIECES:
@@ -73,15 +73,15 @@ class _Pieces(Sequence[Entry]):
 
 
 class FetchPredictor:
-    """Predicts which values a thread fetches after one of its programs, by what it fetched after that program the last time.
+    """Predicts the fetches after a program from the fetches that followed it last time.
 
     Attributes:
-        ahead: handles that were predicted last, and where their elements are kept.
+        ahead: the last predicted handles, each with the contents object that keeps its elements.
     """
 
     def __init__(self) -> None:
         self._known: LruCache[_Key, _KnownFetches] = LruCache(PROGRAMS)
-        self._last: Sequence[Entry] = ()  # the last piece of the program that was sent last with a fetch
+        self._last: Sequence[Entry] = ()  # the last piece of the last program that was sent for a fetch
         self._entries: Sequence[Entry] = ()  # its entries
         self._pieces = _Pieces()  # entries that were sent since the last fetch
         self._predicted: tuple[_Follower, ...] = ()
@@ -94,7 +94,7 @@ class FetchPredictor:
         self._pieces.add(entries)
 
     def begin(self, entries: Sequence[Entry], handle: int) -> tuple[int, ...]:
-        """Begin with the value that a program is sent for; the handles that should come with it."""
+        """Begin with the value for which a program is sent. Return the handles to fetch with it."""
         if self._fetched or self.ahead:
             self._learn()
             self._fetched = []
@@ -109,7 +109,7 @@ class FetchPredictor:
             return ()
         self._predicted = known.followers
         if any(-f.entry > len(made) or made[f.entry].call is not f.call for f in self._predicted):
-            self._predicted = ()  # another program of this length
+            self._predicted = ()  # another program of the same length
         handles = [made[f.entry].handles[f.position] for f in self._predicted]
         storages = storages_of(handles)
         versions = zip(handles, storages, ops.sent_versions(storages), strict=True)
@@ -119,18 +119,18 @@ class FetchPredictor:
         return tuple(self.ahead)
 
     def failed(self) -> None:
-        """Forget a prediction that could not be fetched."""
+        """Drop a prediction whose fetch failed."""
         self._predicted, self.ahead = (), {}
         if self._last:
             self._known.pop(_key_of(self._last), None)
 
     def asked(self, handle: int, unsent: int) -> None:
-        """Note that a small value is asked for, with so many unsent entries."""
+        """Note a fetch of a small value while so many entries are unsent."""
         if not unsent and handle != self._first and len(self._fetched) < MOST:
             self._fetched.append(handle)
 
     def _learn(self) -> None:
-        """Remember the fetches that have followed the last program."""
+        """Remember the fetches that followed the last program."""
         fetched = dict.fromkeys(self._fetched)
         if not self._last or tuple(fetched) == tuple(self.ahead):
             return
@@ -148,6 +148,6 @@ class FetchPredictor:
 
 
 def _key_of(last: Sequence[Entry]) -> _Key:
-    if isinstance(last, RecordedProgram):  # an `Entry` of these takes long to make
+    if isinstance(last, RecordedProgram):  # creating an `Entry` for each of these would be slow
         return len(last), id(last.call(0)), id(last.call(-1))
     return len(last), id(last[0].call), id(last[-1].call)

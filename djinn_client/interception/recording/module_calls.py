@@ -1,4 +1,4 @@
-"""Where each thread is: inside which `nn.Module` call, for `ir.module_path`, and inside a backward pass."""
+"""Position of each thread: the current `nn.Module` call, for `ir.module_path`, and the current backward pass."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from djinn_core.ir.module_path import BACKWARD, ModuleCall
 
 
 def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
-    """`torch.nn.Module.__call__` that says where its thread is. A decode step calls hundreds of modules, so all is written out here."""
+    """`torch.nn.Module.__call__` that tracks the current module.
+
+    A decode step calls hundreds of modules, so the code is inlined.
+    """
     is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
     next_number = torch_dispatch.next_sequence_number
     usual = torch_dispatch.is_usual_module_call(call)
 
     @functools.wraps(call)
     def called(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # what follows cannot be compiled, and would be compiled away
+        if is_compiling():  # the tracking code cannot be compiled, and compilation would remove it
             return call(module, *args, **kwargs)
         try:
             recorder = recorders.thread.recorder
@@ -58,13 +61,13 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
 
 
 def module_now(recorder: Recorder) -> ModuleCall | None:
-    """The call of a module that a thread is inside, or the autograd node that it is at."""
+    """Return the module call that a thread is inside, or its current autograd node."""
     outer = recorder.module
     return at_node(recorder) if outer is None and recorder.differentiating else outer
 
 
 def at_node(recorder: Recorder) -> ModuleCall:
-    """Position of a thread in a backward pass: the autograd node that it is at."""
+    """A thread's position in a backward pass: its current autograd node."""
     return torch_dispatch.node_sequence_number(), None, recorder.forward_calls
 
 

@@ -1,4 +1,4 @@
-"""Recorders: the program that each thread is recording, and the points at which it is cut and sent."""
+"""Recorders: the program that each thread is recording, and when it is cut and sent."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from djinn_core.wire.message_base import Message
 
 WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads
 NOTHING = Program((), (), ())
-UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so that those that died are freed
+UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so that dead uploads are freed
 
 T = TypeVar("T")
 
 
 class SyncRequest(msgspec.Struct):
-    """Requests of a cut beside running the program.
+    """Requests of a cut, in addition to running the program.
 
-    `predicts`: values that are expected to be fetched next are added to the one to `fetch`.
+    `predicts`: add the predicted next fetches to `fetch`.
     """
 
     fetch: tuple[int, ...] = ()
@@ -75,7 +75,7 @@ def _memory_of(tensor: torch.Tensor) -> memoryview[int]:
 _NO_PROGRAM: Final = -1
 _no_counters: Final = _memory_of(
     torch.zeros(DIFFERENTIATING + 1, dtype=torch.int64)
-)  # of recorders whose threads have ended
+)  # recorders whose threads have ended
 _by_program: Final[dict[int, Recorder]] = {}
 _retiring = threading.RLock()  # held while a program loses its recorder
 
@@ -83,15 +83,17 @@ _retiring = threading.RLock()  # held while a program loses its recorder
 class Recorder:
     """Records one thread's program.
 
-    C++ appends the entries, and orders the programs of threads that use a storage.
+    C++ appends the entries, and orders programs of several threads that use one storage.
 
     Attributes:
-        program: its number in C++. counters: its counters, which are memory of C++.
-        is_of_thread: whether a thread's ops are recorded on it, and sent.
-        captures: what captures under way get of programs that are sent. fixed: the last entry from before the innermost capture.
+        program: number of the program in C++. counters: counters of the program, in C++ memory.
+        is_of_thread: True if it records a thread's ops, which are sent.
+        captures: for each active capture, the entries that were sent. fixed: the last entry from before the innermost
+            capture.
         constants: uploaded values (handle, elements, logical device) while a capture tracks them.
-        module: the call of a module that the thread is inside. moments: these by the number of entries before, in order.
-        forward_calls: the calls of modules that the thread was inside before.
+        module: the module call that the thread is inside. moments: the module calls in order, each with the number of
+            entries before it.
+        forward_calls: earlier module calls of the thread.
     """
 
     __slots__ = (
@@ -112,9 +114,9 @@ class Recorder:
     is_of_thread = True
 
     def __init__(self, shared: Recorders, program: int | None = None) -> None:
-        """`shared`: what it has in common with the recorders of other threads.
+        """`shared`: the state that the recorders of all threads share.
 
-        `program`: number of a thread's program; None: a new one that no thread records yet.
+        `program`: number of a thread's program. None: create a program for no thread.
         """
         self._shared = shared
         self.program = int(ops.new_program()) if program is None else program
@@ -131,7 +133,7 @@ class Recorder:
         self.uploads = 0
         self.limit = port.checkpoint_instructions
         self._thread = weakref.ref(threading.current_thread())
-        if port.lock.acquire(blocking=False):  # else another thread may be taking the program of one that is done
+        if port.lock.acquire(blocking=False):  # else another thread may be taking the program of a finished recorder
             try:
                 for other in [*_by_program.values()]:
                     if other.done:
@@ -141,7 +143,7 @@ class Recorder:
         _by_program[self.program] = self
 
     def retire(self) -> None:
-        """Give the program to another thread: this one has ended, and everything was sent."""
+        """Release the program for another thread. This thread has ended, and all its entries were sent."""
         with _retiring:
             if (number := self.program) == _NO_PROGRAM:
                 return
@@ -153,7 +155,7 @@ class Recorder:
     def begin_in_child() -> None:
         """Forget everything in a forked child, before it records."""
         global _retiring
-        _retiring = threading.RLock()  # a thread of the parent may have held it
+        _retiring = threading.RLock()  # a thread of the parent may have held the lock
         native_calls.begin_in_child()
         native_entries.begin_in_child()
         _by_program.clear()
@@ -161,27 +163,27 @@ class Recorder:
         ops.set_forked(port.forked)
 
     def begin_on_thread(self) -> None:
-        """The present thread records on this recorder from now on."""
+        """Make this the recorder of the current thread."""
         ops.switch_program(self.program)
 
     @property
     def thread(self) -> str:
-        """Name of the thread; empty where it has ended."""
+        """Return the name of the thread; empty if it has ended."""
         thread = self._thread()
         return thread.name if thread is not None else ""
 
     @property
     def done(self) -> bool:
-        """True if nothing is unsent and the thread will record nothing more."""
-        return self.ended and not self.unsent  # in this order: the thread may record its last op meanwhile
+        """Return True if nothing is unsent and the thread has ended."""
+        return self.ended and not self.unsent  # in this order, because the thread may record its last op in between
 
     @property
     def ended(self) -> bool:
-        """True if the thread will record nothing more."""
+        """Return True if the thread has ended, and will record nothing more."""
         thread = self._thread()
         if thread is None:
             return True
-        # Python counts the main thread as ended before it calls what is registered to run at exit, which may record.
+        # Python marks the main thread as ended before it runs atexit handlers, which may record.
         return not thread.is_alive() and thread is not threading.main_thread()
 
     @property
@@ -191,17 +193,17 @@ class Recorder:
 
     @property
     def unsent(self) -> int:
-        """Number of unsent entries."""
+        """Return the number of unsent entries."""
         return self.counters[ENTRIES]
 
     @property
     def epoch(self) -> int:
-        """Number of cuts so far."""
+        """Return the number of cuts so far."""
         return self.counters[EPOCH]
 
     @property
     def limit(self) -> int:
-        """Number of entries at which C++ calls `cut_at_limit`."""
+        """The number of entries at which C++ calls `cut_at_limit`."""
         return self.counters[LIMIT]
 
     @limit.setter
@@ -210,7 +212,7 @@ class Recorder:
 
     @property
     def differentiating(self) -> bool:
-        """True if the thread is in a backward pass."""
+        """Return True if the thread is in a backward pass."""
         return bool(self.counters[DIFFERENTIATING])
 
     @differentiating.setter
@@ -226,7 +228,7 @@ class Recorder:
         ops.note_read(storage.holder)
 
     def take_back(self, value: Value) -> bool:
-        """Take back the last instruction where it made the empty memory of `value`; whether it was."""
+        """Remove the last instruction if it created the empty memory of `value`. Return True if it did."""
         if self.fixed is not None and self.unsent and self.entries[-1].handles == self.fixed.handles:
             return False
         if not ops.take_back(value.holder):
@@ -238,7 +240,7 @@ class Recorder:
 
     @without_modes
     def prepare(self) -> None:
-        """Have an op fail that cannot be sent anywhere, and not the first wait for a result; a capture is not sent."""
+        """Make the op fail if no server can be reached, rather than the first fetch. A capture needs no server."""
         if not self.captures:
             port.prepare()
 
@@ -248,11 +250,11 @@ class Recorder:
             self._send(SyncRequest())
 
     def flush(self) -> None:
-        """Send what all threads have recorded so far, and what may be freed, without waiting."""
+        """Send the recorded ops and pending frees of all threads, without waiting."""
         self.asked(lambda: None)
 
     def cut_all(self) -> None:
-        """Send what all threads have recorded so far, but for captures, without waiting."""
+        """Send the recorded ops of all threads except those in captures, without waiting."""
         require_stack_room()
         if any(recorder.unsent and not recorder.captures for recorder in self._shared.all()):
             with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.locked_session():
@@ -261,11 +263,11 @@ class Recorder:
                         recorder.cut()
 
     def query(self, message: Message, kind: type[M], device: int = 0) -> M:
-        """The reply to a message when the executor has done what was recorded so far; see `Sink.ask`."""
+        """Return the reply to a message, sent after all recorded ops; see `Sink.ask`."""
         return self.asked(lambda: port.sink.ask(message, kind, device), in_time=True)
 
     def asked(self, question: Callable[[], T], *, in_time: bool = False) -> T:
-        """The reply to a question when everything that was recorded so far is sent; the sink's lock is held meanwhile.
+        """Return the reply to a question, after sending all recorded ops. Holds the sink's lock meanwhile.
 
         `in_time`: as in `locked_session`.
         """
@@ -289,15 +291,15 @@ class Recorder:
 
     @without_modes
     def ask(self, ask: SyncRequest) -> SubmissionReply:
-        """Send what was recorded so far and wait for what `ask` names."""
-        if len(ask.fetch) > limits.BUFFERS:  # that many come with one reply
+        """Send the recorded ops and wait for the results that `ask` names."""
+        if len(ask.fetch) > limits.BUFFERS:  # limit for one reply
             first = self.ask(msgspec.structs.replace(ask, fetch=ask.fetch[: limits.BUFFERS]))
             rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
             return msgspec.structs.replace(rest, tensors=first.tensors + rest.tensors, described=first.described)
         return self.ask_unseen(ask)
 
     def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
-        """As `ask`, for a caller that no modes see, and no more values than come with one reply."""
+        """Like `ask`, but no modes are notified, and all values must fit into one reply."""
         require_stack_room()
         _open()
         with interrupt_mask:
@@ -319,7 +321,7 @@ class Recorder:
 
     @without_modes
     def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> Ticket:
-        """Send what was recorded so far, and ask for values of `nbytes` that `Sink.wait` gives later."""
+        """Send the recorded ops, and request values of `nbytes` bytes. `Sink.wait` returns them later."""
         _open()
         ticket: Ticket = None
         try:
@@ -327,22 +329,22 @@ class Recorder:
                 ticket = self._send(SyncRequest(fetch=fetch, later=nbytes))
         except KeyboardInterrupt:
             if ticket is not None:
-                port.sink.abandon(ticket)  # it was sent, and is not asked for any more
+                port.sink.abandon(ticket)  # the program was sent, and its values are not requested any more
             raise
         return ticket
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int) -> None:
-        """As `Sink.upload`.
+        """Upload tensors as remote values.
 
         Raises:
-            UnsupportedOperation: a tensor has more dimensions than remote tensors have; or it is stored, and a call is recorded that
-                will be repeated without being called.
+            UnsupportedOperation: a tensor has too many dimensions; or it is a stored weight, and the call is being
+                recorded for replay.
         """
         require_stack_room()
         if isinstance(source, StoredTensor):
             if self.constants is not None:
                 raise UnsupportedOperation(
-                    "weights cannot be read in a call that is recorded to be repeated: read them before it"
+                    "stored weights cannot be read inside a call that is recorded for replay: read them before the call"
                 )
             self._upload(handle, source, device)
             return
@@ -381,7 +383,7 @@ class Recorder:
         shared = self._shared
         if not port.lock.acquire(blocking=False):
             waits = ask.later is None and (ask.fetch or ask.describe or ask.synchronize)
-            with locked_in_time(port.lock) if waits else port.lock:  # waits where it can be interrupted
+            with locked_in_time(port.lock) if waits else port.lock:  # the wait here can be interrupted
                 return self._send_masked(ask, cut)
         try:
             if shared.held_back:
@@ -398,8 +400,8 @@ class Recorder:
             port.lock.release()
 
     def take(self, ask: SyncRequest, cut: Callable[[Any], int] = len) -> Submission:
-        """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
-        if self.program == _NO_PROGRAM:  # another thread has taken all since the caller looked
+        """Take the recorded ops as a submission, as `cut` says. The caller must submit it before it releases `sending`."""
+        if self.program == _NO_PROGRAM:  # another thread has taken everything since the caller looked
             return Submission(NOTHING, (), ask.fetch, ask.describe, ask.synchronize, later=ask.later)
         shared = self._shared
         meta_only = shared.meta_only
@@ -409,7 +411,7 @@ class Recorder:
         count = -1 if cut is len else cut(self.entries)
         taken = RecordedProgram(ops.take(self.program, count), self.moments, self.forward_calls)
         shared.waiting, length = taken.waiting, len(taken)
-        if self.moments:  # another table: the entries keep this one
+        if self.moments:  # a new table: the entries keep the old one
             at = next(reversed(self.moments))
             self.moments = {at - length if at > length else 0: self.module}
         for tell in taps.taken:
@@ -441,7 +443,7 @@ class Recorder:
         return Submission(program, tuple(free), ask.fetch, ask.describe, ask.synchronize, ask.later)
 
     def _forget_meta_only(self, dead: list[int]) -> list[int]:
-        """Return those of the dead handles whose values exist. A storage without data is forgotten with its last value."""
+        """Return the dead handles whose values exist. Forget a storage without data together with its last value."""
         storages = self._shared.meta_only.storages
         gone = {storage_of(handle) for handle in dead}.intersection(storages)
         if not gone:
@@ -453,7 +455,7 @@ class Recorder:
 
 
 def _open() -> None:
-    """Begin a session if none is open. Where the caller holds the lock, it has begun."""
+    """Begin a session if none is open. If the caller holds the lock, the session is open already."""
     try:
         port.sink.open()
     except DjinnError as error:
@@ -462,7 +464,7 @@ def _open() -> None:
 
 
 def freeze(entries: Sequence[Entry], dead: list[int]) -> Program:
-    """The entries as a frozen program; handles in `dead` that it mentions die with it."""
+    """Freeze the entries as a program. Handles in `dead` that the program mentions die with it."""
     if not entries:
         return NOTHING
     calls, handles, slots, sites, modules = zip(*map(msgspec.structs.astuple, entries), strict=True)
@@ -472,14 +474,14 @@ def freeze(entries: Sequence[Entry], dead: list[int]) -> Program:
 
 
 class Recorders:
-    """The recorders of all threads, and what they share: what waits to be sent.
+    """The recorders of all threads, and their shared state: everything that waits to be sent.
 
     Attributes:
-        thread: the present thread's recorder, which its first use makes; there since `begin`.
-        held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
-        unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
+        thread: recorder of the current thread, created on first use. Exists after `begin`.
+        held_back: uploads that a capture defers, because it starts no server: handles and copies of the data.
+        unsent: submissions that an interrupt kept from being sent. They are sent first.
         waiting: number of freed handles that wait for the unsent programs of other threads.
-        ops_captured: number of ops that were taken so far. begun: the library is loaded.
+        ops_captured: number of ops taken so far. begun: True once the library is loaded.
         meta_only: storages without data.
     """
 
@@ -493,7 +495,7 @@ class Recorders:
         self.thread: _ThreadRecorder | _ForkedChild
 
     def begin(self) -> None:
-        """Give each thread a recorder; once the library is loaded."""
+        """Create the recorders of threads. Call this once the library is loaded."""
         self.thread = _ThreadRecorder(self)
         self.begun = True
 
@@ -503,10 +505,12 @@ class Recorders:
 
     @contextmanager
     def locked_session(self, *, in_time: bool = False) -> Iterator[None]:
-        """Hold the sink's lock in the block, with a session open. `in_time`: the wait for the lock counts for this thread's deadline.
+        """Hold the sink's lock in the block, with a session open.
 
-        The lock order is the context's lock, then the sink's, so this begins the session before it takes the lock. It starts over
-        if another thread ended the session in between.
+        `in_time`: this thread's deadline limits the wait for the lock.
+
+        The lock order is the context's lock, then the sink's, so this begins the session before it takes the lock. It
+        starts over if another thread ended the session in between.
         """
         while True:
             ended = port.sessions_ended
@@ -517,7 +521,7 @@ class Recorders:
                     return
 
     def send_held_back(self) -> None:
-        """Upload what captures have held back."""
+        """Upload the data that captures have held back."""
         while self.held_back:
             port.sink.upload(*self.held_back[0])
             self.held_back.popleft()
@@ -531,7 +535,8 @@ class Recorders:
             try:
                 ticket = port.sink.submit(part)
             except BaseException as error:
-                # The runtime refuses the values of a part that it cannot plan, and sends nothing of one that is interrupted.
+                # The runtime refuses the values of a part that it cannot plan. It sends nothing of a part that is
+                # interrupted.
                 left = parts[position if isinstance(error, KeyboardInterrupt) else position + 1 :]
                 rest = [
                     msgspec.structs.replace(one, fetch=(), describe=(), synchronize=False, later=None) for one in left
@@ -544,22 +549,22 @@ class Recorders:
         return ticket
 
     def drop_everything(self) -> None:
-        """Drop everything recorded for a session that has ended, and its pending frees: the next session has no use for them."""
+        """Drop all recorded ops and pending frees after a session has ended. The next session cannot use them."""
         for recorder in self.all():
             recorder.take(SyncRequest())
-        ops.end_session()  # what was freed, and states of generators
+        ops.end_session()  # freed handles, and states of generators
         self.held_back.clear()
         self.unsent.clear()
         self.meta_only.clear()
         known_contents.clear()
 
     def limit_programs(self) -> None:
-        """Keep programs to `port.checkpoint_instructions` from now on, also those under way."""
+        """Limit programs, including current ones, to `port.checkpoint_instructions` from now on."""
         for recorder in self.all():
             recorder.limit = port.checkpoint_instructions
 
     def count_ops(self) -> int:
-        """Number of ops that were recorded so far, by all threads."""
+        """Return the number of ops that all threads have recorded so far."""
         return self.ops_captured + sum(recorder.counters[ENTRIES] for recorder in list(_by_program.values()))
 
     def have_unsent_values(self) -> bool:
@@ -567,7 +572,7 @@ class Recorders:
         return bool(self.held_back) or bool(ops.any_unsent_values())
 
     def forget_everything(self) -> None:
-        """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""
+        """Reset in a forked child: the programs belong to the parent, and threads of the parent may have held the locks."""
         port.lock = InterruptibleLock()
         collect_later.restart()
         self.waiting = 0
@@ -583,11 +588,11 @@ class _ThreadRecorder(threading.local):
 
 
 class _ForkedChild:
-    """In the place of `_ThreadRecorder` where nothing can be recorded."""
+    """Replaces `_ThreadRecorder` in a forked child, where nothing can be recorded."""
 
     @property
     def recorder(self) -> Recorder:
-        """None.
+        """Raise `ForkedProcess`.
 
         Raises:
             ForkedProcess: always.
@@ -599,17 +604,17 @@ recorders: Final = Recorders()
 
 
 def current() -> Recorder:
-    """This thread's recorder."""
+    """Return this thread's recorder."""
     return recorders.thread.recorder
 
 
 def is_capturing() -> bool:
-    """True if this thread is inside `capture()`."""
+    """Return True if this thread is inside `capture()`."""
     return bool(current().captures)
 
 
 def current_or_none() -> Recorder | None:
-    """This thread's recorder; None in a forked child, which computes on the CPU without the device."""
+    """Return this thread's recorder. Return None in a forked child, which works on the CPU only."""
     try:
         return recorders.thread.recorder
     except ForkedProcess:
@@ -618,7 +623,7 @@ def current_or_none() -> Recorder | None:
 
 @contextmanager
 def recording_on(recorder: Recorder) -> Iterator[None]:
-    """Have this thread record on `recorder` inside the block."""
+    """In the block, record this thread's ops on `recorder`."""
     thread = recorders.thread
     if isinstance(thread, _ForkedChild):
         raise ForkedProcess
@@ -635,7 +640,8 @@ def _cut(program: int) -> None:
     if (recorder := _by_program.get(program)) is not None:
         recorder.cut()
     elif ops.counters(program)[ENTRIES] and program not in _by_program:
-        raise AssertionError(f"program {program} has unsent ops and no recorder")  # C++ would ask for ever
+        # otherwise C++ would ask again forever
+        raise AssertionError(f"program {program} has unsent ops and no recorder")
 
 
 def _at_limit() -> None:
@@ -647,7 +653,7 @@ def _begin_program() -> None:
 
 
 def register() -> None:
-    """Have C++ call these."""
+    """Register the functions that C++ calls."""
     implement(cut=_cut, at_limit=_at_limit, begin_program=_begin_program)
-    number_storages_by(ops.reserve_storages)  # plans make values beside those that programs record
+    number_storages_by(ops.reserve_storages)  # plans create values in addition to those of programs
     recorders.begin()

@@ -1,4 +1,4 @@
-"""Replay: recording a captured program or one of its nodes again, on other inputs."""
+"""Replay: record a captured program, or one of its nodes, again with other inputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from djinn_core.ir.values import TensorMeta
 def reissue(
     program: Program, nodes: Iterable[int], replace: Mapping[int, int], inputs: Mapping[int, torch.Tensor]
 ) -> dict[int, LazyTensor]:
-    """Record `nodes` of `program` again, with `inputs` for some of its inputs; the new tensors by old value.
+    """Record `nodes` of `program` again, with `inputs` for some of its inputs. Return the new tensors by old value.
 
-    Inputs that are not given are those of the capture, if they are still alive.
+    An input that is not given is the captured input, if that is still alive.
 
     Raises:
-        DjinnError: a given input does not have the metadata of the one that it stands for.
+        DjinnError: the metadata of a given input differs from the captured input.
     """
     instructions = list(program.instructions())
     tensors: dict[int, LazyTensor] = {}
@@ -55,7 +55,8 @@ def _checked(given: torch.Tensor, meta: TensorMeta) -> LazyTensor:
     if not isinstance(given, LazyTensor) or given.remote.meta is not meta:
         raise DjinnError(
             f"an input of shape {tuple(given.shape)}, stride {given.stride()}, {given.dtype} on {given.device} cannot "
-            f"stand for one of shape {meta.shape}, stride {meta.stride}, {meta.dtype} on remote_accelerator:{meta.device}"
+            f"replace an input of shape {meta.shape}, stride {meta.stride}, {meta.dtype} on "
+            f"remote_accelerator:{meta.device}"
         )
     return given
 
@@ -73,12 +74,12 @@ def _new(call: Call) -> list[bool]:
 
 
 def call_again(node: Node, operands: Sequence[torch.Tensor], changed: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The results of a node's op for other operands, in the order in which the node has them.
+    """Return the results of a node's op for other operands, in the node's order.
 
     Args:
         node: of a recorded program.
         operands: tensors for `node.inputs`.
-        changed: arguments that are not as they were, by the names in the op's schema.
+        changed: changed arguments, by their names in the op's schema.
 
     Raises:
         InvalidStage: the node's op cannot be called again.

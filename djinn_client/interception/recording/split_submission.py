@@ -1,4 +1,4 @@
-"""Splitting of a submission that exceeds the message size into several."""
+"""Split a submission that exceeds the message size into several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn_core.wire import limits
 
 
 def fits(submission: Submission) -> bool:
-    """True if it can be sent as it is."""
+    """Return True if a submission fits into one message."""
     program = submission.program
     return (
         program.size <= limits.ARGUMENTS_SENT
@@ -22,9 +22,9 @@ def fits(submission: Submission) -> bool:
 
 
 def in_parts(submission: Submission) -> Iterator[Submission]:
-    """The same work in as many submissions as it takes; the last one has the requests of the whole one."""
+    """Split a submission into as many as necessary. The last one has the requests of the original."""
     program, free = submission.program, submission.free
-    # What is freed is not mentioned in the program, so that it may go first.
+    # The program does not mention the freed handles, so they may go first.
     for start in range(limits.HANDLES_SENT, len(free), limits.HANDLES_SENT):
         yield Submission(Program((), (), ()), free[start : start + limits.HANDLES_SENT])
     *before, last = [program] if fits(Submission(program)) else program.cut(_starts(program))
@@ -33,7 +33,10 @@ def in_parts(submission: Submission) -> Iterator[Submission]:
 
 
 def _starts(program: Program) -> Iterator[int]:
-    """Numbers of the instructions with which pieces within the limits begin, but for the first; an op alone may exceed them."""
+    """Return the first instruction of each piece but the first, so that pieces are within the limits.
+
+    A single op may exceed them.
+    """
     taken = first = 0
     for index, call in enumerate(program.calls):
         more = call.operand_count + call.new_count + call.slot_count

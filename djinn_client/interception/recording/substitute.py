@@ -1,7 +1,7 @@
-"""Subgraph substitution: a program is recorded again, with other PyTorch code in the place of some of its nodes.
+"""Subgraph substitution: record a program again, with other PyTorch code for some of its nodes.
 
-The remaining nodes are recorded again call by call, on stand-ins for the program's values; the PyTorch code runs on the same
-stand-ins. Nothing is sent, and the program that the thread records meanwhile is left alone.
+The remaining nodes are recorded call by call, on placeholder tensors for the program's values. The PyTorch code runs on
+the same placeholders. Nothing is sent, and the thread's current program does not change.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.ir.substitution import Recipe, RewrittenProgram, Substitution
 from djinn_core.ir.values import TensorMeta
 
-_NEVER = 1 << 60  # instructions after which the recorder would send
-_FIRST = 1  # number of the first view of new memory, which is all of it
+_NEVER = 1 << 60  # instruction count at which the recorder would otherwise send
+_FIRST = 1  # handle of the first view of new memory that covers it completely
 
 
 @without_modes
 def rewrite(program: Program, substitutions: Sequence[Substitution], weights: frozenset[int]) -> RewrittenProgram:
-    """Rewrite a program with other computation in the place of some nodes.
+    """Rewrite a program: replace some of its nodes by other code.
 
     Args:
         program: the original. Its ops must not change the metadata of their operands.
-        substitutions: nodes and the code that replaces them; they do not overlap.
-        weights: inputs that are not written and stay as they are for many programs.
+        substitutions: nodes and their replacement code; the node sets do not overlap.
+        weights: inputs that stay unchanged over many programs.
 
     Raises:
         InvalidStage: a substitution does not fit, or its code needs data.
@@ -53,7 +53,7 @@ class _UnsentRecorder(Recorder):
     """A recorder whose entries are never sent.
 
     Attributes:
-        groups: stretches of entries, first and past the last, each with the number of its group.
+        groups: entry ranges (first, end), each with its group number.
     """
 
     __slots__ = ("groups",)
@@ -65,11 +65,11 @@ class _UnsentRecorder(Recorder):
         self.groups: list[tuple[int, int, int]] = []
 
     def group_of(self, entry: int) -> int:
-        """The group of an entry, or -1."""
+        """Return the group of an entry, or -1."""
         return next((number for first, end, number in reversed(self.groups) if first <= entry < end), -1)
 
     def prepare(self) -> None:
-        """Nothing is needed for a plan."""
+        """Do nothing: a plan needs no server."""
 
     def ask_unseen(self, ask: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
         """Refused.
@@ -80,7 +80,7 @@ class _UnsentRecorder(Recorder):
         raise InvalidStage("the code of a substitution needs data, which a plan does not have")
 
     def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> NoReturn:  # noqa: ARG002 - as above
-        """As `ask`."""
+        """Raise `InvalidStage`, as `ask_unseen`."""
         self.ask_unseen(SyncRequest())
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int) -> NoReturn:  # noqa: ARG002 - as above
@@ -104,7 +104,7 @@ def _recording_unsent() -> Iterator[_UnsentRecorder]:
 
 @contextmanager
 def group(number: int) -> Iterator[None]:
-    """In the code of a substitution: what is computed inside the block belongs to a group, and may run beside other groups.
+    """Context manager for the code of a substitution: ops inside the block form a group that may run beside other groups.
 
     Placement policies see the groups as the hint `groups`: the ids of the nodes of each, in the order of their numbers.
     """
@@ -119,7 +119,7 @@ def group(number: int) -> Iterator[None]:
 
 @attrs.frozen
 class _NewInstruction:
-    """One instruction of the new program: slots by their positions in the original's, or -1; its group, or -1."""
+    """An instruction of the new program: positions of its slots in the original, or -1, and its group, or -1."""
 
     entry: Entry
     slots: tuple[int, ...]
@@ -128,7 +128,7 @@ class _NewInstruction:
     group: int
 
 
-# From here on views of borrowed memory are numbered, whose owner numbers its own.
+# Views of borrowed memory have numbers from here on; the memory's owner numbers its own views.
 _OWN_VIEWS: Final = 1 << 30
 
 
@@ -153,7 +153,7 @@ class _Rewriter:
         for instruction in self.program.instructions():
             if instruction.call.changes:
                 raise InvalidStage(
-                    f"{instruction.op} changes the metadata of its operand: such programs stay as they are"
+                    f"{instruction.op} changes the metadata of its operand: such a program cannot be rewritten"
                 )
             substitution = self.first.get(instruction.index)
             if substitution is not None:
@@ -181,14 +181,14 @@ class _Rewriter:
         raise InvalidStage(f"a substitution takes value {value}, which the program does not have")
 
     def _again(self, instruction: Instruction, slots: range) -> None:
-        """Record an instruction once more; as it was, where its operands look as they did."""
+        """Record an instruction again, with its original call if the operands have the same metadata."""
         call = instruction.call
         operands = [self._tensor(v, call, i) for i, v in enumerate(instruction.inputs)]
         before = self.recorder.unsent
         if all(t.remote.meta is meta for t, meta in zip(operands, call.operands, strict=True)):
             out = append(call, operands, instruction.slots)
         elif call.op in OWN_OPERATORS:
-            raise InvalidStage(f"{call.op} would get other operands")
+            raise InvalidStage(f"{call.op} would get operands with other metadata")
         else:
             form = call.signature.form
             positional, keywords = call_arguments(form, operands, instruction.slots, logical_device(0))
@@ -208,12 +208,13 @@ class _Rewriter:
         entries = self.recorder.entries[before:]
         if random := next((entry.call.op for entry in entries if entry.call.random), ""):
             raise InvalidStage(
-                f"the code of a substitution draws random numbers ({random}), which others would have drawn"
+                f"the code of a substitution draws random numbers ({random}), which would change the numbers of later "
+                f"ops"
             )
         self._note(before, None, min(substitution.nodes))
 
     def _computed(self, substitution: Substitution) -> list[LazyTensor]:
-        """Results of the substituted code, whose shapes and dtypes must be those of the outputs that they stand for."""
+        """Run the code of a substitution. Check that shapes and dtypes of the results match the replaced outputs."""
         computed = substitution.compute([self._tensor(v) for v in substitution.inputs])
         if not isinstance(computed, list | tuple) or len(computed) != len(substitution.outputs):
             raise InvalidStage(
@@ -230,7 +231,7 @@ class _Rewriter:
         return made
 
     def _as_known(self, value: int, tensor: LazyTensor) -> LazyTensor:
-        """A result that outlives the program, laid out as the client knows it."""
+        """Return a result that outlives the program, in the layout that the client knows."""
         meta = self.metas[value]
         if value in self.program.dead or tensor.remote.meta is meta:
             return tensor
@@ -244,7 +245,7 @@ class _Rewriter:
         return laid
 
     def _apart_from_others(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
-        """The results; those that are written later have memory of their own."""
+        """Return the results. A result that is written later gets memory of its own."""
         taken = set(self.storages)
         found: list[torch.Tensor] = []
         for value, tensor in zip(values, tensors, strict=True):
@@ -263,15 +264,15 @@ class _Rewriter:
             self.names[handle] = value
             self.tensors[value] = tensor
             storage = storage_of(handle)
-            if handle == make_handle(storage, _FIRST):  # it is the whole memory: what looks into it does so still
+            if handle == make_handle(storage, _FIRST):  # the tensor covers the whole memory, so its views stay views
                 self.memories[storage] = storage_of(value)
 
     def _note(self, first: int, slots: tuple[int, ...] | None, node: int) -> None:
-        """Take what was recorded from entry `first` on, which is or stands for `node`."""
+        """Note the entries from `first` on, which implement `node`."""
         program, entries = self.program, self.recorder.entries
         where = program.sites[node] if program.sites else None
         for at in range(first, len(entries)):
-            made = entries[at]  # whose line and module are still the user's
+            made = entries[at]  # keep line and module of the user's code
             module = program.modules[node] if program.modules else None
             entry = msgspec.structs.replace(made, site=where or made.site, module=module)
             own, group = slots is None, self.recorder.group_of(at)
@@ -298,11 +299,13 @@ class _Rewriter:
         )
 
     def _check_kept(self) -> None:
-        """Check that values that outlive the program have the metadata that the client has for them."""
+        """Check that values that outlive the program have the metadata that the client knows."""
         for value, meta in self.metas.items():
             tensor = self.tensors.get(value)
             if value not in self.program.dead and (tensor is None or tensor.remote.meta is not meta):
-                raise InvalidStage(f"value {value} outlives the program, and would be gone or look otherwise")
+                raise InvalidStage(
+                    f"value {value} outlives the program, but the substitution drops it or changes its metadata"
+                )
 
     def _known_as(self, handle: int) -> int:
         """A value of the program, or one of its own, in the memory of a value of the program where it looks into that."""
@@ -319,7 +322,7 @@ class _Rewriter:
 
 
 def _groups(made: Sequence[_NewInstruction]) -> tuple[tuple[int, ...], ...]:
-    """The instructions of each group."""
+    """Return the instructions of each group."""
     numbers = range(max((m.group for m in made), default=-1) + 1)
     return tuple(tuple(i for i, m in enumerate(made) if m.group == number) for number in numbers)
 
@@ -329,7 +332,7 @@ def _shown(made: object) -> str:
 
 
 def _result_metas(program: Program) -> dict[int, TensorMeta]:
-    """Metadata of the program's results."""
+    """Return the metadata of the program's results."""
     metas: dict[int, TensorMeta] = {}
     for instruction in program.instructions():
         call = instruction.call
@@ -341,7 +344,7 @@ def _result_metas(program: Program) -> dict[int, TensorMeta]:
 def _hoisted(
     made: Sequence[_NewInstruction], weights: frozenset[int], outliving: frozenset[int]
 ) -> tuple[list[_NewInstruction], list[_NewInstruction]]:
-    """Split into new instructions that depend on weights only, and the rest, which makes what outlives the program."""
+    """Split the new instructions into those that depend on weights only, and the rest."""
     constant = set(weights)
     written = {storage_of(handle) for one in made for handle in one.entry.writes}
     before: list[_NewInstruction] = []
@@ -359,7 +362,7 @@ def _hoisted(
 
 
 def _independent(before: Sequence[_NewInstruction]) -> list[list[_NewInstruction]]:
-    """Split hoisted instructions into independent parts, so that other programs find the same parts in the cache."""
+    """Split hoisted instructions into independent parts, so that other programs find equal parts in the cache."""
     part_of: dict[int, list[_NewInstruction]] = {}
     parts: list[list[_NewInstruction]] = []
     for one in before:
@@ -379,7 +382,7 @@ def _recipe(before: Sequence[_NewInstruction], used: Container[int]) -> Recipe:
 
 
 def _program(entries: Sequence[Entry], origin: Program) -> Program:
-    """The rest: what the original does not know dies with it."""
+    """Return the rest as a program. Values that the original does not know die in it."""
     known = frozenset(origin.operands)
     made = {h for e in entries for h in e.outputs}
     return _assembled(entries, origin.dead | (made - known))
@@ -398,7 +401,7 @@ def _assembled(entries: Sequence[Entry], dead: frozenset[int]) -> Program:
 
 
 def recipe_for(recipe: Recipe, sources: Mapping[int, int], makes: Mapping[int, int]) -> Program:
-    """A recipe's program over other weights, making other values."""
+    """Return a recipe's program for other weights and other results."""
     names = {**sources, **makes}
     operands = tuple(names.get(h, h) for h in recipe.program.operands)
     return attrs.evolve(recipe.program, operands=operands)

@@ -1,1 +1,1 @@
-"""Shape inference: metadata of op results without running the ops, and checks of arguments that kernels would refuse."""
+"""Shape inference: result metadata without running ops, and checks of arguments that kernels would refuse."""

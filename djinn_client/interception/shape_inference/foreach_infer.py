@@ -1,8 +1,8 @@
-"""Result metadata of ops over tensor lists (`_foreach_*`): inferred once for all elements of equal metadata.
+"""Metadata inference for ops over tensor lists (`_foreach_*`): once for all elements with equal metadata.
 
-A `_foreach` op does the same with each element of its lists, so the result for an element depends on the metadata of that
-element only. A meta kernel takes 0.15 ms an element; lists of parameters have a few kinds of elements, and as many elements
-as a model has parameters.
+A `_foreach` op treats each list element alike, so an element's result depends only on that element's metadata. A meta
+kernel takes 0.15 ms per element. Parameter lists have few kinds of elements, but as many elements as the model has
+parameters.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core import torch_private
 from djinn_core.ir.program import Call, Slot
 
-FEW = 8  # elements that are not worth it
+FEW = 8  # shorter lists do not repay the grouping
 
 
 def is_over_lists(func: Any) -> bool:
-    """True if `func` does the same with each element of its lists."""
+    """Return True if `func` treats each element of its lists alike."""
     return bool(func.name().startswith("aten::_foreach_"))
 
 
 def is_refused_for_elements(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor], slots: Sequence[Slot]
 ) -> bool:
-    """True if kernels refuse dtypes or numbers of a list's elements: by the CPU's, where these are not the usual ones."""
+    """Return True if kernels refuse the dtypes or numbers in a list. Unusual dtypes are checked with the CPU kernel."""
     if not is_over_lists(func):
         return False
     usual = all(o.remote.meta.dtype.is_floating_point for o in operands) and all(abs(n) <= LEAST_MAXIMUM for n in slots)
@@ -56,7 +56,7 @@ def _has_unusual_number(argument: Any) -> bool:
 def infer_by_element(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor]
 ) -> Call | None:
-    """The call of an op over lists; None if its elements have to be looked at one by one.
+    """Return the call of an op over lists. Return None if its elements must be inferred one by one.
 
     Raises:
         Exception: as `infer`.
@@ -68,7 +68,7 @@ def infer_by_element(
     length = max((len(a) for _, a in lists), default=0)
     if length <= FEW or any(len(a) != length for _, a in lists) or not _alone(given):
         return None
-    firsts: dict[Hashable, tuple[int, int]] = {}  # by kind of element: its number, and the first of its kind
+    firsts: dict[Hashable, tuple[int, int]] = {}  # by kind of element: the number of the kind, and its first element
     kinds = zip(*[map(_kind, a) for _, a in lists], strict=True)
     index = [firsts.setdefault(kind, (len(firsts), i))[0] for i, kind in enumerate(kinds)]
     if len(firsts) * 2 > length:
@@ -80,7 +80,7 @@ def infer_by_element(
 
 
 def _alone(given: Sequence[Any]) -> bool:
-    """True if all list items are remote tensors or numbers, and no argument beside the lists is a tensor with dimensions."""
+    """Return True if all list items are remote tensors or numbers, and no other argument is a tensor with dimensions."""
     return all(
         all(isinstance(item, (LazyTensor, int, float)) for item in a)
         if isinstance(a, (list, tuple))
@@ -94,7 +94,7 @@ def _spread(argument: Any) -> bool:
 
 
 def _kind(item: Any) -> Any:
-    """Key of an element: everything that its result depends on."""
+    """Return a key of everything that an element's result depends on."""
     return item.remote.meta if isinstance(item, LazyTensor) else type(item)
 
 
@@ -106,7 +106,7 @@ def _lengthened(
     operands: Sequence[LazyTensor],
     index: Sequence[int],
 ) -> Call | None:
-    """The call with all elements, from that with one of each kind."""
+    """Return the call for all elements, expanded from the call for one element of each kind."""
     made = bool(torch_private.schema_of(func).returns)
     aliased = any(place >= 0 for place in (*short.inplace, *short.aliases))
     if short.changes or aliased or (made and len(short.results) != max(index) + 1):

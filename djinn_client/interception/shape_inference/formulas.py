@@ -1,6 +1,9 @@
-"""Results of factories with new sizes, without a meta kernel. For ops with operands see `djinn_native/csrc/formulas.cpp`.
+"""Result metadata of factories with new sizes, without a meta kernel.
 
-Factories that differ in sizes alone return tensors of the same dtype and device, so an earlier call tells all but the sizes.
+`djinn_native/csrc/formulas.cpp` does this for ops with operands.
+
+Factories that differ only in sizes return tensors of equal dtype and device. An earlier call therefore gives all
+metadata except the sizes.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from djinn_core.ir.program import Call, Signature, Slot
 from djinn_core.ir.values import contiguous_strides, tensor_meta
 
 Shape = tuple[int, ...]
-KINDS_LIMIT: Final = 16384  # remembered kinds of calls
-LARGEST: Final = 1 << 60  # elements; beyond that PyTorch's own arithmetic overflows, and it says so
+KINDS_LIMIT: Final = 16384  # cached kinds of calls
+LARGEST: Final = 1 << 60  # elements; above this PyTorch's own arithmetic overflows, and its error is needed
 _SIZES: Final = frozenset({int})
 aten = torch.ops.aten
 
@@ -40,7 +43,7 @@ def _range(args: Sequence[Any]) -> Shape | None:
     return (-(-(end - start) // step),)
 
 
-_FORMULAS: Final[Mapping[int, Callable[[Sequence[Any]], Shape | None]]] = {  # by id, because hashes of ops are Python's
+_FORMULAS: Final[Mapping[int, Callable[[Sequence[Any]], Shape | None]]] = {  # by id: hashing an op runs Python code
     **dict.fromkeys(
         map(id, (aten.empty.memory_format, aten.zeros.default, aten.ones.default, aten.full.default)), _of_size
     ),
@@ -57,7 +60,7 @@ def has_formula(func: Any) -> bool:
 def infer_by_formula(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: Sequence[Any], slots: tuple[Slot, ...]
 ) -> Call | None:
-    """Infer the call of a factory with these arguments; None if the meta kernel must be run. `key`: its cache key."""
+    """Infer the call of a factory. Return None if the meta kernel must run. `key`: the cache key of the call."""
     example: Call | None = inference_cache.kinds.get(_kind_key(key))
     shape = _FORMULAS[id(func)](args)
     if example is None or shape is None or math.prod([n for n in shape if n]) > LARGEST:
@@ -70,19 +73,19 @@ def infer_by_formula(
 
 
 def learn(key: Sequence[Any], call: Call) -> None:
-    """Keep an inferred call of a factory as the example of its kind."""
+    """Keep an inferred call of a factory as the example for its kind."""
     (made,) = call.results
     if made is not None and made.stride == contiguous_strides(made.shape):
         keep(inference_cache.kinds, _kind_key(key), call, KINDS_LIMIT)
 
 
 def forget_examples(signature: Signature | None = None) -> None:
-    """Drop the examples of this signature; of all signatures if none is given."""
+    """Drop the examples of this signature, or all examples."""
     for key, example in list(inference_cache.kinds.items()):
         if signature is None or example.signature is signature:
             inference_cache.kinds.pop(key, None)
 
 
 def _kind_key(key: Sequence[Any]) -> tuple[Any, ...]:
-    """All of a cache key but sizes: integers count as one."""
+    """Return a cache key without sizes: all integers count as equal."""
     return (key[0], *[int if type(part) in _SIZES else part for part in key[1:]])

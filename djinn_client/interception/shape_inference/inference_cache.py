@@ -1,6 +1,8 @@
-"""Cache of what calls return, by their arguments, and bounded memo tables. C++ is asked first (`djinn_native/csrc/calls.cpp`).
+"""Cache of what calls return, by their arguments, and bounded memo tables.
 
-The tables are plain dicts, because a hit must cost one lookup and nothing else. The cache lives as long as its session.
+C++ is asked first (`djinn_native/csrc/calls.cpp`).
+
+The tables are plain dicts, because a hit must cost only one lookup. The cache lives as long as its session.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def make_room(known: dict[K, V], limit: int) -> None:
 
 
 def keep(known: dict[K, V], key: K, value: V, limit: int) -> V:
-    """Return the entry under `key`, after storing `value` where there was none."""
+    """Return the entry under `key`. If there is none, store `value` first."""
     if key not in known:
         make_room(known, limit)
     return known.setdefault(key, value)
@@ -35,15 +37,15 @@ Key = tuple[Any, ...]
 
 
 class InferenceCache:
-    """Inferred calls, and what executors taught of them. Not locked: each access is one operation of a dict.
+    """Inferred calls, and metadata learnt from executors. Not locked: each access is one dict operation.
 
     Attributes:
-        calls: calls by key; `slots` of a call are those that its key tells, and where it does not, they are gathered each time.
-            None if all that the call does is to return its operand once more.
-        drawing: of these, random ones of indexes that are bound to a device; `calls` has None for them.
-        kinds: of calls of factories that differ in sizes only, an example.
-        signatures: equal signatures are one object, which has the layouts and dtypes that were learnt.
-        supported: ops, with the dtypes and types of their arguments, that an executor was found to have kernels of.
+        calls: calls by key; `call.slots` are the scalars of the key; without them, the scalars are gathered at each
+            call. None: the op returns its operand.
+        drawing: the calls of random ops on indexes that are bound to a device; `calls` has None for them.
+        kinds: one example call for factories that differ only in sizes.
+        signatures: interned signatures, with their learnt layouts and dtypes.
+        supported: ops, with argument dtypes and types, for which an executor has a kernel.
         inferred: number of ops for which a meta kernel was run.
     """
 

@@ -1,6 +1,7 @@
-"""Warnings of kernels that follow from a call's metadata. Other warnings of kernels stay in the executor's log.
+"""Warnings of kernels that follow from a call's metadata. Other kernel warnings stay in the executor's log.
 
-The CPU's kernel is run on few elements. PyTorch hands what it warns of to the function that the user called, which warns on the user's line.
+The CPU kernel runs on few elements. PyTorch attributes its warning to the function that the user called, and so to the
+user's line.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ _VARIANCES: Final = frozenset({
 _SEARCHES: Final = {
     aten.searchsorted.Tensor: 1,
     aten.bucketize.Tensor: 0,
-}  # positions of the values that are searched for
+}  # positions of the searched values
 _COPY, _CAST = aten.copy_.default, aten._to_copy.default
-_CHOLESKY: Final = getattr(aten, "cholesky", None)  # PyTorch 2.14 has no such op
+_CHOLESKY: Final = getattr(aten, "cholesky", None)  # PyTorch 2.14 lacks this op
 
 
 def warn_as_kernel(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
-    """Warn as the CPU's kernel does of a call with these metadata; True if it warns of each such call."""
+    """Warn as the CPU kernel does for a call with these metadata. Return True if each such call warns."""
     if func in _VARIANCES:
         return _warn_of_variance(func, kwargs, call)
     if func is _COPY or func is _CAST:
         return _warn_of_cast(call, target=call.operands[0] if func is _COPY else call.results[0])
-    if func is aten.where.self and call.operands[0].dtype is torch.uint8:  # its meta kernel has warned
+    if func is aten.where.self and call.operands[0].dtype is torch.uint8:  # the meta kernel has warned already
         return torch.is_warn_always_enabled()
     if _CHOLESKY is not None and func is _CHOLESKY.default:
         return _warn_once(func, torch.eye(1))
@@ -42,7 +43,7 @@ def warn_as_kernel(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
 
 
 def _warn_once(func: Any, *operands: torch.Tensor) -> bool:
-    """Run a kernel that warns once, or each time if PyTorch is told to."""
+    """Run a kernel that warns once, or each time if PyTorch is configured so."""
     func(*operands)
     return torch.is_warn_always_enabled()
 
@@ -52,7 +53,7 @@ def _is_contiguous(meta: TensorMeta) -> bool:
 
 
 def _warn_of_variance(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
-    """A variance of fewer elements than it takes."""
+    """Warn of a variance over too few elements."""
     given, made = call.operands[0], call.results[0]
     correction = kwargs.get("correction")
     correction = 1 if correction is None else correction
@@ -64,7 +65,7 @@ def _warn_of_variance(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
 
 
 def _warn_of_cast(call: Call, target: Any) -> bool:
-    """Complex numbers that become real ones, of which PyTorch warns once."""
+    """Warn of a cast from complex to real numbers. PyTorch warns of it once."""
     source = call.operands[-1]
     if target is None or not source.dtype.is_complex or target.dtype.is_complex:
         return False

@@ -1,4 +1,4 @@
-"""Checks of arguments and results against the limits of messages (`wire/limits.py`), made at the op."""
+"""Checks of arguments and results against the message limits (`wire/limits.py`), made when an op is recorded."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta
 from djinn_core.wire import limits
 
-# PyTorch keeps for each view of a `split` a copy of all sizes: with so many a gigabyte.
+# PyTorch keeps a copy of all sizes for each view of a `split`; this many take a gigabyte.
 _PIECES: Final = 1 << 13
 
 
 def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: Sequence[Slot]) -> None:
-    """Refuse arguments that do not travel; `args` are all of them, `slots` the numbers among them.
+    """Refuse arguments that cannot be sent. `args` are all arguments, `slots` the numbers among them.
 
     Raises:
-        UnsupportedOperation: there are too many, a number has more than 64 bits, or a text is too long.
+        UnsupportedOperation: there are too many arguments, a number has more than 64 bits, or a text is too long.
     """
     count = len(operands) + len(slots)
     if count > limits.ARGUMENTS_OF_AN_OP:
         raise UnsupportedOperation(
-            f"{func.name()} was given {count:,} tensors and numbers; an executor takes {limits.ARGUMENTS_OF_AN_OP:,} for an op. "
+            f"{func.name()} was given {count:,} tensors and numbers; an executor takes {limits.ARGUMENTS_OF_AN_OP:,} "
+            f"for an op. "
             "Call it for parts of the lists"
         )
     for slot in slots:
@@ -44,27 +45,30 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
             and len(argument) > limits.SHIFTS
         ):
             raise UnsupportedOperation(
-                f"{func.name()} was given {len(argument):,} shifts; an executor takes {limits.SHIFTS:,}"
+                f"{func.name()} was given {len(argument):,} shifts; an executor takes at most {limits.SHIFTS:,}"
             )
         if isinstance(argument, str) and len(argument) > limits.TEXT:
             raise UnsupportedOperation(
-                f"{func.name()} was given a text of {len(argument):,} characters; an executor takes {limits.TEXT:,}"
+                f"{func.name()} was given a text of {len(argument):,} characters; an executor takes at most "
+                f"{limits.TEXT:,}"
             )
 
 
 def check_made(func: Any, call: Call) -> None:
-    """Refuse results, and operands that are given another shape, with more dimensions than travel.
+    """Refuse results, and reshaped operands, with more dimensions than a message can hold.
 
     Raises:
-        UnsupportedOperation: there are such.
+        UnsupportedOperation: a tensor has too many dimensions.
     """
     if len(call.results) > limits.ARGUMENTS_OF_AN_OP:
         raise UnsupportedOperation(
-            f"{func.name()} returns {len(call.results):,} tensors; an executor makes {limits.ARGUMENTS_OF_AN_OP:,} in one op"
+            f"{func.name()} returns {len(call.results):,} tensors; an executor makes {limits.ARGUMENTS_OF_AN_OP:,} in "
+            f"one op"
         )
     if func is torch.ops.aten.split_with_sizes.default and len(call.results) > _PIECES:
         raise UnsupportedOperation(
-            f"{func.name()} makes {len(call.results):,} views, which would take {16 * len(call.results) ** 2:,} bytes here; at most "
+            f"{func.name()} makes {len(call.results):,} views, which would take {16 * len(call.results) ** 2:,} bytes "
+            f"here; at most "
             f"{_PIECES:,} are made at a time. Split in two steps"
         )
     metas: list[TensorMeta | None] = [*call.results, *[meta for _, meta in call.changes]]
@@ -72,12 +76,13 @@ def check_made(func: Any, call: Call) -> None:
 
 
 def check_dimensions(what: str, count: int) -> None:
-    """Refuse a tensor of `count` dimensions where that is too many.
+    """Refuse a tensor of `count` dimensions if that is too many.
 
     Raises:
-        UnsupportedOperation: it is.
+        UnsupportedOperation: `count` is too large.
     """
     if count > limits.DIMENSIONS:
         raise UnsupportedOperation(
-            f"{what} makes a tensor of {count} dimensions; remote tensors have at most {limits.DIMENSIONS}. Do this on the CPU"
+            f"{what} makes a tensor of {count} dimensions; remote tensors have at most {limits.DIMENSIONS}. Do this on "
+            f"the CPU"
         )

@@ -1,7 +1,7 @@
-"""Meta inference: result metadata of an op, found by running it once on meta tensors, and cached.
+"""Meta inference: find an op's result metadata by running the op once on meta tensors, and cache it.
 
-Operands that share a storage get meta tensors that share one, so aliasing between results and operands is seen, not
-guessed from the schema.
+Operands that share a storage get meta tensors that share one, so aliasing between results and operands is observed
+instead of derived from the schema.
 """
 
 from __future__ import annotations
@@ -49,36 +49,36 @@ from djinn_core.system.interrupts import interrupt_mask
 
 
 class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, never seen by users
-    """Only the executor can say what the op returns."""
+    """Raised if only the executor can know the op's results."""
 
 
 class MetaKernelRefused(Exception):  # noqa: N818 - a signal between two functions, never seen by users
-    """The meta kernel refuses the arguments with `error`, or takes what kernels may refuse (None)."""
+    """Raised if the meta kernel refuses the arguments with `error`, or accepts arguments that kernels may refuse (None)."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-# What meta kernels say of `item()`, which composite ops may call inside; what those of custom ops say of shapes that depend on data, and
-# those that do not exist.
+# Errors of meta kernels: for `item()` inside composite ops, for custom ops with data-dependent shapes, and for missing
+# meta kernels.
 _NEEDS_DATA: Final = (
     "cannot be called on meta tensors",
     "there is no such meta implementation",
     "There was no fake impl registered",
 )
-SIGNATURES_LIMIT = 16384  # remembered signatures; one that was forgotten and comes again has another id
+SIGNATURES_LIMIT = 16384  # cached signatures; an evicted signature that recurs gets another id
 
 
 class MetaConverter(msgspec.Struct):
-    """Meta tensors that stand for remote tensors, and the storages they share."""
+    """Meta tensors for remote tensors, and their shared storages."""
 
     storages: dict[Storage, torch.Tensor] = msgspec.field(default_factory=dict)
     tensors: list[torch.Tensor] = msgspec.field(default_factory=list)
     sources: list[LazyTensor | torch.Tensor] = msgspec.field(default_factory=list)
 
     def convert(self, argument: Any) -> Any:
-        """`argument` with remote and CPU tensors replaced by meta tensors and the device by `meta`."""
+        """Return `argument` with remote and CPU tensors replaced by meta tensors, and the device by `meta`."""
         if isinstance(argument, torch.Tensor):
             return self._tensor(argument)
         if isinstance(argument, (list, tuple)):
@@ -90,14 +90,17 @@ class MetaConverter(msgspec.Struct):
         return argument
 
     def metas(self, device: int) -> list[TensorMeta]:
-        """Metadata of the meta tensors, on the logical devices of what they stand for; CPU tensors on `device`."""
+        """Return metadata of the meta tensors, on the logical devices of their originals.
+
+        CPU tensors count as on `device`.
+        """
         return [
             meta_of(meta, source.remote.meta.device if isinstance(source, LazyTensor) else device)
             for meta, source in zip(self.tensors, self.sources, strict=True)
         ]
 
     def _generator(self, generator: CGenerator) -> None:
-        """Meta kernels take none; its state takes its place among the operands."""
+        """Add a generator's state to the operands. Meta kernels take no generator."""
         state = operand_of(generator)
         if state is not None:
             self._tensor(state)
@@ -106,7 +109,7 @@ class MetaConverter(msgspec.Struct):
         if isinstance(tensor, LazyTensor):
             meta = self._view(tensor)
         elif tensor.dim() == 0:
-            return tensor  # a number in the shape of a tensor: meta kernels take it as it is
+            return tensor  # meta kernels take a 0-dim CPU tensor as it is
         else:
             meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         self.tensors.append(meta)
@@ -130,13 +133,13 @@ class MetaConverter(msgspec.Struct):
 
 @torch_dispatch.without_modes
 def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call:
-    """The call of `func` with these arguments, whose results are on logical device `device`.
+    """Return the call of `func` with these arguments, with results on logical device `device`.
 
     Raises:
-        UnknownResult: its results depend on data, or it has no meta kernel.
-        Refused: the meta kernel raises, or only kernels know whether they would.
-        UnsupportedOperation: it returns what the remote device does not have, such as a sparse tensor.
-        Exception: whatever eager PyTorch would raise for these arguments.
+        UnknownResult: the results depend on data, or the op has no meta kernel.
+        Refused: the meta kernel raises, or only kernels can check the arguments.
+        UnsupportedOperation: the op returns a type that the remote device lacks, such as a sparse tensor.
+        Exception: the error of eager PyTorch for these arguments.
     """
     check_targets(func, args, kwargs)
     written = written_tensors(func, args, kwargs)
@@ -154,7 +157,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     meta_kwargs = {name: world.convert(value) for name, value in kwargs.items()}
     before = world.metas(device)
     try:
-        with interrupt_mask, torch.no_grad():  # an interrupt in between would leave gradients off
+        with interrupt_mask, torch.no_grad():  # otherwise an interrupt in between would leave gradients off
             check_arguments(func, meta_args)
             refused = refusal(func, meta_args, meta_kwargs)
             if refused is not None:
@@ -181,7 +184,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
 
 
 def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call | None:
-    """The call of a pointwise op that the CPU's kernel takes; None if its meta kernel must be run."""
+    """Return the call of a pointwise op that the CPU kernel accepts. Return None if the meta kernel must run."""
     with interrupt_mask, torch.no_grad():
         made = pointwise_result(func, args, kwargs, device)
     if made is None:
@@ -193,7 +196,8 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
     result = made.meta if target is not None or not signature.orders else laid_out(made.meta, signature.orders[0])
     same = alias = -1
     if target is not None:
-        # By place and not by object: the next call of this form may name the same memory by two objects, and returns the target's.
+        # By position, not by object: the next call of this form may use two objects for the same memory, and returns
+        # the target's.
         same = _place_of_target(args, kwargs)
         alias = next(i for i, o in enumerate(operands) if o.remote.storage == target.remote.storage)
     return Call(
@@ -213,7 +217,7 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
 
 
 def _place_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """The place, among the operands, of the one that an op writes in place or as `out`."""
+    """Return the position, among the operands, of the one that an op writes in place or as `out`."""
     if "out" not in kwargs:
         return 0
     names = list(kwargs)
@@ -222,12 +226,12 @@ def _place_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 
 def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Result, on another device, of a factory such as `empty_like` that is modelled on remote tensors."""
+    """Return the result of a factory such as `empty_like` on another device, modelled on remote tensors."""
     return func(*MetaConverter().convert(args), **kwargs)
 
 
 def _index_given(kwargs: dict[str, Any], device: int) -> int:
-    """The index of the device that results are made on: the one that the op names, or else that of its operands."""
+    """Return the index of the results' device: the one that the op names, or else that of its operands."""
     given = kwargs.get("device")
     return existing_index(given) if isinstance(given, torch.device) else device
 
@@ -254,7 +258,7 @@ def _build(
     inplace = [places.get(id(r), -1) for r in results]
     metas = [meta_of(r, device) if isinstance(r, torch.Tensor) else None for r in results]
     if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
-        raise UnknownResult  # a Python scalar: ask for its value
+        raise UnknownResult  # a Python scalar, so its value is needed
     form = encode_form(
         func, args, kwargs, [m is not None and i < 0 for m, i in zip(metas, inplace, strict=True)], sequence
     )
@@ -298,7 +302,7 @@ def _check_layout(func: Any, result: Any) -> None:
 
 
 def _aliases(operands: Sequence[torch.Tensor], results: Sequence[Any]) -> tuple[int, ...]:
-    """For each result the first operand that it shares memory with, or -1."""
+    """Return, for each result, the first operand with the same memory, or -1."""
     if not operands:
         return (-1,) * len(results)
     first = {torch_private.storage_key(tensor): i for i, tensor in reversed(list(enumerate(operands)))}
@@ -311,7 +315,7 @@ def _changes(world: MetaConverter, before: list[TensorMeta], device: int) -> tup
 
 
 def written_operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Positions, among the operands, of those that the op writes: as the schema says, statistics, a generator's state."""
+    """Return the positions, among the operands, of those that the op writes: by schema, running statistics, generator state."""
     if not _takes_generator(func):
         return (*written_tensors(func, args, kwargs), *_statistics(func, args))
     generators = [p for p, a in _operands(func, args, kwargs) if isinstance(a, CGenerator)]
@@ -324,7 +328,7 @@ def _takes_generator(func: Any) -> bool:
 
 
 def _statistics(func: Any, args: Sequence[Any]) -> range:
-    """Positions of the running statistics, which batch normalisation updates although its schema does not say so."""
+    """Return the positions of running statistics. Batch normalisation updates them, although its schema does not say so."""
     if func is not torch.ops.aten.native_batch_norm.default or not args[5]:
         return range(0)
     before, after = (len(list(_operands(func, args[:end], {}))) for end in (3, 5))
@@ -332,14 +336,14 @@ def _statistics(func: Any, args: Sequence[Any]) -> range:
 
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Positions, among the operands, of the tensors that the schema says are written."""
+    """Return the positions, among the operands, of the tensors that the schema marks as written."""
     if not any(a.alias_info is not None and a.alias_info.is_write for a in torch_private.schema_of(func).arguments):
         return ()
     return tuple([p for p, a in _operands(func, args, kwargs) if a is True])
 
 
 def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[int, Any]]:
-    """Each operand's position, and what it is: a generator, or else whether the schema says that it is written."""
+    """Return each operand's position and kind: a generator, or else True if the schema marks it as written."""
     schema = {a.name: a for a in torch_private.schema_of(func).arguments}
     position = 0
     for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
@@ -365,7 +369,7 @@ def _operands_in(argument: Any) -> Iterator[Any]:
 
 
 def laid_out(meta: TensorMeta | None, order: tuple[int, ...]) -> TensorMeta | None:
-    """`meta` as a dense tensor whose dimensions lie in memory in `order`, the outermost first."""
+    """Return `meta` as a dense tensor with dimensions in memory order `order`, outermost first."""
     if meta is None:
         return None
     strides = contiguous_strides(tuple(meta.shape[d] for d in order))
@@ -375,14 +379,14 @@ def laid_out(meta: TensorMeta | None, order: tuple[int, ...]) -> TensorMeta | No
 
 
 def order_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The order in which a dense tensor's dimensions lie in memory; None if it is not dense."""
+    """Return the memory order of a dense tensor's dimensions. Return None if the tensor is not dense."""
     order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], d)))
     dense = laid_out(tensor_meta(shape, stride, 0, torch.uint8), order)
     return order if dense is not None and dense.stride == stride else None
 
 
 def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
-    """The signature of a form with operands of these classes; equal ones are the same object."""
+    """Return the signature of a form with these operand classes. Equal signatures are the same object."""
     classes = tuple([m.tensor_class for m in operands])
     key = (form, classes)
     signatures = inference_cache.signatures
@@ -391,14 +395,14 @@ def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
 
 
 def learn_dtypes(call: Call) -> None:
-    """From now on expect these dtypes of the results of calls like `call`, which the executor described."""
+    """Predict these result dtypes for calls like `call` from now on. The executor has described them."""
     signature = call.signature
     signature.dtypes = {index: meta.dtype for index, meta in enumerate(call.results) if meta is not None}
-    signature.layout_trusted, signature.predicts = False, True  # calls to come are predictions again
+    signature.layout_trusted, signature.predicts = False, True  # later calls are predictions again
 
 
 def forget_signatures() -> None:
-    """Forget layouts and dtypes learnt for a device: another device may compute from now on, where they need not hold.
+    """Forget learnt layouts and dtypes, because another device may compute from now on.
 
     Calls that a capture keeps are verified again.
     """

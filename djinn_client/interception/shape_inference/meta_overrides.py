@@ -1,6 +1,6 @@
-"""Overrides for ops whose meta kernel is missing or disagrees with the kernels that compute.
+"""Overrides for ops whose meta kernel is missing or differs from the kernels that compute.
 
-Each rule takes the meta tensors and returns what `func` would, as meta tensors.
+Each rule gets meta tensors, and returns the result of `func` as meta tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rule = Callable[..., Any]
 
 
 def _batch_norm(func: Any) -> Rule:
-    """In evaluation the kernels return empty statistics, the meta kernel full ones."""
+    """Return empty statistics in evaluation, as kernels do. The meta kernel returns full ones."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd = func(*args, **kwargs)
@@ -32,7 +32,7 @@ def _batch_norm(func: Any) -> Rule:
 
 
 def _batch_norm_in_evaluation(func: Any) -> Rule:
-    """As `_batch_norm`, for ops that are always in evaluation; more results may follow."""
+    """As `_batch_norm`, for ops that are always in evaluation. More results may follow."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd, *rest = func(*args, **kwargs)
@@ -46,7 +46,10 @@ def _bin_edges(data: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Give the result the strides of the query, as fused kernels do. Gaps in rows select the unfused kernel of the meta rule."""
+    """Give the result the strides of the query, as fused kernels do.
+
+    If rows have gaps, the meta rule selects the unfused kernel.
+    """
     out: torch.Tensor = aten.scaled_dot_product_attention.default(query, key, value, *args, **kwargs)
     if out.dim() != 4 or out.shape != query.shape or any(t.stride(-1) != 1 for t in (query, key, value)):
         return out
@@ -54,7 +57,7 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arg
 
 
 def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Predictable unless an index is a mask."""
+    """Use the meta kernel unless an index is a mask."""
     if any(i is not None and i.dtype in {torch.bool, torch.uint8} for i in indices):
         raise NotImplementedError("how many elements a mask selects depends on data")
     indexed: torch.Tensor = aten.index.Tensor(source, indices)
@@ -62,7 +65,7 @@ def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torc
 
 
 def _index_put(func: Any) -> Rule:
-    """The meta kernel takes values that cannot be written."""
+    """Refuse values that cannot be written. The meta kernel accepts them."""
 
     def rule(
         target: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *args: Any, **kwargs: Any
@@ -87,7 +90,7 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
 
 
 def _convolution(given: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> torch.Tensor:
-    """The meta kernel keeps channels last for CUDA alone."""
+    """Keep channels-last layout. The meta kernel does so only for CUDA."""
     out: torch.Tensor = aten.convolution.default(given, weight, bias, *args)
     return _of_convolution(out, given, weight, *args)
 
@@ -103,8 +106,8 @@ def _convolution_backward(upstream: torch.Tensor, given: torch.Tensor, weight: t
 def _of_convolution(
     out: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], *rest: Any
 ) -> torch.Tensor:
-    """A result as the kernels lay it out: with channels last where either the input or the weight has them last."""
-    if out.dim() == 3:  # kernels see images of height 1, and make the input row-major first
+    """Lay out a result as the kernels do: channels last if the input or the weight is channels last."""
+    if out.dim() == 3:  # kernels treat the input as images of height 1, and make it row-major first
         return _channels_last(out.unsqueeze(2), weight.unsqueeze(2)).squeeze(2)
     _, _, transposed, output_padding, groups = rest
     padded = transposed and any(padding >= step for padding, step in zip(output_padding, stride, strict=False))
@@ -114,11 +117,14 @@ def _of_convolution(
 
 
 def _is_of_onednn(given: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
-    """True if oneDNN computes a convolution of volumes on a CPU, as `use_mkldnn` in ATen's Convolution.cpp has it. PyTorch's own kernel is row-major."""
+    """Return True if oneDNN computes a 3-D convolution on a CPU (`use_mkldnn` in ATen's Convolution.cpp).
+
+    PyTorch's own kernel is row-major.
+    """
     if given.dtype is not torch.float32:
         return given.dtype is not torch.float64
     if max(weight.shape[-2:]) == 1:
-        raise NotImplementedError("the executor's number of threads decides")
+        raise NotImplementedError("the result's layout depends on the executor's number of threads")
     return groups > 1 or min(weight.shape[-2:]) > 3 or given.shape[0] > 1 or math.prod(given.shape[:4]) > 20480
 
 
@@ -126,7 +132,7 @@ _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _channels_last(out: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-    """`out` with channels last if one of `tensors` has them last."""
+    """Return `out` in channels-last layout if one of `tensors` has it."""
     wanted = _CHANNELS_LAST.get(out.dim())
     return out.contiguous(memory_format=wanted) if wanted and _are_channels_last(*tensors) else out
 
@@ -136,7 +142,7 @@ def _are_channels_last(*tensors: torch.Tensor) -> bool:
 
 
 def _as_images(rule: Rule, place: int = 0) -> Rule:
-    """The kernels lay the first result out with channels last if the argument at `place` has them last, and otherwise row by row."""
+    """Lay out the first result as channels last if the argument at `place` is, otherwise row-major, as the kernels do."""
 
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         out = rule(*args, **kwargs)
@@ -150,7 +156,7 @@ def _as_images(rule: Rule, place: int = 0) -> Rule:
 
 
 def _row_major(func: Any) -> Rule:
-    """The kernels lay the results out row by row, the meta kernel as the input."""
+    """Make the results row-major, as the kernels do. The meta kernel follows the input."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out = func(*args, **kwargs)
@@ -162,7 +168,7 @@ def _row_major(func: Any) -> Rule:
 
 
 def _as_copy(func: Any) -> Rule:
-    """Give the result the strides of the first argument, which the kernels copy."""
+    """Give the result the strides of the first argument, because the kernels copy it."""
 
     def rule(given: torch.Tensor, *args: Any) -> torch.Tensor:
         out: torch.Tensor = func(given, *args)
@@ -186,7 +192,7 @@ def _pointwise(func: Any) -> Rule:
 
 
 def _into_elements(func: Any) -> Rule:
-    """The kernel resizes `out` only if the number of elements differs, and keeps its shape otherwise."""
+    """Resize `out` only if its number of elements differs, as the kernel does."""
 
     def rule(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         made = func(*args, out=torch.empty(0, dtype=out.dtype, device="meta"), **kwargs)
@@ -198,13 +204,13 @@ def _into_elements(func: Any) -> Rule:
 
 
 def _channel_shuffle(given: torch.Tensor, groups: int) -> torch.Tensor:
-    """The meta kernel refuses tensors that are not row-major."""
+    """Infer the op for any strides. The meta kernel refuses tensors that are not row-major."""
     shuffled: torch.Tensor = aten.native_channel_shuffle.default(given.contiguous(), groups)
     return shuffled
 
 
 def _batch_norm_backward(func: Any) -> Rule:
-    """The kernels return no gradient of the input unless it is asked for, the meta kernel always."""
+    """Return no input gradient unless it is requested, as the kernels do. The meta kernel always returns one."""
 
     def rule(*args: Any) -> Any:
         gradient, *rest = func(*args)
@@ -215,14 +221,14 @@ def _batch_norm_backward(func: Any) -> Rule:
 
 
 def _multi_head_attention(*args: Any) -> Any:
-    """The kernels return no weights unless they are asked for, the meta kernel an empty tensor."""
+    """Return no weights unless they are requested, as the kernels do. The meta kernel returns an empty tensor."""
     out, weights = aten._native_multi_head_attention.default(*args)
     needs_weights = args[10] if len(args) > 10 else True
     return out, weights if needs_weights else None
 
 
 def _roll(given: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
-    """Along one dimension the kernel keeps channels last; the meta kernel never does."""
+    """Keep channels-last layout along one dimension, as the kernel does. The meta kernel never does."""
     rolled: torch.Tensor = aten.roll.default(given, shifts, dims)
     return _channels_last(rolled, given) if len(dims) == 1 else rolled
 
@@ -234,7 +240,7 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The meta kernel refuses what only the CUDA kernel would: other dtypes than bfloat16, and unaligned rows."""
+    """Accept all dtypes and alignments. The meta kernel refuses those that only the CUDA kernel refuses."""
     del bias
     if left.dim() == right.dim() == 2 and offs is not None:
         shape = [offs.shape[0], left.shape[0], right.shape[1]]
@@ -246,7 +252,7 @@ def _grouped_mm(
 
 
 def _sub(left: torch.Tensor, right: Any, **kwargs: Any) -> torch.Tensor:
-    """The meta kernel takes a bool where a number in the shape of a CPU tensor is the other operand."""
+    """Refuse a bool tensor if the other operand is a 0-dim CPU tensor. The meta kernel accepts it."""
     if torch.bool in {left.dtype, getattr(right, "dtype", None)}:
         raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported")
     difference: torch.Tensor = aten.sub.Tensor(left, right, **kwargs)
@@ -254,11 +260,12 @@ def _sub(left: torch.Tensor, right: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _mul(left: torch.Tensor, right: Any) -> torch.Tensor:
-    """In narrow dtypes the meta kernel lays out by the first operand, also where that is one number, expanded."""
+    """Lay out narrow dtypes as the kernels do.
+
+    The meta kernel follows the first operand even if that is an expanded number.
+    """
     product: torch.Tensor = aten.mul.Tensor(left, right)
-    tensors = [
-        t for t in (left, right) if isinstance(t, torch.Tensor)
-    ]  # a number in the shape of a CPU tensor is a number here
+    tensors = [t for t in (left, right) if isinstance(t, torch.Tensor)]  # a 0-dim CPU tensor counts as a number here
     if product.dtype not in {torch.float16, torch.bfloat16} or not any(0 in t.stride() for t in tensors):
         return product
     wide = [
@@ -271,10 +278,10 @@ def _mul(left: torch.Tensor, right: Any) -> torch.Tensor:
 
 
 def _recurrent(func: Any) -> Rule:
-    """One step tells what a sequence of any length returns; meta kernels would be run for each of its steps."""
+    """Infer a sequence of any length from one step. A meta kernel would run for each step."""
 
     def rule(given: torch.Tensor, *args: Any) -> Any:
-        time = 1 if args[-1] else 0  # whether the batch comes first
+        time = 1 if args[-1] else 0  # True if the batch dimension is first
         length = given.shape[time]
         out, *states = func(given.narrow(time, 0, min(length, 1)), *args)
         whole = out.new_empty((length, out.shape[1 - time], out.shape[2]))
@@ -284,14 +291,14 @@ def _recurrent(func: Any) -> Rule:
 
 
 def _writes_only(*_args: Any, **_kwargs: Any) -> None:
-    """Return nothing, as ops do that write their operands and have no meta kernel."""
+    """Return nothing: for ops that write their operands and have no meta kernel."""
 
 
 _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 def _each(rule: Callable[[Any], Rule], names: str) -> dict[Any, Rule]:
-    """Return the rule that `rule` makes of each op of `aten`, such as `add.Tensor`."""
+    """Return a dict with the rule that `rule` makes for each op of `aten`, such as `add.Tensor`."""
     ops = [getattr(getattr(aten, packet), overload) for packet, overload in map(split_name, names.split())]
     return {func: rule(func) for func in ops}
 
@@ -329,7 +336,8 @@ _RULES: dict[Any, Rule] = {
     **_each(
         _row_major,
         "_log_softmax_backward_data.default huber_loss_backward.default isin.Tensor_Scalar isin.Tensor_Tensor "
-        "log_sigmoid_forward.default mse_loss_backward.default native_layer_norm_backward.default _standard_gamma.default "
+        "log_sigmoid_forward.default mse_loss_backward.default native_layer_norm_backward.default "
+        "_standard_gamma.default "
         "normal.Tensor_Tensor normal.float_Tensor poisson.default pow.Scalar rrelu_with_noise.default "
         "smooth_l1_loss_backward.default",
     ),
@@ -364,13 +372,13 @@ _RULES: dict[Any, Rule] = {
 }
 
 
-# Ops whose results follow from metadata, but in a way that only the kernel knows: asked once per call, then remembered.
-# It writes to a lazy clone, which its kernel refuses; metadata do not tell which tensors are such clones.
+# Ops whose results follow from metadata in a way that only the kernel knows. The executor is asked once per call. The
+# last op writes to a lazy clone, which its kernel refuses; metadata do not show which tensors are lazy clones.
 _MATERIALIZE = aten._test_parallel_materialize.default
 KERNEL_DECIDES = frozenset({
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
-    # Laid out by the library that computes them, for some dimensions one way, for some another.
+    # The library that computes these ops selects the layout by the sizes.
     aten._fft_c2c.default,
     aten._fft_c2r.default,
     aten._fft_r2c.default,
@@ -378,11 +386,12 @@ KERNEL_DECIDES = frozenset({
     aten.linalg_eig.default,
     aten.max_unpool2d.default,
     aten.native_batch_norm.out,
-    aten.multilabel_margin_loss_forward.default,  # a single sample's loss has no dimension, the meta kernel's has one
+    # the loss of a single sample has no dimension, but the meta kernel's has one
+    aten.multilabel_margin_loss_forward.default,
 })  # fmt: skip
 
 
-# Ops whose statistics have the dtype of the input on some devices and are wider on others, where the input is narrow.
+# Ops with statistics in the input's dtype on some devices, and in a wider dtype on others, if the input is narrow.
 WITH_STATISTICS = frozenset({
     aten.native_layer_norm.default,
     aten.native_batch_norm.default,
@@ -393,7 +402,8 @@ WITH_STATISTICS = frozenset({
 })  # fmt: skip
 
 
-# Attention with dropout is never recorded whole, so what PyTorch calls random draws nothing here.
+# Attention with dropout is never recorded whole, so these ops draw no random numbers here, although PyTorch tags them
+# so.
 _DRAWS_NOTHING = frozenset({
     aten.scaled_dot_product_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -401,19 +411,19 @@ _DRAWS_NOTHING = frozenset({
 
 
 def is_random(func: Any) -> bool:
-    """True if `func` draws random numbers, where it is recorded."""
+    """Return True if `func`, as recorded, draws random numbers."""
     return torch.Tag.nondeterministic_seeded in func.tags and func not in _DRAWS_NOTHING
 
 
 def may_be_of_other_dtypes(func: Any, operands: Sequence[TensorMeta]) -> bool:
-    """True if the kernel decides the dtypes of the results: asked once for each signature, then cached."""
+    """Return True if the kernel decides the result dtypes. The executor is asked once per signature."""
     return func in WITH_STATISTICS and operands[0].dtype in {torch.bfloat16, torch.float16}
 
 
 def must_ask(func: Any, kwargs: Mapping[str, Any]) -> bool:
-    """True if the executor is waited for: only it knows the result metadata, or the program asks for a check of its data.
+    """Return True if the program must wait for the executor, without trying a meta kernel.
 
-    A meta kernel is not tried then.
+    Either only the executor knows the result metadata, or the program requests a check of its data.
     """
     if (
         func in KERNEL_DECIDES
@@ -427,6 +437,6 @@ def must_ask(func: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def rule_for(func: Any) -> Rule:
-    """The rule for `func`: itself, where its meta kernel is right."""
+    """Return the rule for `func`, or `func` itself if its meta kernel is correct."""
     rule: Rule | None = metadata_of(func) if is_custom(func) else _RULES.get(func)
     return func if rule is None else rule

@@ -1,8 +1,8 @@
 """Ranges of scalars that every kernel of an op takes, by the dtypes of the call.
 
-Kernels convert scalars to the dtype in which they compute and refuse those that it cannot hold; some refuse others besides. Meta
-kernels look at none. A scalar within its range needs no closer look. For any other the CPU's kernel is tried (`trials.py`), so that
-ranges may be too narrow and never too wide.
+Kernels convert scalars to their compute dtype, and refuse scalars that the dtype cannot hold. Some kernels refuse more.
+Meta kernels check no scalars. A scalar within its range needs no further check. For any other scalar the CPU kernel is
+tried (`trials.py`). A range may therefore be too narrow, but never too wide.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from djinn_core.ir.program import Call
 
 aten = torch.ops.aten
 
-# Beyond this the smallest floating dtype that most kernels compute in, float16, overflows.
+# Larger numbers overflow in float16, the smallest floating dtype in which most kernels compute.
 LEAST_MAXIMUM: Final = torch.finfo(torch.float16).max
-_FACTORS: Final = frozenset({"alpha", "beta"})  # of integers: integers
+_FACTORS: Final = frozenset({"alpha", "beta"})  # range for integers only
 _SMALLEST: Final = 5e-324  # above 0
 
-# Ops that compute no element from those in its place, and convert a scalar.
+# Ops that convert a scalar, and are not pointwise.
 _CONVERTING: Final = frozenset(
     (
-        "_unsafe_masked_index.default addbmm.default addbmm_.default addmm.default addmm_.default addmv.default addmv_.default "
+        "_unsafe_masked_index.default addbmm.default addbmm_.default addmm.default addmm_.default addmv.default "
+        "addmv_.default "
         "addr.default addr_.default baddbmm.default baddbmm_.default constant_pad_nd.default fill_.Scalar full.default "
         "full_like.default hardtanh_.default histc.default index_add.default index_add_.default index_fill.int_Scalar "
-        "index_fill_.int_Scalar linspace.default linspace.out linspace.Scalar_Tensor linspace.Tensor_Scalar multi_margin_loss.default "
-        "new_full.default rsub.Tensor scalar_tensor.default scatter.value scatter_.value segment_reduce.default threshold_.default"
+        "index_fill_.int_Scalar linspace.default linspace.out linspace.Scalar_Tensor linspace.Tensor_Scalar "
+        "multi_margin_loss.default "
+        "new_full.default rsub.Tensor scalar_tensor.default scatter.value scatter_.value segment_reduce.default "
+        "threshold_.default"
     ).split()
 )
-# What kernels refuse within the range of a dtype.
+# Limits of kernels that are narrower than the dtype's range.
 _NOTHING: Final = (math.inf, -math.inf)
 _OWN_RANGES: Final[Mapping[Any, Mapping[str, tuple[float, float]]]] = {
     aten.bernoulli_.float: {"p": (0.0, 1.0)},
@@ -58,9 +61,9 @@ _NUMBERS: Final = frozenset({"number", "float", "Optional[number]", "Optional[fl
 
 
 class ScalarRange(msgspec.Struct, frozen=True):
-    """Range, with both ends, of one scalar of an op: the argument at `position`, or called `name`.
+    """Closed range of one scalar argument of an op: at `position`, or named `name`.
 
-    `whole`: only integers. `finite`: neither infinities nor NaN beyond the ends.
+    `whole`: integers only. `finite`: infinities and NaN are outside of the range.
     """
 
     position: int
@@ -71,7 +74,7 @@ class ScalarRange(msgspec.Struct, frozen=True):
     finite: bool
 
     def holds(self, value: Any) -> bool:
-        """True if kernels certainly take the value."""
+        """Return True if kernels certainly accept the value."""
         kind = type(value)
         if kind is int:
             return bool(self.low <= value <= self.high)
@@ -83,13 +86,16 @@ class ScalarRange(msgspec.Struct, frozen=True):
 
 
 class ScalarRule(msgspec.Struct, frozen=True):
-    """Ranges of the scalars of an op. `any_float`: each holds the floats that all of `LEAST_MAXIMUM` and below do."""
+    """Ranges of an op's scalars.
+
+    `any_float`: each range contains the floats that all dtypes from `LEAST_MAXIMUM` down hold.
+    """
 
     ranges: tuple[ScalarRange, ...]
     any_float: bool
 
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """True if all scalars are within their ranges."""
+        """Return True if all scalars are within their ranges."""
         count = len(args)
         for one in self.ranges:
             position = one.position
@@ -99,21 +105,24 @@ class ScalarRule(msgspec.Struct, frozen=True):
 
 
 def rule_of_call(func: Any, call: Call) -> ScalarRule | None:
-    """The rule for an inferred call and those of its dtypes; None if no kernel refuses one."""
+    """Return the rule for an inferred call and the calls with its dtypes. None: no kernel refuses a scalar."""
     given = call.operands[0].dtype if call.operands else None
     made = call.results[0].dtype if call.results and call.results[0] is not None else None
     return scalar_rule(func, given, made)
 
 
 def takes_any_float(func: Any, call: Call) -> bool:
-    """True if calls that differ from `call` in their floats alone are taken as well, up to `LEAST_MAXIMUM`."""
+    """Return True if kernels accept calls that differ from `call` only in floats up to `LEAST_MAXIMUM`."""
     rule = rule_of_call(func, call)
     return rule is None or rule.any_float
 
 
 @functools.lru_cache(maxsize=4096)
 def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) -> ScalarRule | None:
-    """The rule for calls of `func` whose first operand and first result have these dtypes; None if no kernel refuses one."""
+    """Return the rule for calls of `func` with these dtypes of the first operand and result.
+
+    None: no kernel refuses a scalar.
+    """
     if not (torch.Tag.pointwise in func.tags or str(func).removeprefix("aten.") in _CONVERTING or func in _OWN_RANGES):
         return None
     low, high, whole, finite = _range_of(tuple({d for d in (given, made) if d is not None and d is not torch.bool}))
@@ -125,7 +134,7 @@ def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) 
             continue
         lowest, highest = own.get(name, (low, high))
         if whole and name == "exponent":
-            lowest = 0.0  # an integer to the power of a negative one is none
+            lowest = 0.0  # an integer to a negative power is not an integer
         ranges.append(
             ScalarRange(
                 position,
@@ -141,7 +150,7 @@ def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) 
 
 
 def _range_of(dtypes: Sequence[torch.dtype]) -> tuple[float, float, bool, bool]:
-    """The numbers that all of these dtypes hold: from, to, whether only integers, and whether no infinities."""
+    """Return the numbers that all of these dtypes hold: minimum, maximum, integers only, finite only."""
     infos = [torch.finfo(d) if d.is_floating_point or d.is_complex else torch.iinfo(d) for d in dtypes]
     low = max((info.min for info in infos), default=-math.inf)
     high = min((info.max for info in infos), default=math.inf)
@@ -162,12 +171,15 @@ _PACKETS: Final = frozenset({
 
 @cache
 def infers_for_any_float(func: Any) -> bool:
-    """True if `func` is such an op."""
+    """Return True if an inferred call of `func` holds for any float."""
     return split_name(func.name())[0] in _PACKETS
 
 
 def without_floats(key: list[Any]) -> tuple[Any, ...]:
-    """The key of a call without the values of its floats but those that some dtype cannot hold; that they are floats stays."""
+    """Return the key of a call without its float values, except floats that some dtype cannot hold.
+
+    The key still marks floats.
+    """
     kept: list[Any] = []
     number_follows = False
     for part in key:

@@ -1,9 +1,10 @@
-"""Trials: the CPU's kernel is called with tensors of one element, and says what it refuses.
+"""Trials: run the CPU kernel on tensors of one element to find out what it refuses.
 
-Meta kernels take dtypes, numbers and dimensions that kernels refuse. Such an op would be recorded and fail on the executor, where its line
-is a note in a message. So the client tries the ops that are listed, and all pointwise ops, before it infers a call. If the CPU's kernel
-refuses small tensors, the executor is asked: its error is raised on the user's line, or its result is used. The executor's answer for
-dtypes without a kernel on the CPU is remembered. Errors about sizes are no reason to ask, because small tensors have other sizes.
+Meta kernels accept dtypes, numbers and dimensions that kernels refuse. Such an op would be recorded and fail on the
+executor, where the user's line is only a note in the message. So the client tries the listed ops, and all pointwise
+ops, before it infers a call. If the CPU kernel refuses small tensors, the client asks the executor. The executor's
+error is raised on the user's line, or its result is used. The client remembers the executor's answer for dtypes without
+a CPU kernel. Errors about sizes do not count, because small tensors have other sizes.
 """
 
 from __future__ import annotations
@@ -27,22 +28,34 @@ from djinn_core.ir.operators import is_custom, split_name
 from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 
 aten = torch.ops.aten
-# Ops that are tried, without the `_` of those in place. One element must not harm their kernels, nor a number among their arguments make
-# large tensors.
+# Ops that are tried, named without the `_` of in-place ops. One element must not harm their kernels, and no number in
+# their arguments may make large tensors.
 _TRIED: Final = frozenset(
     (
-        "__and__ __or__ __xor__ _cdist_forward _fused_dropout _linalg_eigh _log_softmax _prelu_kernel _softmax _unsafe_masked_index "
-        "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d abs "
-        "addbmm addmm addmv addr amax amin aminmax arange argmax argmin avg_pool1d avg_pool2d avg_pool3d baddbmm bernoulli "
-        "binary_cross_entropy bmm bucketize cauchy complex constant_pad_nd convolution count_nonzero cummax cummin cumprod cumsum dot "
-        "embedding_renorm exponential eye fill flip full full_like gather gcd ge geometric glu grid_sampler_2d gt hardswish heaviside "
-        "histc huber_loss im2col index index_add index_copy index_fill index_put index_select isin kaiser_window kthvalue lcm le "
-        "linalg_cross linalg_vector_norm linear linspace log_normal log_sigmoid_forward logcumsumexp logspace logsumexp lt masked_fill "
-        "masked_scatter matmul max max_pool2d_with_indices max_pool3d_with_indices mean median min mm mode mse_loss multi_margin_loss "
-        "multinomial mv nanmedian nansum native_batch_norm native_dropout native_layer_norm new_full nll_loss2d_forward nll_loss_forward "
-        "normal poisson polar prod put rand_like randint_like randn randn_like random randperm reflection_pad1d reflection_pad2d renorm "
-        "rrelu_with_noise rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted segment_reduce smooth_l1_loss sort std "
-        "std_mean sum take threshold topk trace tril triu uniform upsample_bicubic2d upsample_bilinear2d upsample_linear1d "
+        "__and__ __or__ __xor__ _cdist_forward _fused_dropout _linalg_eigh _log_softmax _prelu_kernel _softmax "
+        "_unsafe_masked_index "
+        "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "_upsample_nearest_exact3d abs "
+        "addbmm addmm addmv addr amax amin aminmax arange argmax argmin avg_pool1d avg_pool2d avg_pool3d baddbmm "
+        "bernoulli "
+        "binary_cross_entropy bmm bucketize cauchy complex constant_pad_nd convolution count_nonzero cummax cummin "
+        "cumprod cumsum dot "
+        "embedding_renorm exponential eye fill flip full full_like gather gcd ge geometric glu grid_sampler_2d gt "
+        "hardswish heaviside "
+        "histc huber_loss im2col index index_add index_copy index_fill index_put index_select isin kaiser_window "
+        "kthvalue lcm le "
+        "linalg_cross linalg_vector_norm linear linspace log_normal log_sigmoid_forward logcumsumexp logspace "
+        "logsumexp lt masked_fill "
+        "masked_scatter matmul max max_pool2d_with_indices max_pool3d_with_indices mean median min mm mode mse_loss "
+        "multi_margin_loss "
+        "multinomial mv nanmedian nansum native_batch_norm native_dropout native_layer_norm new_full "
+        "nll_loss2d_forward nll_loss_forward "
+        "normal poisson polar prod put rand_like randint_like randn randn_like random randperm reflection_pad1d "
+        "reflection_pad2d renorm "
+        "rrelu_with_noise rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted segment_reduce "
+        "smooth_l1_loss sort std "
+        "std_mean sum take threshold topk trace tril triu uniform upsample_bicubic2d upsample_bilinear2d "
+        "upsample_linear1d "
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean vdot"
     ).split()
 )
@@ -56,12 +69,14 @@ _CHOICES: Final = frozenset(
     {torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Generator, list, tuple}
 )
 _RANGE: Final = {"start": 0, "end": 1, "step": 1}
-# These write a number to a single element without a check, and check it where there are no elements.
+# These ops write a number to a single element without a check, but check it if there are no elements.
 _FILLING: Final = frozenset({"fill", "full", "full_like", "new_full"})
 
 
 def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
-    """Return the error with which the CPU's kernel refuses small tensors in the place of those of a call; None if it says nothing of large ones.
+    """Return the error with which the CPU kernel refuses small tensors instead of the call's.
+
+    None: no error that holds for large tensors.
 
     The arguments are meta tensors.
     """
@@ -84,12 +99,15 @@ def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Except
 
 
 def note_taken(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """The executor computed `func` with arguments of these dtypes."""
+    """Note that the executor has computed `func` with arguments of these dtypes."""
     inference_cache.supported.add(_kinds(func, args, kwargs))
 
 
 def _kinds(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """An op with the dtypes and types of its arguments; a number in the shape of a CPU tensor is told from a tensor, as kernels do."""
+    """Return the key of an op with its argument dtypes and types.
+
+    A 0-dim CPU tensor differs from other tensors, as in kernels.
+    """
     return (func, *(_kind(a) for a in (*args, *kwargs.values())))
 
 
@@ -107,7 +125,7 @@ def _packet(func: Any) -> str:
 
 
 def may_be_refused(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if kernels may refuse such sizes, of which a trial says nothing: the executor decides."""
+    """Return True if kernels may refuse sizes that a trial does not check. The executor decides then."""
     doubtful = _DOUBTFUL.get(func)
     return doubtful is not None and doubtful(*args, **kwargs)
 
@@ -129,7 +147,7 @@ def _as_strided_scatter(
 
 
 def _scatters_in_place(given: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
-    """A mask of another shape, or one that may choose more elements than there are to take their place."""
+    """Return True for a mask of another shape, or a mask that may select more elements than the source has."""
     fits = mask.shape == given.shape or torch.broadcast_shapes(mask.shape, given.shape) == given.shape
     return not fits or source.numel() < given.numel()
 
@@ -144,7 +162,7 @@ _DOUBTFUL: Final[Mapping[Any, Callable[..., bool]]] = {
 
 
 def check_arguments(func: Any, args: Sequence[Any]) -> None:
-    """Check the sizes of indices, and warn on the user's line where kernels warn of masks of bytes.
+    """Check the sizes of indices. Warn on the user's line if kernels warn of uint8 masks.
 
     Raises:
         IndexError: as eager PyTorch.
@@ -164,7 +182,8 @@ def _check_indices(given: Any, indices: Sequence[torch.Tensor | None]) -> None:
         for at, (size, wanted) in enumerate(zip(index.shape, given.shape[dim:], strict=False)):
             if size != wanted:
                 raise IndexError(
-                    f"The shape of the mask {list(index.shape)} at index {at} does not match the shape of the indexed tensor "
+                    f"The shape of the mask {list(index.shape)} at index {at} does not match the shape of the indexed "
+                    f"tensor "
                     f"{list(given.shape)} at index {dim + at}"
                 )
         dim += index.dim()
@@ -181,18 +200,18 @@ _MASKS: Final = frozenset({torch.bool, torch.uint8})
 
 
 def warns_each_time(func: Any, args: Sequence[Any], dtypes: Iterable[torch.dtype]) -> bool:
-    """True if kernels warn of these numbers, or of results of these dtypes, at each call, so that none may be recorded without inference."""
+    """Return True if kernels warn at each call with these numbers or result dtypes, so that no call may be cached."""
     if torch.complex32 in dtypes and torch.is_warn_always_enabled():
         return True
     if func not in {getattr(aten.random_, "from"), aten.random_.to} or not args[0].dtype.is_floating_point:
         return False
-    whole = 2 / torch.finfo(args[0].dtype).eps  # up to here the dtype holds all integers
+    whole = 2 / torch.finfo(args[0].dtype).eps  # up to this number the dtype holds all integers
     return any(type(number) is int and abs(number) > whole for number in args[1:])
 
 
 @functools.cache
 def is_pointwise(func: Any) -> bool:
-    """True if `func` computes each element from those in its place, and returns or writes one tensor."""
+    """Return True if `func` is elementwise, and returns or writes one tensor."""
     schema = torch_private.schema_of(func)
     returned, taken = schema.returns, schema.arguments
     if (
@@ -209,7 +228,7 @@ def is_pointwise(func: Any) -> bool:
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape that these have together; None if they do not fit."""
+    """Return the broadcast shape of these shapes. Return None if they do not fit."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return first
@@ -227,12 +246,12 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 
 def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The result of the CPU's kernel for these arguments, whose tensors are made to have one element. No random number is drawn.
+    """Return the CPU kernel's result for these arguments, with tensors of one element. Draws no random number.
 
-    The element is a 1 where elements do not index others: division by 0 is refused.
+    The element is 1 unless it is an index, because kernels refuse division by 0.
 
     Raises:
-        Exception: as eager PyTorch, and where small tensors do not fit each other.
+        Exception: the error of eager PyTorch, or an error because small tensors do not fit each other.
     """
     names = [a.name for a in torch_private.schema_of(func).arguments]
     length = 0 if _packet(func) in _FILLING else 1
@@ -242,14 +261,15 @@ def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         small = [_RANGE[name] for name in names[: len(args)]]
     named = {name: _small(name, value, length, filled) for name, value in kwargs.items()}
     if "correction" in names:
-        named["correction"] = -1  # kernels warn of a variance of one element, or of none
+        named["correction"] = -1  # kernels warn of a variance of at most one element
     return _call_without_drawing(func, small, named)
 
 
 def _call_without_drawing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call an op without drawing numbers from the CPU's generator.
 
-    Few ops take no generator. After these the CPU's is restored, so another thread that draws at that moment gets numbers twice.
+    A few ops accept no generator. The state of the CPU's generator is restored after them. Another thread that draws at
+    that moment gets the same numbers twice.
     """
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return func(*args, **kwargs)
@@ -263,7 +283,7 @@ def _call_without_drawing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Have the CPU's kernel look at small tensors that overlap themselves where those of the call do. No random number is drawn.
+    """Run the CPU kernel on small tensors that overlap themselves as those of the call do. Draws no random number.
 
     Raises:
         RuntimeError: as eager PyTorch, if the kernel refuses to write to elements that share memory.
@@ -281,13 +301,13 @@ def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         return small.setdefault(id(argument), made)
 
     try:
-        with torch.no_grad():  # what the kernel warns of comes on the user's line
+        with torch.no_grad():  # the kernel's warning comes on the user's line
             named = {name: overlapping(value) for name, value in kwargs.items() if name != "generator"}
             _call_without_drawing(func, [overlapping(one) for one in args], named)
     except Exception as error:
         if "more than one element of the written-to tensor" in str(error):
             raise RuntimeError(str(error)) from None
-        # what small tensors are refused for beside that says nothing of large ones
+        # other errors about small tensors do not hold for large ones
 
 
 class PointwiseResult(msgspec.Struct, frozen=True):
@@ -298,10 +318,11 @@ class PointwiseResult(msgspec.Struct, frozen=True):
 
 
 def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: int) -> PointwiseResult | None:
-    """The result of a pointwise op, by a trial; None where a meta kernel must tell.
+    """Return the result of a pointwise op, by a trial. Return None if the meta kernel must run.
 
-    PyTorch's meta kernels of these ops are written in Python and take fifty times as long as the CPU's kernel for one element. That
-    tells the dtype; the shape follows from those of the operands, and row-major operands give a row-major result.
+    PyTorch's meta kernels of these ops are written in Python. They take fifty times as long as the CPU kernel for one
+    element. The trial gives the dtype. The shape follows from the operands' shapes. Row-major operands give a row-major
+    result.
     """
     out = kwargs.get("out")
     plain = func if out is None else returning(func)
@@ -318,14 +339,14 @@ def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
     try:
         made = try_small(plain, args, others)
     except Exception:
-        return None  # the other way finds the error that PyTorch raises
+        return None  # the meta kernel raises PyTorch's error
     meta = tensor_meta(shape, contiguous_strides(shape), 0, made.dtype, device)
     target = args[0] if torch_private.schema_of(plain).returns[0].alias_info is not None else out
     return PointwiseResult(meta, None) if target is None else _written(meta, target, tensors)
 
 
 def _written(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> PointwiseResult | None:
-    """The result as it is written to a tensor that has the same dtype and shape, or no elements yet."""
+    """Return the result written to a target that has the same dtype and shape, or no elements yet."""
     before = target.remote.meta if isinstance(target, LazyTensor) else None
     if before is None or before.dtype is not meta.dtype or before.conj or before.neg:
         return None
@@ -337,19 +358,19 @@ def _written(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> P
 
 
 def _is_plain(meta: TensorMeta) -> bool:
-    """True if a tensor lies in memory row by row, and has elements."""
+    """Return True if a tensor is row-major and has elements."""
     return 0 not in meta.shape and meta.stride == contiguous_strides(meta.shape) and not (meta.conj or meta.neg)
 
 
 def _is_not_taken(argument: Any) -> bool:
-    """True for arguments that may decide of more than the dtype, and for CPU tensors but numbers in their shape."""
+    """Return True for arguments that may affect more than the dtype, and for CPU tensors with dimensions."""
     if isinstance(argument, torch.Tensor):
         return not isinstance(argument, LazyTensor) and argument.dim() > 0
     return type(argument) in _CHOICES
 
 
 def _shape_together(func: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape that operands broadcast to; None where they do not, or where the op does not broadcast."""
+    """Return the broadcast shape of the operands. Return None if they do not fit, or the op does not broadcast."""
     if "_backward" in func.name() and any(shape != shapes[0] for shape in shapes):
         return None
     return broadcast(shapes)
@@ -357,7 +378,7 @@ def _shape_together(func: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, 
 
 def _small(name: str, argument: Any, length: int, filled: int) -> Any:
     if isinstance(argument, torch.Tensor) and argument.dim() == 0 and argument.device.type == "cpu":
-        return argument  # a number, which decides dtypes in another way than a tensor
+        return argument  # a number, which affects dtypes differently than a tensor
     if isinstance(argument, torch.Tensor):
         shape = (0,) if name == "out" else [length if n else 0 for n in argument.shape]
         return torch.full(shape, 1 if name == "lengths" else filled, dtype=argument.dtype)

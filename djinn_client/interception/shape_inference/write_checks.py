@@ -1,6 +1,7 @@
-"""Checks that kernels make before they write, and meta kernels do not.
+"""Checks that kernels make before they write. Meta kernels do not make them.
 
-Without these checks an op that PyTorch refuses would be recorded, fail on the executor later and make its operand unusable.
+Without these checks, an op that PyTorch refuses would be recorded. It would fail on the executor later, and make its
+operand unusable.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta, contiguous_strides
 
 _COPY = torch.ops.aten.copy_.default
-# These do not even write to an operand as a whole.
+# These ops do not write even to a complete operand.
 _REFUSE_OPERANDS: Final = frozenset(
     f"aten::{name}"
     for name in (
-        "_index_put_impl_ cat.out gather.out index_add_ index_copy_ index_fill_.int_Scalar index_fill_.int_Tensor index_put_ "
-        "index_reduce_ index_select.out kthvalue.values linalg_cross.out masked_select.out put_ scatter_.src scatter_add_ "
+        "_index_put_impl_ cat.out gather.out index_add_ index_copy_ index_fill_.int_Scalar index_fill_.int_Tensor "
+        "index_put_ "
+        "index_reduce_ index_select.out kthvalue.values linalg_cross.out masked_select.out put_ scatter_.src "
+        "scatter_add_ "
         "scatter_reduce_.two stack.out take.out"
     ).split()
 )
 
-# The place of an operand that the kernel has read to the end before it writes, so that it may overlap.
+# Position of an operand that the kernel reads completely before it writes, so that it may overlap.
 _READ_BEFORE = {
     "aten::index_fill_.int_Tensor": 2,
     "aten::ldexp.out": 1,
@@ -39,26 +42,35 @@ _READ_BEFORE = {
     "aten::mvlgamma.out": 0,
 }
 
-# These do not write to an operand in part, as ops do not that PyTorch calls pointwise.
+# These ops do not write to a part of an operand. Pointwise ops do not, either.
 _REFUSE_PARTS: Final = frozenset(
     f"aten::{name}"
     for name in (
         "__irshift__.Tensor addbmm.out addmm.out addmv.out addr.out addr_ aminmax.out baddbmm.out bernoulli.out "
-        "binary_cross_entropy_backward.grad_input copysign_.Tensor cumprod.out cumsum.out elu.out elu_backward.grad_input eq_.Tensor "
-        "floor_divide.out floor_divide_.Tensor gcd_ ge_.Tensor gelu.out gelu_backward.grad_input glu.out glu_backward.grad_input "
-        "gt_.Tensor hardshrink.out hardshrink_backward.grad_input hardsigmoid.out hardsigmoid_backward.grad_input hardswish.out "
-        "hardtanh.out hardtanh_backward.grad_input heaviside_ huber_loss.out huber_loss_backward.out index.Tensor_out index_add.out "
+        "binary_cross_entropy_backward.grad_input copysign_.Tensor cumprod.out cumsum.out elu.out "
+        "elu_backward.grad_input eq_.Tensor "
+        "floor_divide.out floor_divide_.Tensor gcd_ ge_.Tensor gelu.out gelu_backward.grad_input glu.out "
+        "glu_backward.grad_input "
+        "gt_.Tensor hardshrink.out hardshrink_backward.grad_input hardsigmoid.out hardsigmoid_backward.grad_input "
+        "hardswish.out "
+        "hardtanh.out hardtanh_backward.grad_input heaviside_ huber_loss.out huber_loss_backward.out index.Tensor_out "
+        "index_add.out "
         "index_copy.out index_reduce.out lcm_ le_.Tensor leaky_relu.out leaky_relu_backward.grad_input "
-        "log_sigmoid_backward.grad_input logcumsumexp.out lt_.Tensor masked_fill_.Scalar masked_fill_.Tensor max.dim_max min.dim_min "
-        "mish.out mode.values mse_loss.out mse_loss_backward.grad_input ne_.Tensor normal.Tensor_Tensor_out normal.Tensor_float_out "
-        "renorm.out scatter.reduce_out scatter.src_out scatter.value_out scatter_.reduce scatter_add.out scatter_reduce.two_out "
-        "smooth_l1_loss.out smooth_l1_loss_backward.grad_input soft_margin_loss.out soft_margin_loss_backward.grad_input softplus.out "
-        "softplus_backward.grad_input softshrink.out softshrink_backward.grad_input sort.values sort.values_stable topk.values "
+        "log_sigmoid_backward.grad_input logcumsumexp.out lt_.Tensor masked_fill_.Scalar masked_fill_.Tensor "
+        "max.dim_max min.dim_min "
+        "mish.out mode.values mse_loss.out mse_loss_backward.grad_input ne_.Tensor normal.Tensor_Tensor_out "
+        "normal.Tensor_float_out "
+        "renorm.out scatter.reduce_out scatter.src_out scatter.value_out scatter_.reduce scatter_add.out "
+        "scatter_reduce.two_out "
+        "smooth_l1_loss.out smooth_l1_loss_backward.grad_input soft_margin_loss.out "
+        "soft_margin_loss_backward.grad_input softplus.out "
+        "softplus_backward.grad_input softshrink.out softshrink_backward.grad_input sort.values sort.values_stable "
+        "topk.values "
         "triangular_solve.X where.self_out"
     ).split()
 )
 
-# Computed element by element without being tagged so.
+# Elementwise ops without PyTorch's pointwise tag.
 _POINTWISE_IN_PLACE = frozenset(
     "copysign_ eq_ floor_divide_ gcd_ ge_ gt_ heaviside_ lcm_ le_ lt_ masked_fill_ ne_ true_divide_".split()
 )
@@ -79,13 +91,13 @@ def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Non
         targets = argument if isinstance(argument, (list, tuple)) else (argument,)
         if any(isinstance(t, torch.Tensor) and not isinstance(t, LazyTensor) for t in targets):
             raise RuntimeError(
-                f"Expected all tensors to be on the same device, but {func.name()} is to write what it makes of tensors "
-                f"on {DEVICE_NAME} to `{name}` on another device"
+                f"Expected all tensors to be on the same device, but {func.name()} cannot write its result on "
+                f"{DEVICE_NAME} to `{name}`, which is on another device"
             )
 
 
 def check_shape(func: Any, args: Sequence[Any]) -> None:
-    """Refuse to write in place a result of another shape; the arguments are meta tensors.
+    """Refuse to write a result of another shape in place. The arguments are meta tensors.
 
     Raises:
         RuntimeError: as eager PyTorch.
@@ -122,13 +134,13 @@ def may_refuse_target(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 @functools.cache
 def _targets(func: Any) -> tuple[str, ...]:
-    """The names of its `out=` arguments."""
+    """Return the names of the op's `out=` arguments."""
     return tuple(a.name for a in torch_private.schema_of(func).arguments if a.kwarg_only and a.is_out)
 
 
 @functools.cache
 def returning(func: Any) -> Any:
-    """The op that returns what `func` writes to its `out=` arguments; None if there is none."""
+    """Return the op that returns the results that `func` writes to its `out=` arguments, or None."""
     if is_custom(func):
         return None
     packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])
@@ -141,9 +153,9 @@ def returning(func: Any) -> Any:
 
 
 def only_kernels_know(func: Any, call: Call) -> bool:
-    """True if kernels check or decide more than meta kernels do, so that the executor must be asked.
+    """Return True if kernels check or decide more than meta kernels do, so that the executor must be asked.
 
-    They refuse to write to overlapping elements, and lay out resized tensors as the inputs are laid out.
+    Kernels refuse to write to overlapping elements. They lay out resized tensors like the inputs.
     """
     if any(overlaps_itself(call.operands[w]) for w in call.writes):
         return True
@@ -154,25 +166,25 @@ def only_kernels_know(func: Any, call: Call) -> bool:
 
 @functools.cache
 def _is_lapack(func: Any) -> bool:
-    """True if LAPACK computes the op, which lays matrices out by columns."""
+    """Return True if LAPACK computes the op. LAPACK lays out matrices by columns."""
     packet = func.name().removeprefix("aten::").partition(".")[0]
     return "linalg" in packet or packet in {"geqrf", "ormqr", "triangular_solve", "cholesky", "lu_unpack", "qr"}
 
 
 def overlaps_itself(meta: TensorMeta) -> bool:
-    """True if elements share memory because a dimension has no step."""
+    """Return True if elements share memory because a dimension has stride 0."""
     return any(not step and size > 1 for size, step in zip(meta.shape, meta.stride, strict=True)) and meta.numel > 0
 
 
 @functools.cache
 def raises_versions(op: str) -> bool:
-    """True if recording `op` has to raise the `_version` of what it writes: neither autograd does, nor an op that it is taken apart into."""
+    """Return True if recording `op` must raise the `_version` of its targets: neither autograd nor a decomposed op does."""
     return op not in OWN_OPERATORS and torch_dispatch.kernels_raise_versions(resolve(op))
 
 
 @functools.cache
 def refuses_overlap(op: str) -> bool:
-    """True if kernels of `op` check for operands that overlap their writes. Ops over lists do not."""
+    """Return True if kernels of `op` check operands for overlap with their targets. Ops over lists do not."""
     if op in OWN_OPERATORS:
         return False
     func = resolve(op)
@@ -217,7 +229,7 @@ def check_resize(op: str, changed: int, meta: TensorMeta, operands: Sequence[Laz
 
 
 def _share(a: TensorMeta, b: TensorMeta) -> bool:
-    """True if both are dense and overlap without being the same elements in the same order."""
+    """Return True if both tensors are dense and overlap, unless they have the same elements in the same order."""
     if not (a.numel and b.numel and _is_dense(a) and _is_dense(b)):
         return False
     (first, end), (other, other_end) = _range(a), _range(b)
@@ -231,7 +243,7 @@ def _range(meta: TensorMeta) -> tuple[int, int]:
 
 
 def _is_dense(meta: TensorMeta) -> bool:
-    """True if the elements fill one stretch of memory, each once."""
+    """Return True if the elements fill one contiguous memory range, each exactly once."""
     step = 1
     for stride, size in sorted(
         (stride, size) for size, stride in zip(meta.shape, meta.stride, strict=True) if size != 1

@@ -1,8 +1,8 @@
 """Non-blocking copies to the CPU: `tensor.to("cpu", non_blocking=True)` and copies into pinned memory.
 
-On CUDA such a copy may be read only after the next synchronization; an earlier read gets the previous content of the memory.
-Here the CPU tensor waits by itself when a PyTorch function first uses it. Native code that takes its address without a
-PyTorch function, and other tensors over the same pinned memory, must synchronize, as on CUDA.
+On CUDA such a copy may be read only after the next synchronization; an earlier read gets the previous content of the
+memory. Here the CPU tensor waits when a PyTorch function first uses it. Native code that uses its address without a
+PyTorch function must synchronize, as on CUDA. So must other tensors over the same pinned memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _METADATA = frozenset(
 
 
 class ArrivingTensor(torch.Tensor):
-    """A CPU tensor whose elements may not be here yet. It becomes a plain tensor when they are."""
+    """A CPU tensor whose elements may not have arrived. It becomes a plain tensor when they arrive."""
 
     arrival: _Arrival
 
@@ -56,7 +56,7 @@ class ArrivingTensor(torch.Tensor):
 
 
 class _Arrival:
-    """A pending copy into a tensor. `kept` is the tensor where its memory is the user's, so that it is filled in any case."""
+    """A pending copy into a tensor. `kept`: the tensor if its memory belongs to the user. It is filled in any case."""
 
     def __init__(
         self, pending: Pending, tensor: torch.Tensor, fill: Callable[[torch.Tensor, torch.Tensor], None]
@@ -69,7 +69,7 @@ class _Arrival:
 
     @for_users
     def wait(self) -> None:
-        """Have the elements in place; raises what they failed with."""
+        """Wait until the elements are in the tensor. Raise the copy's error if it failed."""
         with device_state.landing:
             tensor = self._tensor()
             if self._landed or tensor is None:
@@ -78,7 +78,7 @@ class _Arrival:
             with torch.no_grad(), no_torch_functions():
                 self._fill(tensor, fetched)
             self._landed, self.kept = True, None
-            # Last: from here on another thread reads the tensor without a wait.
+            # Last, because from here on another thread reads the tensor without a wait.
             if type(tensor) is ArrivingTensor:
                 tensor.__class__ = torch.Tensor  # type: ignore[assignment]
                 vars(tensor).pop("arrival", None)
@@ -88,7 +88,7 @@ class _Arrival:
         return self._landed or self._tensor() is None or self._pending.done()
 
     def land(self, strict: bool) -> None:
-        """As `PendingCopy.land`. A tensor of its own raises when it is used."""
+        """As `PendingCopy.land`. A tensor without user memory raises its error on use instead."""
         try:
             self.wait()
         except DjinnError:
@@ -98,7 +98,7 @@ class _Arrival:
 
 def _arrivals_in(argument: Any) -> Iterator[_Arrival]:
     if isinstance(argument, ArrivingTensor):
-        if (arrival := vars(argument).get("arrival")) is not None:  # None: another thread has landed it just now
+        if (arrival := vars(argument).get("arrival")) is not None:  # None: another thread has just landed it
             yield arrival
     elif isinstance(argument, dict):
         yield from _arrivals_in(tuple(argument.values()))
@@ -109,7 +109,10 @@ def _arrivals_in(argument: Any) -> Iterator[_Arrival]:
 
 @without_modes
 def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.Tensor | None:
-    """A CPU tensor that `source` is copied to; None if it must be there at once, because a module is made of it."""
+    """Return a CPU tensor to which `source` is copied.
+
+    Return None if a module is built from it, which needs the elements now.
+    """
     if device_state.thread.converts_module:
         return None
     layout = sync.meta_like(source)
@@ -126,7 +129,7 @@ def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.
 
 @without_modes
 def copy_into_later(target: torch.Tensor, source: LazyTensor) -> bool:
-    """Have pinned memory filled with `source`; whether it will be. Other memory is filled before CUDA returns, too."""
+    """Begin to copy `source` into pinned memory. Return False for other memory, which CUDA also fills before it returns."""
     if device_state.thread.converts_module or not _is_pinned(target):
         return False
     arrival = _Arrival(fetch_later([source]), target, _copy)
@@ -140,7 +143,7 @@ def copy_into_later(target: torch.Tensor, source: LazyTensor) -> bool:
 
 
 def _is_pinned(target: torch.Tensor) -> bool:
-    with no_torch_functions():  # which would wait for an earlier copy
+    with no_torch_functions():  # reading `shape` here would wait for an earlier copy
         return target.is_pinned()
 
 

@@ -1,7 +1,8 @@
-"""Batched fetch: values that are read one after the other come in one round trip: `module.cpu()`, `torch.save`.
+"""Batched fetch: values that a program reads one after the other come in one round trip: `module.cpu()`, `torch.save`.
 
-The first fetch asks for all values of its dtype, in groups, and waits for its own group only. A value that is written
-meanwhile, or could not be computed, is fetched by itself, so that it is current, and its error is raised where it is read.
+The first fetch requests all values of its dtype, in groups, and waits for its own group only. A value that is written
+meanwhile is fetched again by itself. A value that could not be computed is also fetched by itself, so that its error is
+raised where the program reads it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from djinn_client.tracebacks import shorten_through
 from djinn_core.errors import RemoteError
 from djinn_core.wire.limits import BUFFERS
 
-_PRIORITY: Final = 15  # of `_see`: before the rule by which PyTorch names such devices
-GROUP_BYTES: Final = 32 << 20  # what travels in one reply; a larger tensor is fetched by itself
+_PRIORITY: Final = 15  # of `_see`: it precedes PyTorch's own rule for the names of such devices
+GROUP_BYTES: Final = 32 << 20  # bytes of one reply; a larger tensor has its own reply
 
 
 class _ExpectedValue(msgspec.Struct, frozen=True):
-    """A requested value: its position in the reply, and the version of its storage before the request."""
+    """A requested value: its position in the reply, and the version of its storage at the request."""
 
     pending: Pending
     index: int
@@ -39,7 +40,7 @@ class _ExpectedValue(msgspec.Struct, frozen=True):
     version: int
 
     def take(self) -> torch.Tensor | None:
-        """Its elements; None if it was written since, or could not be computed."""
+        """Return its elements. Return None if the value was written since, or could not be computed."""
         if self.version < 0 or self.storage.version != self.version:
             return None
         try:
@@ -49,10 +50,10 @@ class _ExpectedValue(msgspec.Struct, frozen=True):
 
 
 class BatchedFetch:
-    """Expects the values of `upcoming`, by key; that is called once, at the first fetch."""
+    """Predicts the values in `upcoming`, by key. `upcoming` is called once, at the first fetch."""
 
     def __init__(self, upcoming: Callable[[], dict[int, Value]], here: Callable[[], list[torch.Tensor]] = list) -> None:
-        """`here`: the tensors that will be uploaded, in case the block uploads in place of fetching."""
+        """`here`: the CPU tensors, in case the block uploads them instead of fetching."""
         self._upcoming = upcoming
         self._here: Callable[[], list[torch.Tensor]] | None = here
         self._left: dict[int, Value] | None = None
@@ -72,14 +73,17 @@ class BatchedFetch:
 
     @property
     def uploads(self) -> bool:
-        """True if the upcoming uploads have been handed out."""
+        """Return True if the upcoming uploads have been handed out."""
         return self._here is None
 
     def saw(self, storage: Any) -> None:
         """Do nothing: the upcoming values are known."""
 
     def _ask(self, key: int) -> None:
-        """Request `key` and the values of its dtype only: a program that converts others first fetches the converted ones."""
+        """Request `key` and the other values of its dtype.
+
+        A program that converts other values first fetches the converted ones.
+        """
         if self._left is None:
             self._left = self._upcoming()
         left = self._left
@@ -96,7 +100,7 @@ class BatchedFetch:
 
 
 class SavedStorages(BatchedFetch):
-    """Expects the bytes of the storages that were looked at, which PyTorch reads as one tensor each."""
+    """Predicts fetches of the storages that PyTorch looked at. It reads each storage as one tensor."""
 
     def __init__(self) -> None:
         super().__init__(self._octets)
@@ -128,7 +132,7 @@ def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
 
 @contextmanager
 def expecting(together: BatchedFetch) -> Iterator[None]:
-    """In the block this thread's fetches are expected; where others are already, those stay."""
+    """Context manager: predict this thread's fetches by `fetches`. An enclosing block keeps its prediction."""
     thread = device_state.thread
     outer = thread.expected
     thread.expected = outer or together
@@ -141,37 +145,37 @@ def expecting(together: BatchedFetch) -> Iterator[None]:
 
 
 def fetched_together(tensors: Iterable[Any]) -> AbstractContextManager[None]:
-    """A block in which those of `tensors` that are remote come in one round trip, when the first of them is read."""
+    """Context manager: when the program reads one of the remote `tensors`, fetch all of them in one round trip."""
     return expecting(BatchedFetch(lambda: by_handle(tensors)))
 
 
 def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
-    """The values that moving `module` moves: parameters, their gradients, buffers."""
+    """Return the tensors that moving `module` moves: parameters, their gradients, buffers."""
     parameters = list(module.parameters())
     gradients = [p.grad for p in parameters if isinstance(p, LazyTensor)]
     return by_handle(chain(parameters, gradients, module.buffers()))
 
 
 def tensors_here(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers of `module` that are on this machine and are one block of memory: not the sparse ones."""
+    """Return the parameters and buffers of `module` that are contiguous CPU memory. Sparse ones are not."""
     held = chain(module.parameters(), module.buffers())
     return [t for t in held if t.device.type == "cpu" and t.layout is torch.strided]
 
 
 def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
-    """The remote ones of `tensors`, by the handles of their values."""
+    """Return the remote tensors in `tensors`, by the handles of their values."""
     return {t.remote.handle: t.remote for t in tensors if isinstance(t, LazyTensor)}
 
 
 def _see(storage: Any) -> None:
-    """Note a storage that is being saved. PyTorch asks this for the name of its device, which it knows by itself."""
+    """Note a storage that is being saved. PyTorch calls this to get the device name, which it could know without the call."""
     expected = device_state.thread.expected
     if expected is not None and is_remote(storage.device):
         expected.saw(storage)
 
 
 def fetch_saved_together() -> None:
-    """Have `torch.save`, which writes one storage after the other, fetch all of them together."""
+    """Make `torch.save` fetch all storages together, although it writes them one by one."""
     save = torch.serialization.save
     torch.serialization.register_package(_PRIORITY, _see, lambda _storage, _location: None)
 
@@ -184,7 +188,10 @@ def fetch_saved_together() -> None:
 
 
 def fetch_modules_together(apply: ModuleApply) -> ModuleApply:
-    """`Module._apply` whose fetches and uploads share round trips. PyTorch converts the parameters, as for every accelerator."""
+    """Wrap `Module._apply` so that its fetches and uploads share round trips.
+
+    PyTorch converts the parameters, as for every accelerator.
+    """
 
     @functools.wraps(apply)
     def applied(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +212,7 @@ def fetch_modules_together(apply: ModuleApply) -> ModuleApply:
 
 
 def _converted(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """The result of a conversion. Graphs that were recorded with a converted parameter cannot be used any more."""
+    """Return the result of a conversion. Graphs recorded with a converted parameter become unusable."""
     made = fn(tensor)
     if (isinstance(tensor, LazyTensor) or isinstance(made, LazyTensor)) and (made.device, made.dtype) != (
         tensor.device,
@@ -217,6 +224,7 @@ def _converted(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor)
 
 def _moved(_: Any) -> NoReturn:
     raise RuntimeError(
-        "backward reached a parameter that was moved or converted after the forward pass: call .to() before the forward "
+        "backward reached a parameter that was moved or converted after the forward pass: call .to() before the "
+        "forward "
         "pass, or after both"
     )

@@ -1,7 +1,7 @@
-"""Copies of small values and pages that were fetched, so that the next read needs no round trip.
+"""Cached copies of fetched small values and pages, so that the next read needs no round trip.
 
-A copy is valid while its storage has the version that was fetched. C++ counts the versions. Contents that were never fetched, since the
-client uploaded them or knows what ops make of them, are in `djinn_native/csrc/known.cpp`.
+A copy is valid while its storage has the fetched version. C++ counts versions. Contents that the client knows without a
+fetch, from uploads or constant folding, are in `djinn_native/csrc/known.cpp`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 from djinn_client.interception.native.library import ops
 
-LARGEST_VALUE: Final = 4096  # bytes of a value that is kept when it was fetched, or fetched ahead
-BUDGET: Final = 1 << 24  # bytes of all that is known
-_OVERHEAD: Final = 1024  # bytes that are counted for each part beside its own
-_FEWEST: Final = 64  # storages whose contents are known before those that are gone are looked for
+LARGEST_VALUE: Final = 4096  # size limit in bytes of a value that is cached after a fetch, or fetched ahead
+BUDGET: Final = 1 << 24  # limit in bytes of all cached contents
+_OVERHEAD: Final = 1024  # overhead in bytes that each part counts in addition to its data
+_FEWEST: Final = 64  # number of cached storages at which dead ones are searched for
 
 
 class Page(NamedTuple):
@@ -27,12 +27,13 @@ class Page(NamedTuple):
 
 
 class KnownContents:
-    """What is known of a storage at one version of it. Whoever fetches gets this object before, so that no write is missed.
+    """Cached contents of a storage at one version. A fetch gets this object before it starts, so that no write is missed.
 
     Attributes:
-        copies: elements of small values by handle, and bytes of pages; not to be changed.
-        fetches: parts of a page, by its number, that were fetched by themselves.
-        asks: an op that made the storage, its operand, and the version that the storage of the operand had: the operand is fetched instead.
+        copies: elements of small values by handle, and bytes of pages. Read-only.
+        fetches: parts of a page that were fetched separately, by page number.
+        asks: an op that made the storage, its operand, and the version that the storage of the operand had: the operand
+            is fetched instead.
     """
 
     __slots__ = ("__weakref__", "asks", "copies", "fetches", "version")
@@ -44,7 +45,7 @@ class KnownContents:
         self.fetches: dict[int, int] = {}
 
     def keep(self, key: int | Page, copy: torch.Tensor) -> None:
-        """Keep a copy that was fetched."""
+        """Cache a copy that was fetched."""
         self.copies[key] = copy
         known_contents.count(self, key, copy.nbytes)
 
@@ -54,11 +55,10 @@ class KnownContents:
 
 
 class _ContentsTable:
-    """The known contents of all storages.
+    """Cached contents of all storages.
 
     Attributes:
-        counted: owners of known bytes with a key of theirs, and how many; the oldest first.
-        nbytes: of all of them.
+        counted: number of bytes by owner and key, oldest first. nbytes: total number of bytes.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,10 @@ class _ContentsTable:
         return found if found is not None and found.version == ops.storage_version(storage) else None
 
     def at(self, storage: int, version: int) -> KnownContents:
-        """What is known of a storage at a version; nothing at first. Of one that is gone nothing is kept: its writes are not counted."""
+        """Return the cached contents of a storage at a version, empty at first.
+
+        A dead storage has no cache, because its writes are not counted.
+        """
         if version < 0:
             return KnownContents(version)
         found = self._by_storage.get(storage)
@@ -84,12 +87,13 @@ class _ContentsTable:
         return found
 
     def _sweep(self) -> None:
-        for number in [n for n in [*self._by_storage] if ops.storage_version(n) < 0]:  # other threads add to it
+        # other threads add entries meanwhile
+        for number in [n for n in [*self._by_storage] if ops.storage_version(n) < 0]:
             self._by_storage.pop(number, None)
         self._sweep_at = max(_FEWEST, 2 * len(self._by_storage))
 
     def count(self, owner: KnownContents, key: Any, nbytes: int) -> None:
-        """Count bytes that `owner` has from now on; beyond `BUDGET` drop the oldest."""
+        """Count bytes that `owner` holds from now on. Above `BUDGET`, drop the oldest."""
         self.counted.append((ref(owner), key, nbytes + _OVERHEAD))
         self.nbytes += nbytes + _OVERHEAD
         try:
@@ -98,11 +102,12 @@ class _ContentsTable:
                 self.nbytes -= size
                 if (dropped := oldest()) is not None:
                     dropped.drop(what)
-        except IndexError:  # several threads count without a lock: what was counted twice is gone with the last one
+        # several threads count without a lock: bytes that were counted twice are removed with the last owner
+        except IndexError:
             self.nbytes = 0
 
     def clear(self) -> None:
-        """Forget everything: a session has ended."""
+        """Forget everything, because a session has ended."""
         self._by_storage.clear()
         ops.forget_known()
 

@@ -20,23 +20,23 @@ def is_remote(device: torch.device) -> bool:
 
 
 def device_type() -> str:
-    """The name that the user's program has for the remote device: `remote_accelerator`, under `djinn run` `cuda`."""
+    """Return the user's name of the remote device: `remote_accelerator`, or `cuda` under `djinn run`."""
     return device_state.names[-1]
 
 
 def go_by(name: str) -> None:
-    """From now on the user's program calls the remote device `name`; its own name goes on being understood."""
+    """Show the remote device as `name` from now on. Its own name stays valid."""
     device_state.names.append(name)
 
 
 @functools.cache
 def logical_device(index: int) -> torch.device:
-    """`remote_accelerator:<index>`."""
+    """Return the device `remote_accelerator:<index>`."""
     return torch.device(DEVICE_NAME, index)
 
 
 def is_remote_tensor(tensor: Any) -> bool:
-    """True if `tensor` is a tensor of the device, and no subclass, tracer or transform around one."""
+    """Return True if `tensor` is a plain tensor of the device: no subclass, tracer or transform."""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type not in device_state.names:
         return False
     return not has_python_key(tensor) and not is_transformed(tensor) and tensor.layout is torch.strided
@@ -48,32 +48,32 @@ class _RemoteTensorMeta(type(torch.Tensor)):  # type: ignore[misc]
 
 
 class LazyTensor(torch.Tensor, metaclass=_RemoteTensorMeta):
-    """A tensor on `remote_accelerator`: any tensor that PyTorch has there is an instance."""
+    """A tensor on `remote_accelerator`. Every tensor on the device is an instance."""
 
     __module__ = "torch.remote_accelerator"
     remote: Value
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
-        """A parameter, because libraries make parameters again as `type(parameter)(data, requires_grad)`."""
+        """Return a parameter: libraries recreate parameters as `type(parameter)(data, requires_grad)`."""
         return torch.nn.Parameter(data, requires_grad)
 
 
 def show_values() -> None:
-    """Have `tensor.remote` be the value of a tensor of the device."""
+    """Make `tensor.remote` the value of a tensor of the device."""
     torch.Tensor.remote = property(Value.of)  # type: ignore[attr-defined]
 
 
 def wrap(value: Value) -> LazyTensor:
-    """A tensor that stands for `value`, without history."""
+    """Return a tensor for `value`, without autograd history."""
     made: LazyTensor = ops.twin(value.holder)
     return made
 
 
 def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
-    """A tensor for a new value."""
+    """Return a tensor for a new value."""
     return wrap(Value.begin(storage, meta))
 
 
 def change(tensor: torch.Tensor, meta: TensorMeta) -> None:
-    """Give `tensor` the metadata that an op changed it to. Its storage has grown if they need more bytes."""
+    """Give `tensor` the metadata that an op changed it to. Grow its storage if the metadata need more bytes."""
     ops.set_meta(tensor, meta.shape, meta.stride, meta.offset, meta.extent * meta.dtype.itemsize)

@@ -1,7 +1,7 @@
-"""Fetches of parts. Elements that are asked for one by one come with their page; a large tensor comes in several messages.
+"""Partial fetches: single elements are fetched with their page, and a large tensor in several messages.
 
-Each fetch is a round trip. A program that asks for a third part of the same page of a storage, which has not been written since
-the first, is given it and all further ones from a copy of the page. A small storage is fetched whole when its first part is asked for.
+Each fetch is a round trip. At the third fetch from an unwritten page, the client fetches the whole page. It then serves
+further parts from that copy. A small storage is fetched whole at its first partial fetch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _conj, _neg_view = (
     getattr(aten, name).default for name in ("_conj", "_neg_view")
 )  # names of ops, not private functions
 PART_BYTES: Final = 256 << 20  # of one message
-PAGE: Final = 1 << 16  # bytes: as much as travels in the time of a round trip over most links
-SMALL_PART: Final = 4  # how many times as large as a part its page is at least
-SHARED_BYTES: Final = PAGE // SMALL_PART  # of elements that may be remembered, and are copied for the program
-_FETCHES: Final = 2  # parts of a page that are fetched by themselves
-_SMALL: Final = 4096  # bytes of a storage that is fetched whole
+PAGE: Final = 1 << 16  # bytes: about as many as most links carry in one round-trip time
+SMALL_PART: Final = 4  # minimum ratio of page size to part size
+# limit of elements that may be cached, because they are copied for the program
+SHARED_BYTES: Final = PAGE // SMALL_PART
+_FETCHES: Final = 2  # parts of a page that are fetched separately first
+_SMALL: Final = 4096  # size limit in bytes of a storage that is fetched whole
 
 
 def memory_between(value: Value, start: int, end: int) -> LazyTensor:
-    """The bytes from `start` to `end` of the memory that a value looks into, as one dimension; `start` is a multiple of 16."""
+    """Return the bytes from `start` to `end` of a value's memory as a 1-dim tensor. `start` is a multiple of 16."""
     meta, plain = value.meta, wrap(value)
     if meta.conj:
         plain = record(_conj, (plain,), {})
@@ -43,7 +44,7 @@ def memory_between(value: Value, start: int, end: int) -> LazyTensor:
 
 
 def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tensor:
-    """The tensor with this metadata over a copy of the memory, which begins at byte `start`."""
+    """Return a view with this metadata over a copy of the memory from byte `start` on."""
     offset = meta.offset - start // meta.dtype.itemsize
     if copy.dtype == meta.dtype and not meta.conj and not meta.neg:  # as mostly
         return copy.as_strided(meta.shape, meta.stride, offset)
@@ -57,14 +58,14 @@ def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tenso
 
 
 def part_of(value: Value, read: Callable[[Value], torch.Tensor]) -> torch.Tensor | None:
-    """The elements of a small part of a page, not to be changed: `read` gets them, or those of the page. None for other values.
+    """Return the elements of a small part of a page, read-only. `read` fetches them, or the page. None for other values.
 
     Raises:
-        RemoteError: they could not be computed.
+        RemoteError: the elements could not be computed.
     """
     meta, storage = value.meta, value.storage
     nbytes, page = storage.nbytes, meta.offset * meta.dtype.itemsize // PAGE
-    # Values whose size only the executor knows, such as random states, have no bytes here.
+    # Values whose size only the executor knows, such as random states, cannot be read in parts.
     if not 0 < meta.nbytes * SMALL_PART <= min(nbytes, PAGE):
         return None
     if nbytes > PAGE and page != (meta.extent * meta.dtype.itemsize - 1) // PAGE:
@@ -77,14 +78,14 @@ def part_of(value: Value, read: Callable[[Value], torch.Tensor]) -> torch.Tensor
             return read(value)
         try:
             memory = read(memory_between(value, page * PAGE, min(nbytes, (page + 1) * PAGE)).remote).clone()
-        except RemoteError:  # of this part, or of one that was not asked for
+        except RemoteError:  # elements of this part, or of an unrequested one
             return read(value)
         contents.keep(Page(page), memory)
     return view_of(memory, meta, page * PAGE)
 
 
 def fetch_in_parts(tensor: LazyTensor, read: Callable[[Value], torch.Tensor]) -> torch.Tensor:
-    """The tensor's elements on the CPU, fetched part after part; a dense tensor keeps its strides."""
+    """Return the tensor's elements on the CPU, fetched part by part. A dense tensor keeps its strides."""
     meta = tensor.remote.meta
     flat, stride = _flattened(tensor)
     whole = torch.empty(meta.numel, dtype=meta.dtype, device="cpu")
@@ -96,7 +97,7 @@ def fetch_in_parts(tensor: LazyTensor, read: Callable[[Value], torch.Tensor]) ->
 
 
 def _flattened(tensor: LazyTensor) -> tuple[LazyTensor, tuple[int, ...]]:
-    """The elements in one dimension, in the order of memory where there are no gaps, and the strides that this means."""
+    """Return the elements in one dimension, in memory order if there are no gaps, and the resulting strides."""
     meta = tensor.remote.meta
     if order_of(meta.shape, meta.stride) is not None:
         return record(aten.as_strided.default, (tensor, [meta.numel], [1], meta.offset), {}), meta.stride

@@ -1,4 +1,4 @@
-"""Text of remote tensors, with elements that are fetched together. Notebooks show their executor and their memory as well."""
+"""Printing of remote tensors, with one fetch for all elements. Notebooks also show the executor and the memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from djinn_core.system.printable import size_text
 
 
 def print_fetched() -> None:
-    """Have PyTorch print the elements of a remote tensor after one fetch."""
+    """Make PyTorch print the elements of a remote tensor after one fetch."""
     torch_dispatch.wrap_element_printing(_printing_fetched)
 
 
@@ -41,7 +41,7 @@ def _printing_fetched(plain: Callable[..., str]) -> Callable[..., str]:
 
 
 def _elements(tensor: Any, indent: int) -> str:
-    """Return the elements as PyTorch prints them; "..." for a tensor that a capture computed from tensors on the meta device."""
+    """Return the elements as PyTorch prints them. Return "..." if a capture computed the tensor without data."""
     if tensor.is_meta or tensor.numel() == 0:
         return "[]"
     with port.lock:
@@ -52,14 +52,14 @@ def _elements(tensor: Any, indent: int) -> str:
 
 
 def show_in_notebooks() -> None:
-    """Have the IPython that the program runs in, if it does, show remote tensors in this way."""
+    """If the program runs in IPython, make it show remote tensors this way."""
     formatter = getattr(shell(), "display_formatter", None)
     if formatter is not None:
         formatter.mimebundle_formatter.for_type(torch.Tensor, _mime_bundle)
 
 
 def _mime_bundle(tensor: torch.Tensor, **_: Any) -> dict[str, str] | None:
-    """Both texts, fetched once; None where IPython is to show the tensor as it is used to, also if it raises an error."""
+    """Return both texts after one fetch. Return None if IPython must use its usual text, also after an error."""
     if not isinstance(tensor, LazyTensor):
         return None
     try:
@@ -70,7 +70,7 @@ def _mime_bundle(tensor: torch.Tensor, **_: Any) -> dict[str, str] | None:
 
 
 def _residence(tensor: LazyTensor) -> str:
-    """One line about a tensor's memory: its executor, and its bytes."""
+    """Return a line about a tensor's memory: its executor, and its bytes."""
     storage, meta = tensor.remote.storage, tensor.remote.meta
     where = port.residence(storage.id, meta.device) if port.is_open() else "not sent yet"
     memory = size_text(storage.nbytes)

@@ -1,6 +1,6 @@
 """Values and storages of remote tensors, as Python sees them.
 
-C++ has the handle, the version and the metadata. Python makes an object when it asks for one.
+C++ has the handle, the version and the metadata. Python creates an object on request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
 def meta_of_tensor(tensor: torch.Tensor) -> TensorMeta:
-    """Metadata of a tensor of the device."""
+    """Return the metadata of a tensor of the device."""
     return tensor_meta(
         tuple(tensor.shape),
         tensor.stride(),
@@ -29,12 +29,12 @@ def meta_of_tensor(tensor: torch.Tensor) -> TensorMeta:
 
 
 def described(meta: TensorMeta) -> tuple[Any, ...]:
-    """Metadata as C++ takes them: sizes, strides, offset, dtype, index, bits."""
+    """Return metadata in C++ form: sizes, strides, offset, dtype, index, bits."""
     return meta.shape, meta.stride, meta.offset, meta.dtype, meta.device, meta.conj + 2 * meta.neg
 
 
 class Storage:
-    """Memory on the remote side that one or more values look into."""
+    """Remote memory that one or more values use."""
 
     __slots__ = ("holder", "id", "new_nbytes")
 
@@ -45,7 +45,7 @@ class Storage:
 
     @classmethod
     def begin(cls, nbytes: int) -> Storage:
-        """Memory of `nbytes` bytes that `Value.begin` makes."""
+        """Return memory of `nbytes` bytes, which `Value.begin` allocates."""
         return cls(-1, None, nbytes)
 
     def __eq__(self, other: object) -> bool:
@@ -61,22 +61,22 @@ class Storage:
 
     @property
     def version(self) -> int:
-        """Number of writes that were recorded; -1 if it is gone."""
+        """Number of recorded writes; -1 if the storage is dead."""
         return int(ops.storage_version(self.id))
 
     @property
     def contents(self) -> KnownContents:
-        """What is known of its contents from now on."""
+        """Cached contents of the storage."""
         return known_contents.at(self.id, self.version)
 
 
 class Value:
-    """One remote tensor. It keeps the value: the handle is freed when neither this object nor a tensor refers to it."""
+    """One remote tensor. The handle is freed when neither this object nor a tensor refers to it."""
 
     __slots__ = ("_meta", "handle", "holder", "storage")
 
     def __init__(self, tensor: torch.Tensor, handle: int, meta: TensorMeta | None = None) -> None:
-        """`tensor`: a tensor for the value that has no history."""
+        """`tensor`: a tensor for the value, without autograd history."""
         self.holder = tensor
         self._meta = meta
         self.handle = handle
@@ -84,12 +84,12 @@ class Value:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Value:
-        """The value that a tensor of the device stands for."""
+        """Return the value of a tensor of the device."""
         return cls(*ops.twin_and_handle(tensor))
 
     @classmethod
     def begin(cls, storage: Storage, meta: TensorMeta) -> Value:
-        """A new value over `storage`, whose memory is made with its first value."""
+        """Return a new value over `storage`. The first value of a storage allocates its memory."""
         made = ops.new_tensor(*described(meta), storage.nbytes, storage.holder)
         value = cls(made, ops.handle(made), meta)
         if storage.holder is None:
@@ -98,7 +98,7 @@ class Value:
 
     @property
     def meta(self) -> TensorMeta:
-        """Its metadata."""
+        """Metadata of the value."""
         found = self._meta
         if found is None:
             found = self._meta = meta_of_tensor(self.holder)
@@ -115,23 +115,23 @@ class Value:
 
     @property
     def borrowed(self) -> bool:
-        """True if it is owned elsewhere: its handle is not freed with it."""
+        """True if another owner frees the handle."""
         return not ops.facts(self.holder)[4]
 
 
 def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
-    """The value `handle` of a program, without holding it; over the memory of `beside`, where that is another view of the same."""
+    """Return the value `handle` of a program without owning it. `beside`: another view of the same memory."""
     tensor = None if beside is None else beside.holder
     made = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize, tensor)
     return Value(made, handle, meta)
 
 
 def still_to_free() -> list[int]:
-    """The handles of the values that are gone for good, which stay in the queue."""
+    """Return the handles of dead values. They stay in the queue."""
     return list(ops.look_freed())
 
 
 def live_values() -> list[tuple[int, int]]:
-    """Return the handle of each value of the process that it owns, and the bytes of its storage."""
+    """Return the handles of all owned values of the process, and the bytes of their storages."""
     found = ops.live_values()
     return [*zip(found[::2], found[1::2], strict=True)]

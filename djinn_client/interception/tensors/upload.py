@@ -27,7 +27,7 @@ def upload_copy(source: torch.Tensor, device: int) -> LazyTensor:
 
 @torch_dispatch.without_modes
 def upload_dense(source: torch.Tensor, device: int) -> LazyTensor:
-    """A new remote tensor with the elements of `source`, which is dense, and its strides."""
+    """Return a new remote tensor with the elements and strides of the dense tensor `source`."""
     plain = _plain(source)
     return _uploaded(plain, tensor_meta(tuple(plain.shape), plain.stride(), 0, plain.dtype, device))
 
@@ -40,9 +40,9 @@ def _uploaded(plain: torch.Tensor, meta: TensorMeta) -> LazyTensor:
 
 @torch_dispatch.without_modes
 def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
-    """Make `source` the content of `target` where `target` was made by the last instruction, in its place.
+    """If the last instruction created `target`, replace it by an upload of `source`.
 
-    `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns whether it applied.
+    `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns True if it did so.
     """
     meta = target.remote.meta
     source = torch_dispatch.of_own_class(source)
@@ -50,9 +50,9 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
         return False
     if meta.extent * meta.dtype.itemsize != meta.nbytes:
         return False  # not dense: padding would travel
-    with interrupt_mask:  # what was taken back is made by the upload, or said to have been stopped
+    with interrupt_mask:  # not dense: the padding would be sent
         if not current().take_back(target.remote):
-            return False  # it has been used already
+            return False  # the target has been used already
         plain = _plain(source)
         if plain.stride() != meta.stride:
             plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
@@ -70,5 +70,5 @@ def _upload(value: Value, plain: torch.Tensor) -> None:
 
 
 def _plain(source: torch.Tensor) -> torch.Tensor:
-    """`source` on the CPU, with nothing left to do when it is read."""
+    """Return `source` on the CPU, as a plain tensor with no pending work."""
     return torch_dispatch.of_own_class(source).detach().cpu().resolve_conj().resolve_neg()
