@@ -46,8 +46,7 @@ def due() -> float | None:
 def exceeded(server: str) -> DeadlineExceeded:
     """Return the error for a wait that exceeded its deadline."""
     return DeadlineExceeded(
-        f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread "
-        f"had sent is "
+        f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread had sent is "
         "stopped between two ops: values that it was to make or write raise ProgramStopped, all others can be used"
     )
 
@@ -67,8 +66,7 @@ def locked_in_time(lock: InterruptibleLock) -> Iterator[None]:
         interrupt_mask.check()
         if until is not None and time.monotonic() >= until:
             raise DeadlineExceeded(
-                "the executor did not answer another thread before this thread's deadline (djinn.deadline, or the "
-                "setting "
+                "the executor did not answer another thread before this thread's deadline (djinn.deadline, or the setting "
                 "wait_timeout). Nothing was sent for this thread meanwhile: ask again"
             )
     try:

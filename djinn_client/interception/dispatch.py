@@ -324,8 +324,7 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
             operands.append(state)
     elif isinstance(a, torch.ScriptObject):
         raise UnsupportedOperation(
-            f"a {class_of_script_object(a)}, in which modules of torch.ao.quantization keep their weights, is an "
-            f"object of this process and cannot "
+            f"a {class_of_script_object(a)}, in which modules of torch.ao.quantization keep their weights, is an object of this process and cannot "
             "be sent to an executor: run the module on the CPU, or dequantize its weights"
         )
     else:
@@ -473,8 +472,7 @@ def _scattered(
     ops = torch.ops.aten
     if tuple(size) != tuple(src.shape):
         raise RuntimeError(
-            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = "
-            f"{list(size)}"
+            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(size)}"
         )
     memory = record(ops.as_strided.default, (given, [nbytes // itemsize], [1], 0), {})
     copy = record(ops.clone.default, (memory,), {})

@@ -47,8 +47,7 @@ def _name_package(_: Any) -> None:
     if "eager" in entry_points(group="djinn.integrations.torch._dynamo").names:
         return
     _log.warning(
-        "torch.compile cannot compile functions with remote tensors. The package in plugins/integrations runs them "
-        "eagerly, and has the "
+        "torch.compile cannot compile functions with remote tensors. The package in plugins/integrations runs them eagerly, and has the "
         "backend 'djinn': run `pip install ./plugins/integrations` in a checkout of Djinn's repository"
     )
 

@@ -28,7 +28,7 @@ class Cause(enum.StrEnum):
     SHAPE = "a shape"
     SYNCHRONIZE = "synchronization"
     CHECK = "a check of the result"
-    FULL = "too many submissions under way"
+    FULL = "too much under way"
     UPLOAD = "an upload"
     FIGURES = "memory figures"
     FILES = "weights at an address"

@@ -27,8 +27,7 @@ def load() -> None:
     except ModuleNotFoundError as error:
         raise StartupError(
             "the package djinn-native, which is the remote device of clients, is not installed: run "
-            "`pip install --no-deps --no-build-isolation ./djinn_native` in a checkout of Djinn, or install its wheel "
-            "from the folder of the release"
+            "`pip install --no-deps --no-build-isolation ./djinn_native` in a checkout of Djinn, or install its wheel from the folder of the release"
         ) from error
     rename_backend(DEVICE_NAME)
     try:

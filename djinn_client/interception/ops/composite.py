@@ -50,8 +50,7 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     if needs_other_layout(func.name()) and port.fallback is None:
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: it has strided, sparse, quantized and "
-            f"nested ones, each with ops "
+            f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: it has strided, sparse, quantized and nested ones, each with ops "
             "of their own, and no MKL-DNN ones. Move its inputs to the CPU first"
         )
     kernel = torch_dispatch.composite_kernel(func)
@@ -68,15 +67,12 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise UnsupportedOperation(refusal(func))
     if func.name() in port.missing:
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME}: {port.missing[func.name()]} does not have it, and this client "
-            f"runs PyTorch "
-            f"{torch.__version__}. Install the same PyTorch on both sides, move its inputs to the CPU first, or let it "
-            f"be computed "
+            f"{func.name()} cannot run on {DEVICE_NAME}: {port.missing[func.name()]} does not have it, and this client runs PyTorch "
+            f"{torch.__version__}. Install the same PyTorch on both sides, move its inputs to the CPU first, or let it be computed "
             "there: djinn.configure(client_fallback=True)"
         )
     raise UnsupportedOperation(
-        f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that "
-        f"are; "
+        f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that are; "
         "move its inputs to the CPU first, or let it be computed there: djinn.configure(client_fallback=True)"
     )
 

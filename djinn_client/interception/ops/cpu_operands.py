@@ -29,10 +29,8 @@ _TAKE_CPU_TENSORS = _INDEXING | {
     for packet, overload in map(
         split_name,
         (
-            "_pack_padded_sequence _pad_packed_sequence _ctc_loss.Tensor _ctc_loss_backward.Tensor "
-            "tensor_split.tensor_indices_or_sections "
-            "_pack_padded_sequence_backward index_fill.int_Scalar index_fill.int_Tensor index_fill_.int_Scalar "
-            "index_fill_.int_Tensor "
+            "_pack_padded_sequence _pad_packed_sequence _ctc_loss.Tensor _ctc_loss_backward.Tensor tensor_split.tensor_indices_or_sections "
+            "_pack_padded_sequence_backward index_fill.int_Scalar index_fill.int_Tensor index_fill_.int_Scalar index_fill_.int_Tensor "
             "histogramdd bincount"
         ).split(),
     )
@@ -63,8 +61,7 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             )
     if func not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and "
-            f"cpu! "
+            f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and cpu! "
             f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{device_type()}:0'))"
         )
     if func in _INDEXING:

@@ -39,8 +39,7 @@ def runs_whole(func: Any) -> bool:
         return False
     if theirs is not None and theirs != (ours := str(schema_of(func))):
         raise UnsupportedOperation(
-            f"{name} cannot run on {DEVICE_NAME}: its schema here is `{ours}` and on the server `{theirs}`. Install "
-            f"the same version of the library "
+            f"{name} cannot run on {DEVICE_NAME}: its schema here is `{ours}` and on the server `{theirs}`. Install the same version of the library "
             "on both sides"
         )
     _add_autocast(func)
@@ -92,8 +91,7 @@ def refusal(func: Any) -> str:
     if namespace in _FOLDERS:
         folder = _FOLDERS[namespace]
         return (
-            f"{begin}Install the package in plugins/{folder} there: run `pip install ./plugins/{folder}` in a checkout "
-            f"of Djinn's repository. Then "
+            f"{begin}Install the package in plugins/{folder} there: run `pip install ./plugins/{folder}` in a checkout of Djinn's repository. Then "
             f"allow the op: {_start_with(folder)}"
         )
     definition = python_operator(func)
@@ -102,8 +100,7 @@ def refusal(func: Any) -> str:
     module = defining_module(definition)
     if module == "__main__":
         return (
-            f"{begin}Move its Python function to a module that the server can import, and allow the ops of that "
-            f"module: "
+            f"{begin}Move its Python function to a module that the server can import, and allow the ops of that module: "
             f"{_start_with('module:NAME')}"
         )
     return f"{begin}Install the module {module!r} there, and allow its ops: {_start_with(f'module:{module}')}"
@@ -111,8 +108,7 @@ def refusal(func: Any) -> str:
 
 def _start_with(value: str) -> str:
     return (
-        f"`djinn serve --operators {value}`, or djinn.configure(operators=[{value!r}]) for the executors of this "
-        f"program. "
+        f"`djinn serve --operators {value}`, or djinn.configure(operators=[{value!r}]) for the executors of this program. "
         "djinn.configure(client_fallback=True) computes it on this machine"
     )
 

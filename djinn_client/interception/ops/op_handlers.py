@@ -83,11 +83,9 @@ _KERNELS_IN_PART: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
     }
 )
 _COLLECTIVES: Final = torch_dispatch.collectives(
-    "_allgather_base_ _reduce_scatter_base_ all_gather_into_tensor all_gather_into_tensor_coalesced all_reduce "
-    "all_reduce_ "
+    "_allgather_base_ _reduce_scatter_base_ all_gather_into_tensor all_gather_into_tensor_coalesced all_reduce all_reduce_ "
     "all_reduce_coalesced all_reduce_coalesced_ all_to_all_single allgather_ allgather_coalesced_ "
-    "allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_ alltoall_ alltoall_base_ barrier broadcast "
-    "broadcast_ "
+    "allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_ alltoall_ alltoall_base_ barrier broadcast broadcast_ "
     "gather_ monitored_barrier_ recv_ recv_any_source_ reduce_ reduce_scatter_ reduce_scatter_tensor "
     "reduce_scatter_tensor_coalesced reduce_scatter_tensor_coalesced_ scatter_ send wait_tensor".split()
 )
@@ -109,8 +107,7 @@ def _find(name: str, func: Any) -> OpHandler:
     if found is None:
         folder = _FOLDERS[name]
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME}: no plugin offers the op handler {name!r}. Install the package "
-            f"in "
+            f"{func.name()} cannot run on {DEVICE_NAME}: no plugin offers the op handler {name!r}. Install the package in "
             f"plugins/{folder}: run `pip install ./plugins/{folder}` in a checkout of Djinn's repository"
         )
     hide_frames_of(type(found).__module__)

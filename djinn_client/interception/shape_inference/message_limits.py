@@ -25,8 +25,7 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
     count = len(operands) + len(slots)
     if count > limits.ARGUMENTS_OF_AN_OP:
         raise UnsupportedOperation(
-            f"{func.name()} was given {count:,} tensors and numbers; an executor takes {limits.ARGUMENTS_OF_AN_OP:,} "
-            f"for an op. "
+            f"{func.name()} was given {count:,} tensors and numbers; an executor takes {limits.ARGUMENTS_OF_AN_OP:,} for an op. "
             "Call it for parts of the lists"
         )
     for slot in slots:
@@ -62,13 +61,11 @@ def check_made(func: Any, call: Call) -> None:
     """
     if len(call.results) > limits.ARGUMENTS_OF_AN_OP:
         raise UnsupportedOperation(
-            f"{func.name()} returns {len(call.results):,} tensors; an executor makes {limits.ARGUMENTS_OF_AN_OP:,} in "
-            f"one op"
+            f"{func.name()} returns {len(call.results):,} tensors; an executor makes {limits.ARGUMENTS_OF_AN_OP:,} in one op"
         )
     if func is torch.ops.aten.split_with_sizes.default and len(call.results) > _PIECES:
         raise UnsupportedOperation(
-            f"{func.name()} makes {len(call.results):,} views, which would take {16 * len(call.results) ** 2:,} bytes "
-            f"here; at most "
+            f"{func.name()} makes {len(call.results):,} views, which would take {16 * len(call.results) ** 2:,} bytes here; at most "
             f"{_PIECES:,} are made at a time. Split in two steps"
         )
     metas: list[TensorMeta | None] = [*call.results, *[meta for _, meta in call.changes]]
@@ -83,6 +80,5 @@ def check_dimensions(what: str, count: int) -> None:
     """
     if count > limits.DIMENSIONS:
         raise UnsupportedOperation(
-            f"{what} makes a tensor of {count} dimensions; remote tensors have at most {limits.DIMENSIONS}. Do this on "
-            f"the CPU"
+            f"{what} makes a tensor of {count} dimensions; remote tensors have at most {limits.DIMENSIONS}. Do this on the CPU"
         )

@@ -336,8 +336,7 @@ _RULES: dict[Any, Rule] = {
     **_each(
         _row_major,
         "_log_softmax_backward_data.default huber_loss_backward.default isin.Tensor_Scalar isin.Tensor_Tensor "
-        "log_sigmoid_forward.default mse_loss_backward.default native_layer_norm_backward.default "
-        "_standard_gamma.default "
+        "log_sigmoid_forward.default mse_loss_backward.default native_layer_norm_backward.default _standard_gamma.default "
         "normal.Tensor_Tensor normal.float_Tensor poisson.default pow.Scalar rrelu_with_noise.default "
         "smooth_l1_loss_backward.default",
     ),

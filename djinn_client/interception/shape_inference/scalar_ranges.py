@@ -30,14 +30,11 @@ _SMALLEST: Final = 5e-324  # above 0
 # Ops that convert a scalar, and are not pointwise.
 _CONVERTING: Final = frozenset(
     (
-        "_unsafe_masked_index.default addbmm.default addbmm_.default addmm.default addmm_.default addmv.default "
-        "addmv_.default "
+        "_unsafe_masked_index.default addbmm.default addbmm_.default addmm.default addmm_.default addmv.default addmv_.default "
         "addr.default addr_.default baddbmm.default baddbmm_.default constant_pad_nd.default fill_.Scalar full.default "
         "full_like.default hardtanh_.default histc.default index_add.default index_add_.default index_fill.int_Scalar "
-        "index_fill_.int_Scalar linspace.default linspace.out linspace.Scalar_Tensor linspace.Tensor_Scalar "
-        "multi_margin_loss.default "
-        "new_full.default rsub.Tensor scalar_tensor.default scatter.value scatter_.value segment_reduce.default "
-        "threshold_.default"
+        "index_fill_.int_Scalar linspace.default linspace.out linspace.Scalar_Tensor linspace.Tensor_Scalar multi_margin_loss.default "
+        "new_full.default rsub.Tensor scalar_tensor.default scatter.value scatter_.value segment_reduce.default threshold_.default"
     ).split()
 )
 # Limits of kernels that are narrower than the dtype's range.

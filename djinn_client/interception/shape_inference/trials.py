@@ -32,30 +32,18 @@ aten = torch.ops.aten
 # their arguments may make large tensors.
 _TRIED: Final = frozenset(
     (
-        "__and__ __or__ __xor__ _cdist_forward _fused_dropout _linalg_eigh _log_softmax _prelu_kernel _softmax "
-        "_unsafe_masked_index "
-        "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d "
-        "_upsample_nearest_exact3d abs "
-        "addbmm addmm addmv addr amax amin aminmax arange argmax argmin avg_pool1d avg_pool2d avg_pool3d baddbmm "
-        "bernoulli "
-        "binary_cross_entropy bmm bucketize cauchy complex constant_pad_nd convolution count_nonzero cummax cummin "
-        "cumprod cumsum dot "
-        "embedding_renorm exponential eye fill flip full full_like gather gcd ge geometric glu grid_sampler_2d gt "
-        "hardswish heaviside "
-        "histc huber_loss im2col index index_add index_copy index_fill index_put index_select isin kaiser_window "
-        "kthvalue lcm le "
-        "linalg_cross linalg_vector_norm linear linspace log_normal log_sigmoid_forward logcumsumexp logspace "
-        "logsumexp lt masked_fill "
-        "masked_scatter matmul max max_pool2d_with_indices max_pool3d_with_indices mean median min mm mode mse_loss "
-        "multi_margin_loss "
-        "multinomial mv nanmedian nansum native_batch_norm native_dropout native_layer_norm new_full "
-        "nll_loss2d_forward nll_loss_forward "
-        "normal poisson polar prod put rand_like randint_like randn randn_like random randperm reflection_pad1d "
-        "reflection_pad2d renorm "
-        "rrelu_with_noise rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted segment_reduce "
-        "smooth_l1_loss sort std "
-        "std_mean sum take threshold topk trace tril triu uniform upsample_bicubic2d upsample_bilinear2d "
-        "upsample_linear1d "
+        "__and__ __or__ __xor__ _cdist_forward _fused_dropout _linalg_eigh _log_softmax _prelu_kernel _softmax _unsafe_masked_index "
+        "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d abs "
+        "addbmm addmm addmv addr amax amin aminmax arange argmax argmin avg_pool1d avg_pool2d avg_pool3d baddbmm bernoulli "
+        "binary_cross_entropy bmm bucketize cauchy complex constant_pad_nd convolution count_nonzero cummax cummin cumprod cumsum dot "
+        "embedding_renorm exponential eye fill flip full full_like gather gcd ge geometric glu grid_sampler_2d gt hardswish heaviside "
+        "histc huber_loss im2col index index_add index_copy index_fill index_put index_select isin kaiser_window kthvalue lcm le "
+        "linalg_cross linalg_vector_norm linear linspace log_normal log_sigmoid_forward logcumsumexp logspace logsumexp lt masked_fill "
+        "masked_scatter matmul max max_pool2d_with_indices max_pool3d_with_indices mean median min mm mode mse_loss multi_margin_loss "
+        "multinomial mv nanmedian nansum native_batch_norm native_dropout native_layer_norm new_full nll_loss2d_forward nll_loss_forward "
+        "normal poisson polar prod put rand_like randint_like randn randn_like random randperm reflection_pad1d reflection_pad2d renorm "
+        "rrelu_with_noise rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted segment_reduce smooth_l1_loss sort std "
+        "std_mean sum take threshold topk trace tril triu uniform upsample_bicubic2d upsample_bilinear2d upsample_linear1d "
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean vdot"
     ).split()
 )
@@ -182,8 +170,7 @@ def _check_indices(given: Any, indices: Sequence[torch.Tensor | None]) -> None:
         for at, (size, wanted) in enumerate(zip(index.shape, given.shape[dim:], strict=False)):
             if size != wanted:
                 raise IndexError(
-                    f"The shape of the mask {list(index.shape)} at index {at} does not match the shape of the indexed "
-                    f"tensor "
+                    f"The shape of the mask {list(index.shape)} at index {at} does not match the shape of the indexed tensor "
                     f"{list(given.shape)} at index {dim + at}"
                 )
         dim += index.dim()

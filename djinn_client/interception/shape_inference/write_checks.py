@@ -25,10 +25,8 @@ _COPY = torch.ops.aten.copy_.default
 _REFUSE_OPERANDS: Final = frozenset(
     f"aten::{name}"
     for name in (
-        "_index_put_impl_ cat.out gather.out index_add_ index_copy_ index_fill_.int_Scalar index_fill_.int_Tensor "
-        "index_put_ "
-        "index_reduce_ index_select.out kthvalue.values linalg_cross.out masked_select.out put_ scatter_.src "
-        "scatter_add_ "
+        "_index_put_impl_ cat.out gather.out index_add_ index_copy_ index_fill_.int_Scalar index_fill_.int_Tensor index_put_ "
+        "index_reduce_ index_select.out kthvalue.values linalg_cross.out masked_select.out put_ scatter_.src scatter_add_ "
         "scatter_reduce_.two stack.out take.out"
     ).split()
 )
@@ -47,25 +45,16 @@ _REFUSE_PARTS: Final = frozenset(
     f"aten::{name}"
     for name in (
         "__irshift__.Tensor addbmm.out addmm.out addmv.out addr.out addr_ aminmax.out baddbmm.out bernoulli.out "
-        "binary_cross_entropy_backward.grad_input copysign_.Tensor cumprod.out cumsum.out elu.out "
-        "elu_backward.grad_input eq_.Tensor "
-        "floor_divide.out floor_divide_.Tensor gcd_ ge_.Tensor gelu.out gelu_backward.grad_input glu.out "
-        "glu_backward.grad_input "
-        "gt_.Tensor hardshrink.out hardshrink_backward.grad_input hardsigmoid.out hardsigmoid_backward.grad_input "
-        "hardswish.out "
-        "hardtanh.out hardtanh_backward.grad_input heaviside_ huber_loss.out huber_loss_backward.out index.Tensor_out "
-        "index_add.out "
+        "binary_cross_entropy_backward.grad_input copysign_.Tensor cumprod.out cumsum.out elu.out elu_backward.grad_input eq_.Tensor "
+        "floor_divide.out floor_divide_.Tensor gcd_ ge_.Tensor gelu.out gelu_backward.grad_input glu.out glu_backward.grad_input "
+        "gt_.Tensor hardshrink.out hardshrink_backward.grad_input hardsigmoid.out hardsigmoid_backward.grad_input hardswish.out "
+        "hardtanh.out hardtanh_backward.grad_input heaviside_ huber_loss.out huber_loss_backward.out index.Tensor_out index_add.out "
         "index_copy.out index_reduce.out lcm_ le_.Tensor leaky_relu.out leaky_relu_backward.grad_input "
-        "log_sigmoid_backward.grad_input logcumsumexp.out lt_.Tensor masked_fill_.Scalar masked_fill_.Tensor "
-        "max.dim_max min.dim_min "
-        "mish.out mode.values mse_loss.out mse_loss_backward.grad_input ne_.Tensor normal.Tensor_Tensor_out "
-        "normal.Tensor_float_out "
-        "renorm.out scatter.reduce_out scatter.src_out scatter.value_out scatter_.reduce scatter_add.out "
-        "scatter_reduce.two_out "
-        "smooth_l1_loss.out smooth_l1_loss_backward.grad_input soft_margin_loss.out "
-        "soft_margin_loss_backward.grad_input softplus.out "
-        "softplus_backward.grad_input softshrink.out softshrink_backward.grad_input sort.values sort.values_stable "
-        "topk.values "
+        "log_sigmoid_backward.grad_input logcumsumexp.out lt_.Tensor masked_fill_.Scalar masked_fill_.Tensor max.dim_max min.dim_min "
+        "mish.out mode.values mse_loss.out mse_loss_backward.grad_input ne_.Tensor normal.Tensor_Tensor_out normal.Tensor_float_out "
+        "renorm.out scatter.reduce_out scatter.src_out scatter.value_out scatter_.reduce scatter_add.out scatter_reduce.two_out "
+        "smooth_l1_loss.out smooth_l1_loss_backward.grad_input soft_margin_loss.out soft_margin_loss_backward.grad_input softplus.out "
+        "softplus_backward.grad_input softshrink.out softshrink_backward.grad_input sort.values sort.values_stable topk.values "
         "triangular_solve.X where.self_out"
     ).split()
 )

@@ -224,7 +224,6 @@ def _converted(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor)
 
 def _moved(_: Any) -> NoReturn:
     raise RuntimeError(
-        "backward reached a parameter that was moved or converted after the forward pass: call .to() before the "
-        "forward "
+        "backward reached a parameter that was moved or converted after the forward pass: call .to() before the forward "
         "pass, or after both"
     )
