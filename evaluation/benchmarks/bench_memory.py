@@ -24,7 +24,7 @@ from djinn.testing import executor_figures
 REMOTE: Final = "remote_accelerator:0"
 SHARES: Final = (0.5, 0.8)
 AMPLE: Final = 8.0  # GiB
-FIGURES: Final = ("evictions", "spilled_bytes", "restored_bytes", "reread_bytes")
+FIGURES: Final = ("evictions", "spilled_bytes", "restored_bytes", "process_peak")
 Results = Iterator[torch.Tensor]
 
 

@@ -258,3 +258,16 @@ def test_a_program_that_was_larger_before_is_not_refused(ledger):
     ledger.limit, ledger.process.reserve = 3 * MIB // 4, MIB // 4  # no room for one of a megabyte
     output = session.run(doubled, [small])
     assert session.values[output].tolist() == [8.0] * 8
+
+
+def test_a_run_that_was_refused_does_not_count_as_small(ledger):
+    session, outcomes = Session(ledger, 1), []
+    large = next(session.handles)
+    with torch.inference_mode():
+        session.values[large] = torch.ones(9 * MIB // 4)  # no room for another one
+    template = compile_template(Program(1, [(ADD, 0, 0, 1)]).template(), CPU, {})
+    for _ in range(2):
+        work = RunRequest(1, [next(session.handles)], [], [], [], (), False, [large])
+        outcomes.append(session.memory.run(b"p", template, work, [], run_template))
+    assert [[failure.kind for failure in one.failures] for one in outcomes] == [["OutOfMemoryError"]] * 2
+    assert ledger.peak <= 16 * MIB
