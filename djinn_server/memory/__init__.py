@@ -1,1 +1,1 @@
-"""Memory limits of an executor: eviction, spilling, reloading and rematerialization of values."""
+"""Memory of an executor: the table of storages, eviction, spilling, and the values of idle sessions."""
