@@ -602,8 +602,9 @@ def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequenc
         StartupError: there is no such compiler.
     """
     if names:
-        context.device.compiling = CompilationQueue(chosen(registry.compilers, names), context.device.runtime)
-        context.device.compiling.prepare()
+        compiling = CompilationQueue(chosen(registry.compilers, names), context.device.runtime)
+        compiling.prepare()
+        context.device.begin_compiling(compiling)
 
 
 def begin_batching(context: ExecutorContext) -> None:
@@ -613,7 +614,7 @@ def begin_batching(context: ExecutorContext) -> None:
         StartupError: the executor does something that excludes this.
     """
     device = context.device
-    others = {"--compile": device.compiling, "--memory-gib": device.ledger, "a simulated device": device.timekeeper}
+    others = {"--memory-gib": device.ledger, "a simulated device": device.timekeeper}
     for name, other in others.items():
         if other is not None:
             raise StartupError(f"--batch-sessions and {name} exclude each other: leave one of them out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Generator
+from functools import partial
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
 from djinn_core.logs import get_logger
@@ -15,11 +16,12 @@ from djinn_core.wire.templates import TemplateCache
 from djinn_server.batching.batch import BatchMember, PendingRun, pending_run
 from djinn_server.context import ExecutorContext
 from djinn_server.memory.session_memory import Plain, SessionMemory
+from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.fair_share import Share, Steps
 from djinn_server.running.random_state import SessionRandomness
-from djinn_server.running.run import RunOutcome, TemplateRun, refuse_run, run_template
+from djinn_server.running.run import RunOutcome, StepGuard, TemplateRun, refuse_run, run_template
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.runs_ahead import RunsAhead
 from djinn_server.running.template_compiler import CompiledTemplate
@@ -28,6 +30,15 @@ from djinn_server.session_metrics import SessionCounters
 from djinn_server.weights.shared_weights import SessionShares
 
 _log = get_logger("djinn.server")
+
+
+def finished(run: Generator[None, None, RunOutcome]) -> RunOutcome:
+    """The outcome of a run that does not pause."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
 
 
 class SessionRuns:
@@ -70,8 +81,8 @@ class SessionRuns:
 
     def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
         """A template of the session, without bindings."""
-        compiling, batches = self._device.compiling, self._device.batches
-        known = BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
+        batches = self._device.batches
+        known = BoundTemplate(compiled, [], [], self._device.arbiter.choice(digest, compiled), digest)
         if batches is not None:
             known.batched = batches.template(digest, compiled, known.input_aliases(self._device.own))
         return known
@@ -88,7 +99,7 @@ class SessionRuns:
             return None
         if known is None or known.batched is None or settings is None or settings.exact:
             return None
-        if work.stop_at is not None or timed:
+        if work.stop_at is not None or timed or (known.choice is not None and known.choice.is_replaced()):
             return None
         owner = BatchMember(self._values, self._shares, self.randomness, settings, self._turn)
         return pending_run(known.batched, work, known.slots, known.input_aliases(self._device.own), owner)
@@ -129,17 +140,15 @@ class SessionRuns:
             device.randomness.hand_to(self.randomness)
         if self._shares.storages:
             self._shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
-        run: Plain = run_template if known.hot is None or work.op_times is not None else known.hot.run
         if device.timekeeper is not None and self.memory is None:
             with device.timekeeper.running():
-                return run(known.template, work, known.slots, values)
-        if known.hot is None and not self.limited:
+                return run_template(known.template, work, known.slots, values)
+        if self.memory is None or not self.limited:
             return (yield from self._run_in_parts(known, work))
+        run: Plain = lambda *_: finished(self._by_strategy(known, work, None))  # noqa: E731 - of this run
         if self.ahead is not None:
             run = self.ahead.running(known, run)
-        if self.memory is not None:
-            return self.memory.run(known.digest, known.template, work, known.slots, run)
-        return run(known.template, work, known.slots, values)
+        return self.memory.run(known.digest, known.template, work, known.slots, run)
 
     def _run_in_parts(self, known: BoundTemplate, work: RunRequest) -> Generator[None, None, RunOutcome]:
         """Run a submission that may pause between two ops, unless it has run ahead."""
@@ -152,10 +161,21 @@ class SessionRuns:
             if self.memory is None
             else self.memory.on_demand(known.digest, template, work) as guard
         ):
-            run = TemplateRun(template, work, known.slots, self._values, guard=guard)
+            return (yield from self._by_strategy(known, work, guard))
+
+    def _by_strategy(
+        self, known: BoundTemplate, work: RunRequest, guard: StepGuard | None
+    ) -> Generator[None, None, RunOutcome]:
+        """Run a submission as the arbiter decides. Under a memory guard, and if each op is timed, it runs op by op."""
+        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard)
+        if known.choice is None or guard is not None or work.op_times is not None:
             while not run.advance():
                 yield from self._pause(known, work)
-            return run.finish()
+        else:
+            served = ServedRun(known.choice.facts, run, known.slots, partial(self._pause, known, work))
+            exact = self.numeric_settings is None or self.numeric_settings.exact
+            yield from self._device.arbiter.run(known.choice, served, exact=exact)
+        return run.finish()
 
     def _pause(self, known: BoundTemplate, work: RunRequest) -> Steps:
         """In the middle of a run: let others compute."""

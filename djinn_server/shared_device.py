@@ -7,6 +7,7 @@ from djinn_server.batching.session_batches import SessionBatches
 from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.device_watch import DeviceWatch
 from djinn_server.memory.limited import ledger_of
+from djinn_server.running.arbiter import Arbiter
 from djinn_server.running.bound_templates import CompiledTemplates
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.fair_share import FairShare
@@ -30,11 +31,17 @@ class SharedDevice:
         self.numeric_settings = ProcessNumericSettings()
         self.own = own_operators(runtime, self.timer, self.randomness)
         self.templates = CompiledTemplates()
+        self.arbiter = Arbiter(runtime.device, self.timer)
         self.compiling: CompilationQueue | None = None
         self.batches: SessionBatches | None = None
         self.ledger = ledger_of(runtime)
         self.watch = DeviceWatch(runtime) if self.timer.runs_late else None
         self.timekeeper = runtime if runtime.keeps_time else None
+
+    def begin_compiling(self, compiling: CompilationQueue) -> None:
+        """Have hot templates compiled from now on."""
+        self.compiling = compiling
+        self.arbiter.register(compiling)
 
     def begin_batching(self) -> None:
         """Run the same template of several sessions together from now on, where their clients allow it."""

@@ -17,6 +17,7 @@ from torch import fx
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.hookspecs.run_strategies import Offer, RunStrategy, TemplateFacts
 from djinn_core.ir.form import (
     Argument,
     ComplexSlot,
@@ -47,7 +48,7 @@ from djinn_server.compiling.hot_template import (
 from djinn_server.compiling.scalars import call_with_tensors
 from djinn_server.compiling.sizes import LinearSize, SizeRelation
 from djinn_server.compiling.written_views import WrittenView
-from djinn_server.running.device_time import DeviceTimer
+from djinn_server.running.arbiter import ServedFacts
 from djinn_server.running.template_compiler import CompiledTemplate, enumerated
 
 
@@ -200,18 +201,22 @@ def chosen(compilers: Sequence[Compiler], names: Sequence[str]) -> tuple[Compile
     return tuple(known[name] for name in names)
 
 
-class CompilationQueue:
+class CompilationQueue(RunStrategy):
     """Counts the runs of all templates on a device and has the hot ones compiled.
+
+    Compiled code may round in another way than the ops. Who begins the server with a compiler has chosen that, so it runs for all sessions.
 
     Attributes:
         counts: counters since the executor began.
     """
 
+    name = "compiled"
+
     def __init__(
         self, compilers: Sequence[Compiler], runtime: DeviceRuntime, thresholds: Thresholds | None = None
     ) -> None:
         self._compilers = tuple(compilers)
-        self._runtime, self._timer = runtime, DeviceTimer(runtime)
+        self._runtime = runtime
         self._thresholds = thresholds or Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
@@ -228,12 +233,17 @@ class CompilationQueue:
             hot = self._templates.use(digest)
             if hot is None:
                 name = digest.hex()[:8]
-                hot = HotTemplate(template, self._thresholds, self._ask, self._timer, name, self.counts)
+                hot = HotTemplate(template, self._thresholds, self._ask, name, self.counts)
                 for evicted in self._templates.store(digest, hot):
                     evicted.leave("others are used more")
                 if len(self._templates) == 1:
                     self.prepare()
         return hot
+
+    def acts_on(self, template: TemplateFacts) -> Offer:
+        """As `RunStrategy.acts_on`."""
+        assert isinstance(template, ServedFacts)
+        return self.template(template.digest, template.template)
 
     def figures(self) -> dict[str, int]:
         """Number of templates that run compiled, and of those that wait for a compiler or are being checked and timed."""

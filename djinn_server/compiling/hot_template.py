@@ -1,17 +1,19 @@
 """State machine of a template's compilation on a device: cold, hot, compiled, checked, timed, adopted; or not compiled.
 
-Each phase offers a shortcut to the next run and chooses the next phase. Sessions run one at a time, so only the change from
-waiting to checking comes from another thread.
+Each phase may replace a region of the next run and chooses the next phase. The arbiter times. Sessions run one at a time, so only the change
+from waiting to checking comes from another thread.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import attrs
 
+from djinn_core.errors import DjinnError
+from djinn_core.hookspecs.run_strategies import Offer, Stage, StrategyRun
 from djinn_core.logs import get_logger
 from djinn_server.compiling.comparison import difference
 from djinn_server.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
@@ -19,12 +21,9 @@ from djinn_server.compiling.region import Region, find_region
 from djinn_server.compiling.scalars import movable_slots
 from djinn_server.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
 from djinn_server.compiling.written_views import WrittenView, written_views
+from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.compiled_step import Environment
-from djinn_server.running.device_time import DeviceTimer, TimedSpans
-from djinn_server.running.run import RunOutcome, Shortcut, ShortcutError, TemplateRun
-from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
-from djinn_server.running.values import ValueTable
 
 _log = get_logger("djinn.server")
 
@@ -38,8 +37,6 @@ class Thresholds:
         long_runs, long_seconds: the same for a template that takes long; either pair will do.
         observed: runs from which the law of its sizes is found.
         checks: runs on which results must have been the same.
-        timed: runs of each version that are timed. gain: the largest share of the uncompiled time that a compiled run may take.
-        plain: runs of each version that are enough where all compiled ones are faster than all others.
         misses: consecutive runs that the compiled version does not apply to, after which it is dropped. After the same number of
             consecutive comparisons that raise, the template runs uncompiled.
         tries: how often a template is compiled at most.
@@ -51,9 +48,6 @@ class Thresholds:
     long_seconds: float = 2.0
     observed: int = 3
     checks: int = 2
-    timed: int = 8
-    plain: int = 3
-    gain: float = 0.95
     misses: int = 32
     tries: int = 3
 
@@ -79,16 +73,26 @@ class Phase(Protocol):
     """A phase of a template's compilation.
 
     Attributes:
-        settled: True if a run may begin before its submission has come, and be dropped: nothing but its time is looked at.
+        stage: as `Offer.stage`. settled: True if a run may begin before its submission has come, and be dropped.
+        region: the instructions that it looks at or replaces.
     """
 
+    stage: ClassVar[Stage]
     settled: ClassVar[bool]
 
-    def shortcut(self) -> Shortcut | None:
-        """The shortcut that the next run is offered."""
+    @property
+    def region(self) -> Region | None:
+        """As the attribute."""
+
+    def take(self, env: Environment) -> bool:
+        """Put into `env` what the region makes; False if its instructions have to run, and nothing was written.
+
+        Raises:
+            WrittenError: it failed, and may have written.
+        """
 
     def ran(self, seconds: float, /) -> None:
-        """A run is issued; now may be the time for another phase. `seconds`: as for `HotTemplate.ran`."""
+        """A run is issued; now may be the time for another phase. `seconds`: as for `Offer.ran`."""
 
 
 @attrs.frozen
@@ -110,49 +114,60 @@ class CompilationJob:
     compiler: int = 0
 
 
+class WrittenError(DjinnError):
+    """A compiled region failed and may have written into its inputs."""
+
+
 @attrs.define(eq=False)
-class HotTemplate:
+class HotTemplate(Offer):
     """One template on one device, for all sessions that run it."""
 
     template: CompiledTemplate
     thresholds: Thresholds
     ask: Callable[[CompilationJob], None]
-    timer: DeviceTimer
     name: str = ""
     counts: CompilationCounters = attrs.field(factory=CompilationCounters)
     tries: int = 0
     slots: Sequence[Any] = ()  # of the run before
+    checked: bool = attrs.field(init=False, default=True)
     phase: Phase = attrs.field(init=False)
-    _runs: TimedSpans = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.phase = ColdPhase(self)
-        self._runs = TimedSpans(self.timer)
 
-    def run(self, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
-        """As `run_template`."""
+    def stage(self) -> Stage:
+        """As `Offer.stage`."""
+        return self.phase.stage
+
+    def run(self, run: StrategyRun) -> Iterator[None]:
+        """As `Offer.run`."""
+        assert isinstance(run, ServedRun)
+        self.slots, phase = run.slots, self.phase
+        region = phase.region
+        if region is None:
+            return
+        yield from run.advance(region.start)
+        if run.step == region.start and run.is_replaceable():
+            try:
+                if phase.take(run.run.env):
+                    run.passed(region.stop)
+            except WrittenError as error:
+                run.run.fail(region.stop, error)
+
+    def ran(self, seconds: float) -> None:
+        """As `Offer.ran`."""
+        if len(self.slots) == self.template.slots:  # it has run
+            self.phase.ran(seconds)
+
+    def decided(self, ratio: float, *, used: bool, reason: str) -> None:
+        """As `Offer.decided`."""
         phase = self.phase
-        shortcut = phase.shortcut()
-        exact = isinstance(phase, TimingPhase)
-        begun = self.timer.mark()
-        if exact:  # work of earlier programs is not in the figures
-            self.timer.wait(begun)
-            self._runs.take()
-            begun = self.timer.mark()
-        run = TemplateRun(template, work, slots, values, shortcut)
-        run.advance()
-        outcome = run.finish()
-        ended = self.timer.mark()
-        self._runs.add(begun, ended)
-        if exact:
-            self.timer.wait(ended)
-        self.ran(phase, slots, self._runs.take())
-        return outcome
-
-    def ran(self, phase: Phase, slots: Sequence[Any], seconds: float) -> None:
-        """A run began in this phase, with these slots. The device took so long for runs that it has completed since the last call."""
-        self.slots = slots
-        phase.ran(seconds)
+        if not isinstance(phase, TimingPhase):
+            return
+        if used:
+            self.adopt(phase.job, phase.compiled, ratio)
+        else:
+            self.refuse(phase.job, phase.compiled.compiler, reason)
 
     def check(self, job: CompilationJob, compiled: CompiledRegion) -> None:
         """A compiler has made something. Called from the background."""
@@ -201,11 +216,13 @@ class HotTemplate:
 class NotCompiledPhase:
     """Phase of a template that runs uncompiled, for good or until a compiler answers."""
 
+    stage: ClassVar[Stage] = "idle"
     settled: ClassVar[bool] = True
+    region: Region | None = None
 
-    def shortcut(self) -> Shortcut | None:
-        """None."""
-        return None
+    def take(self, _: Environment, /) -> bool:
+        """Let the instructions run."""
+        return False
 
     def ran(self, _: float, /) -> None:
         """Nothing changes."""
@@ -216,18 +233,13 @@ class CompilingPhase(NotCompiledPhase):
 
 
 @attrs.define(eq=False)
-class ColdPhase:
+class ColdPhase(NotCompiledPhase):
     """Initial phase: counts the runs and their time."""
 
-    settled: ClassVar[bool] = True
     hot: HotTemplate
     runs: int = 0
     seconds: float = 0.0
     since: float = attrs.field(factory=time.perf_counter)
-
-    def shortcut(self) -> Shortcut | None:
-        """None."""
-        return None
 
     def ran(self, seconds: float, /) -> None:
         """Count a run; the template is hot once the thresholds of runs and seconds are reached."""
@@ -249,27 +261,11 @@ class ColdPhase:
         return often or (runs >= limits.long_runs and seconds >= limits.long_seconds)
 
 
-class _ShortcutPhase:
-    """A phase that is itself the shortcut."""
-
-    settled: ClassVar[bool] = False
-    hot: HotTemplate
-    region: Region
-
-    @property
-    def start(self) -> int:
-        return self.region.start
-
-    @property
-    def stop(self) -> int:
-        return self.region.stop
-
-    def shortcut(self) -> Shortcut | None:
-        return self  # type: ignore[return-value]
-
-
-class ObservingPhase(_ShortcutPhase):
+class ObservingPhase:
     """Phase that observes how sizes and slots differ between runs."""
+
+    stage: ClassVar[Stage] = "watching"
+    settled: ClassVar[bool] = False
 
     def __init__(self, hot: HotTemplate, region: Region, share: float, unruly: frozenset[int] = frozenset()) -> None:
         """`unruly`: slots that kept a larger region from being compiled."""
@@ -317,8 +313,11 @@ class ObservingPhase(_ShortcutPhase):
         return tuple([alias for alias in self._aliases if moving.isdisjoint((alias.view, alias.base))])
 
 
-class _RegionPhase(_ShortcutPhase):
+class _RegionPhase:
     """A phase with a compiled region."""
+
+    stage: ClassVar[Stage] = "watching"
+    settled: ClassVar[bool] = False
 
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         self.hot, self.job, self.compiled = hot, job, compiled
@@ -362,14 +361,14 @@ class _RegionPhase(_ShortcutPhase):
         """Run what was compiled; False if it failed and the instructions can still run.
 
         Raises:
-            ShortcutError: it failed and may have written.
+            WrittenError: it failed and may have written.
         """
         try:
             self.compiled.run(env)
         except Exception as error:
             self.hot.leave(f"compiled, it raised {type(error).__name__}: {error}")
             if self.region.written:
-                raise ShortcutError(
+                raise WrittenError(
                     f"compiled by {self.compiled.compiler}, these ops raised {type(error).__name__}: {error}"
                 ) from error
             return False
@@ -405,51 +404,24 @@ class CheckingPhase(_RegionPhase):
 
 
 class TimingPhase(_RegionPhase):
-    """Phase that alternates between the compiled region and the instructions, and times both."""
+    """Phase in which the arbiter times the compiled region and the instructions in turns."""
 
-    def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
-        super().__init__(hot, job, compiled)
-        self._times: dict[bool, list[float]] = {False: [], True: []}
-        self._turn: bool | None = False
+    stage: ClassVar[Stage] = "ready"
 
     def take(self, env: Environment) -> bool:
-        """Every other run."""
-        if self.follows(env) is None:
-            self._turn = None
-            return False
-        self._turn = len(self._times[True]) < len(self._times[False])
-        return self._turn and self.use(env)
+        """Run the compiled region where the run fits it."""
+        return self.follows(env) is not None and self.use(env)
 
-    def ran(self, seconds: float, /) -> None:
-        """Adopt it where it is clearly faster."""
-        if self.hot.phase is not self:  # it raised
-            return
+    def ran(self, _: float, /) -> None:
+        """Begin again when runs have been others for too long."""
         if self.lost():
             self.hot.again("runs were others than before while it was timed")
-            return
-        if self._turn is not None:
-            self._times[self._turn].append(seconds)
-        ratio = _ratio(self._times[False], self._times[True], self.hot.thresholds)
-        if ratio is None:
-            return
-        if ratio > self.hot.thresholds.gain:
-            self.hot.refuse(self.job, self.compiled.compiler, f"it takes {ratio:.2f} of the time")
-        else:
-            self.hot.adopt(self.job, self.compiled, ratio)
-
-
-def _ratio(before: Sequence[float], compiled: Sequence[float], limits: Thresholds) -> float | None:
-    """The share of the uncompiled time that compiled runs take; None as long as more runs are needed to tell.
-
-    The quickest of each count: on a busy machine others lose the processor meanwhile.
-    """
-    plainly = len(compiled) >= limits.plain and max(compiled) < limits.gain * min(before)
-    return min(compiled) / max(min(before), 1e-9) if plainly or len(compiled) >= limits.timed else None
 
 
 class AdoptedPhase(_RegionPhase):
     """Final phase: the compiled region replaces the instructions."""
 
+    stage: ClassVar[Stage] = "ready"
     settled: ClassVar[bool] = True
 
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:

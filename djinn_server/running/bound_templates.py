@@ -15,7 +15,7 @@ from djinn_core.wire.messages import Submit, Workload
 from djinn_core.wire.templates import TemplateCache
 from djinn_server.batching.batch import BatchedTemplate
 from djinn_server.batching.products import Draws
-from djinn_server.compiling.hot_template import HotTemplate
+from djinn_server.running.arbiter import TemplateChoice
 from djinn_server.running.input_aliases import InputAliases, aliases_of
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
@@ -46,7 +46,7 @@ class CompiledTemplates:
 class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
-    `hot`: its record on the device, where hot templates are compiled. `batched`: likewise, where it may run in batches.
+    `choice`: its record on the device, if a strategy may run it. `batched`: likewise, where it may run in batches.
     `runs_ahead`: number of its first instructions that may run before its submission comes, unless they draw random numbers, which
     `draws` tells; None: not known yet. `workload`: what it belongs to, if its client has told. `seconds`: of its last runs.
     """
@@ -54,7 +54,7 @@ class BoundTemplate:
     template: CompiledTemplate
     slots: list[Any]
     inputs: list[int]
-    hot: HotTemplate | None = None
+    choice: TemplateChoice | None = None
     digest: bytes = b""
     batched: BatchedTemplate | None = None
     runs_ahead: int | None = None

@@ -83,6 +83,12 @@ class CompiledStep:
         for place in self.release:
             env[place] = None
 
+    def given(self, env: Environment) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return its positional and its named arguments."""
+        named = [("", source) for source in self.arguments] + [*self.keywords]
+        found = [(name, env[source] if isinstance(source, int) else source(env)) for name, source in named]
+        return tuple([value for name, value in found if not name]), {name: value for name, value in found if name}
+
     def store(self, env: Environment) -> None:
         """As `run`, without the release."""
         given = [env[source] if type(source) is int else source(env) for source in self.arguments]  # type: ignore[operator]

@@ -53,25 +53,6 @@ _NO_CLAIMS: Final[Mapping[int, list[Claim]]] = {}
 Advance = Callable[[Sequence[CompiledStep], int, int, Environment, Mapping[int, list[Claim]], RunOutcome], int]
 
 
-class Shortcut(Protocol):
-    """Another way to run the instructions from `start` to `stop`."""
-
-    @property
-    def start(self) -> int:
-        """The first instruction."""
-
-    @property
-    def stop(self) -> int:
-        """The first one that it leaves alone."""
-
-    def take(self, env: Environment) -> bool:
-        """Put into `env` what these instructions make; False if they have to be run instead, and nothing was written.
-
-        Raises:
-            ShortcutError: it failed, and may have written.
-        """
-
-
 class StepGuard(Protocol):
     """Is called before and after each step of a run. `lock`: held meanwhile."""
 
@@ -89,10 +70,6 @@ class StepGuard(Protocol):
         """Make room after a step ran out of memory. Return True if it may run once more."""
 
 
-class ShortcutError(DjinnError):
-    """A shortcut failed half way."""
-
-
 class TemplateRun:
     """A run of a template over a session's values, which goes on as far as it is told.
 
@@ -108,7 +85,6 @@ class TemplateRun:
         "_advance",
         "_count",
         "_guard",
-        "_shortcut",
         "_values",
         "claims",
         "env",
@@ -124,7 +100,6 @@ class TemplateRun:
         work: RunRequest,
         slots: Sequence[Any],
         values: ValueTable,
-        shortcut: Shortcut | None = None,
         guard: StepGuard | None = None,
     ) -> None:
         self.template, self.work, self._values, self._guard = template, work, values, guard
@@ -139,8 +114,6 @@ class TemplateRun:
         if template.moves and values.indexed:
             run.sharing = MemorySharing(template, work, env, values)
             run.sharing.follow(0)
-        # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
-        self._shortcut = None if self.claims or work.short or work.stop_at is not None else shortcut
         self._advance: Advance = _advance if guard is None else partial(_advance_guarded, guard)
         if work.op_times is not None and guard is None:
             self._advance = partial(_advance_timed, work.op_times)
@@ -149,7 +122,7 @@ class TemplateRun:
 
     def advance(self, stop: int | None = None) -> bool:
         """Run the instructions before `stop`, None: all. A cancelled submission comes to its end before. False: the run pauses."""
-        template, steps, env, run = self.template, self.template.steps, self.env, self.outcome
+        steps, env, run = self.template.steps, self.env, self.outcome
         count = self._count if stop is None else min(stop, self._count)
         step, short = self.step, self.work.short
         with inference_mode(True):
@@ -158,11 +131,6 @@ class TemplateRun:
                     step = self._leave(FailedStep(step, torch.OutOfMemoryError(short[step])))
                     continue
                 try:
-                    shortcut = self._shortcut
-                    if shortcut is not None and step <= shortcut.start:
-                        step = self._advance(steps, step, shortcut.start, env, self.claims, run)
-                        numbers_of(run, shortcut.stop - 1, shortcut.stop)  # its last op is the one that is issued
-                        step = shortcut.stop if shortcut.take(env) else step
                     until = min((op for op in short if op > step), default=count) if short else count
                     step = self._advance(steps, step, min(until, count), env, self.claims, run)
                 except CancelledStep as halted:
@@ -178,12 +146,6 @@ class TemplateRun:
                     step = self._failed(stopped)
                     if self._guard is None and self.work.op_times is None:
                         self._advance = _advance  # the library does not look for poison
-                except ShortcutError as error:
-                    assert self._shortcut is not None
-                    sharing = MemorySharing(template, self.work, env, self._values)
-                    for step in range(self._shortcut.start, self._shortcut.stop):
-                        _poison(template, FailedStep(step, error), self.work, env, sharing, run)
-                    step, self._shortcut = self._shortcut.stop, None
         self.step = step
         return True
 
@@ -216,8 +178,22 @@ class TemplateRun:
             if self.work.guard is None:
                 return False
             self._guard = guard = self.work.guard(self.template)
-            self._advance, self._shortcut = partial(_advance_guarded, guard), None
+            self._advance = partial(_advance_guarded, guard)
         return self._guard.relieve(step, self.template.steps[step], self.env)
+
+    @property
+    def replaceable(self) -> bool:
+        """True if instructions may be replaced: nothing is asked of single ones, and no memory guard watches them."""
+        work = self.work
+        watched = self._guard is not None or work.op_times is not None
+        return not (watched or self.claims or work.short or work.stop_at is not None)
+
+    def fail(self, stop: int, error: Exception) -> None:
+        """Poison what the instructions before `stop` would have made or written, and go past them."""
+        self.outcome.sharing = MemorySharing(self.template, self.work, self.env, self._values)
+        for step in range(self.step, stop):
+            self._leave(FailedStep(step, error))
+        self.step = stop
 
     def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
         """Go past the instructions before `stop`. `released`: places that are not needed after them. `made`: what they leave, by its place."""

@@ -26,8 +26,10 @@ from djinn_core.wire.messages import Submit
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
 from djinn_server.batching.products import draws_of
+from djinn_server.compiling.hot_template import HotTemplate
 from djinn_server.memory.session_memory import Plain, SessionMemory
 from djinn_server.recovery.executor_channel import ExecutorChannel
+from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.compiled_step import Environment
 from djinn_server.running.expected_runs import ExpectedSubmission, SubmissionPredictor
@@ -54,7 +56,7 @@ class RunAhead:
 
     Attributes:
         inputs, slots: what it uses. env: its environment. step: its next instruction. stop: the first one that may not run ahead.
-        phase: of its template's compilation; None where nothing is compiled. shortcut: what takes the place of instructions in that.
+        hot: its template's compilation, with its phase and the region that is compiled; None where nothing is compiled.
         seconds: how long it has run. nbytes: bytes that it is expected to need; those of its outputs, once it is over.
     """
 
@@ -62,13 +64,14 @@ class RunAhead:
         "_native",
         "env",
         "expected",
+        "hot",
         "inputs",
         "known",
         "native_ops",
         "nbytes",
         "phase",
+        "region",
         "seconds",
-        "shortcut",
         "slots",
         "step",
         "stop",
@@ -84,9 +87,10 @@ class RunAhead:
     ) -> None:
         template = known.template
         self.known, self.expected, self.slots, self.inputs = known, expected, slots, inputs
-        self.phase = None if known.hot is None else known.hot.phase
-        self.shortcut = shortcut = None if self.phase is None else self.phase.shortcut()
-        self.stop = stop if shortcut is None or shortcut.stop <= stop else min(stop, shortcut.start)
+        self.hot = _hot(known)
+        self.phase = None if self.hot is None else self.hot.phase
+        self.region = region = None if self.phase is None else self.phase.region
+        self.stop = stop if region is None or region.stop <= stop else min(stop, region.start)
         self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
         self._native, self.native_ops = template.native(), 0
         self.step = self.nbytes = 0
@@ -99,13 +103,13 @@ class RunAhead:
 
     def advance(self, until: float) -> None:
         """Run instructions until a time on the clock `time.perf_counter`, at least one."""
-        step, stop, shortcut = self.step, self.stop, self.shortcut
+        step, stop, region, phase = self.step, self.stop, self.region, self.phase
         with inference_mode(True):
             while step < stop:
-                if shortcut is not None and step == shortcut.start and shortcut.take(self.env):
-                    step = shortcut.stop
-                elif shortcut is not None and step < shortcut.start:
-                    step = self._advance(step, min(shortcut.start, stop), until)
+                if region is not None and phase is not None and step == region.start and phase.take(self.env):
+                    step = region.stop
+                elif region is not None and step < region.start:
+                    step = self._advance(step, min(region.start, stop), until)
                 else:
                     step = self._advance(step, stop, until)
                 if time.perf_counter() > until:
@@ -148,14 +152,25 @@ class RunAhead:
     def finish(self, work: RunRequest, values: ValueTable, limit: int) -> RunOutcome:
         """As `run_template` for the submission that has come; the template runs ahead no more where it makes more than `limit` bytes."""
         began = time.perf_counter()
-        run = TemplateRun(self.known.template, work, self.slots, values, self.shortcut)
+        run, choice = TemplateRun(self.known.template, work, self.slots, values), self.known.choice
         run.env, run.step, run.outcome.native_ops = self.env, self.step, self.native_ops
+        if choice is not None and self.hot is not None and self.region is not None and self.step <= self.region.start:
+            with inference_mode(True):
+                for _ in self.hot.run(ServedRun(choice.facts, run, self.slots, None)):
+                    pass
         run.advance()
         if not self.over and self.made() > limit:
             self.known.runs_ahead = 0
-        if self.known.hot is not None and self.known.hot.phase is self.phase:
-            self.known.hot.ran(self.phase, self.slots, self.seconds + time.perf_counter() - began)
+        if choice is not None:
+            choice.ran(self.seconds + time.perf_counter() - began)
         return run.finish()
+
+
+def _hot(known: BoundTemplate) -> HotTemplate | None:
+    """The compilation of a template, unless another strategy runs it."""
+    candidate = known.choice.next(exact=False) if known.choice is not None else None
+    offer = candidate.offer if candidate is not None else None
+    return offer if isinstance(offer, HotTemplate) else None
 
 
 class RunsAhead:
@@ -267,7 +282,8 @@ class RunsAhead:
         known = self._templates.get(expected.digest)
         if known is None or not self._may_run(known):
             return None
-        if known.hot is not None and expected.seconds > LONGEST_AT_ONCE and known.hot.phase.shortcut() is not None:
+        hot = _hot(known)
+        if expected.seconds > LONGEST_AT_ONCE and hot is not None and hot.phase.region is not None:
             return None
         try:
             run = self._begun(known, expected)
@@ -285,7 +301,8 @@ class RunsAhead:
             others = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
             unwritten = known.input_aliases(self._device.own).unwritten
             known.runs_ahead = min(next(others, len(steps)), unwritten) if known.batched is None else 0
-        return known.runs_ahead if known.hot is None or known.hot.phase.settled else 0
+        candidate, hot = known.choice.next(exact=False) if known.choice is not None else None, _hot(known)
+        return known.runs_ahead if candidate is None or (hot is not None and hot.phase.settled) else 0
 
     def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:
         pending, get = self.pending, self._values.table.get

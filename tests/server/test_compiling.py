@@ -22,9 +22,13 @@ from djinn_server.compiling.hot_template import (
     Thresholds,
 )
 from djinn_server.executor import begin_compiling
+from djinn_server.running import arbiter
+from djinn_server.running.arbiter import TrialLimits
+from djinn_server.shared_device import SharedDevice
 
 DEVICE = "remote_accelerator:0"
-QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, timed=2, gain=float("inf"), misses=4, tries=2)
+QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, misses=4, tries=2)
+ANY_TIME = TrialLimits(timed=2, gain=float("inf"))
 RUNS = 16  # from cold to adopted, with some to spare
 
 
@@ -71,8 +75,9 @@ class Plugin:
 def compiling_with(monkeypatch):
     """A function: `remote_accelerator` has hot templates compiled by the compiler that it is given."""
 
-    def begin(compiler, thresholds=QUICK):
-        monkeypatch.setattr(compilation_queue, "Thresholds", lambda: thresholds)
+    def begin(compiler, limits=ANY_TIME):
+        monkeypatch.setattr(compilation_queue, "Thresholds", lambda: QUICK)
+        monkeypatch.setattr(arbiter, "TrialLimits", lambda: limits)
         djinn.shut_down()
         _contexts.clear()
 
@@ -146,7 +151,7 @@ def test_compilers_are_prepared_before_a_program_comes():
             called.set()
 
     called = threading.Event()
-    context = SimpleNamespace(device=SimpleNamespace(runtime=CpuRuntime()))
+    context = SimpleNamespace(device=SharedDevice(CpuRuntime()))
     begin_compiling(context, SimpleNamespace(compilers=[Waiting()]), ["counting"])
     assert called.wait(30)
 
@@ -354,7 +359,7 @@ def test_a_compiler_that_raises_is_asked_once(compiling_with, operands):
 
 
 def test_what_is_not_faster_is_not_used(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler(), thresholds=Thresholds(runs=2, seconds=0.0, timed=2, gain=0.0))
+    compiler = compiling_with(CountingCompiler(), limits=TrialLimits(timed=2, gain=0.0))
     remote = [tensor.to(DEVICE) for tensor in operands]
     repeat(gated, *remote)
     runs = compiler.runs
@@ -364,10 +369,10 @@ def test_what_is_not_faster_is_not_used(compiling_with, operands):
 
 
 def test_the_quickest_runs_decide():
-    limits = Thresholds()
-    assert hot_template._ratio([1.0] * 3, [0.5, 0.6, 0.7], limits) == 0.5
-    assert hot_template._ratio([1.0] * 3, [2.0] * 3, limits) is None  # three slow ones may have lost the processor
-    assert hot_template._ratio([1.0] * 8, [2.0] * 7 + [0.8], limits) == 0.8
+    limits = TrialLimits()
+    assert limits.ratio([1.0] * 3, [0.5, 0.6, 0.7]) == 0.5
+    assert limits.ratio([1.0] * 3, [2.0] * 3) is None  # three slow ones may have lost the processor
+    assert limits.ratio([1.0] * 8, [2.0] * 7 + [0.8]) == 0.8
 
 
 def test_shapes_that_move_on_end_it_after_some_tries(compiling_with, operands):

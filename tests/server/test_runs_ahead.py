@@ -42,7 +42,8 @@ from djinn_server.memory import ledger
 from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.memory.process import ProcessMemory
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
-from djinn_server.running import expected_runs, runs_ahead
+from djinn_server.running import arbiter, expected_runs, runs_ahead
+from djinn_server.running.arbiter import TrialLimits
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import compile_template
 from djinn_server.running.values import ValueTable
@@ -75,8 +76,8 @@ class Dialogue:
         runtime = CpuRuntime() if limit is None else LimitedRuntime(CpuRuntime(), limit, DiskQuota())
         self.context = attrs.evolve(ExecutorContext.of(runtime), ahead_bytes=ahead_bytes)
         if compiler is not None:
-            limits = Thresholds(runs=2, seconds=0.0, observed=2, checks=1, timed=1, gain=float("inf"))
-            self.context.device.compiling = CompilationQueue([compiler], runtime, limits)
+            limits = Thresholds(runs=2, seconds=0.0, observed=2, checks=1)
+            self.context.device.begin_compiling(CompilationQueue([compiler], runtime, limits))
         self.session = ExecutorSession(self.context)
         self.connection = SocketConnection(ours, Limits(), "test")
         self.channel = PlainExecutorChannel(SocketConnection(theirs, Limits(), "test"))
@@ -404,6 +405,7 @@ class RunAsItIs(Compiler):
 def compiled(dialogue, monkeypatch):
     """One with a compiler, whose next step has run ahead, and that compiler."""
     monkeypatch.setattr(region, "SHORTEST", 1)
+    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(timed=1, gain=float("inf")))
     compiler = RunAsItIs()
     found = dialogue(compiler=compiler)
     for number in range(20):
@@ -445,7 +447,8 @@ def test_while_a_compiler_watches_a_template_it_does_not_run_ahead(compiled):
     found, _ = compiled
     (known,) = [known for _, known in found.session._templates.everything()]
     assert found.session._runs.ahead._may_run(known)
-    known.hot.phase = CheckingPhase(known.hot, known.hot.phase.job, known.hot.phase.compiled)
+    compilation = hot(found)
+    compilation.phase = CheckingPhase(compilation, compilation.phase.job, compilation.phase.compiled)
     assert not found.session._runs.ahead._may_run(known)
 
 

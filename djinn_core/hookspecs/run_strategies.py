@@ -1,0 +1,143 @@
+"""`djinn_register_run_strategies`: run a template in another way than op by op, on an executor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import attrs
+import torch
+
+from djinn_core.hookspecs import hookspec
+
+Stage = Literal["idle", "watching", "ready"]
+
+
+@attrs.frozen
+class TemplateOp:
+    """One op of a template. Values are named by places, which are numbers.
+
+    Attributes:
+        name: name of the overload, such as `aten::mul.Tensor`.
+        reads: places of its tensor operands. writes: those of them that it writes into.
+        makes: places of its new values.
+        releases: places that no later op reads and the template does not return.
+    """
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    makes: tuple[int, ...]
+    releases: tuple[int, ...]
+
+
+@attrs.frozen
+class TemplateFacts:
+    """A template that sessions of an executor run.
+
+    Attributes:
+        ops: in the order in which they run.
+        device: the device that it runs on.
+        random: True if any op draws random numbers.
+    """
+
+    ops: tuple[TemplateOp, ...]
+    device: torch.device
+    random: bool = False
+
+
+class UnfitRun(Exception):  # noqa: N818 - a signal from a strategy to the executor
+    """This run does not fit the strategy, which may fit the next one. The remaining ops run as recorded."""
+
+
+class StrategyRun(ABC):
+    """One run of a template. The executor implements it.
+
+    Attributes:
+        facts: the template.
+    """
+
+    facts: TemplateFacts
+
+    @abstractmethod
+    def advance(self, stop: int | None = None) -> Iterator[None]:
+        """Run the ops before op `stop` as recorded, None: all. Write `yield from run.advance(stop)`: it may pause the session."""
+
+    @abstractmethod
+    def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the positional and the named arguments of op number `op`, whose operands must exist.
+
+        Raises:
+            UnfitRun: an operand failed to be computed.
+        """
+
+    @abstractmethod
+    def replace(self, stop: int, made: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """Put tensors in the places of values that the ops before op `stop` make, and skip these ops. Write `yield from`, as for `advance`.
+
+        The ops may write into nothing. `made` has each of their values that is used later: in new memory, laid out as the op lays it out. In a
+        trial the ops run as well, and the executor compares the results.
+
+        Raises:
+            ValueError: an op writes into an operand, or a value is missing.
+        """
+
+
+class Offer(ABC):
+    """A strategy's way to run one template. The executor keeps it for all sessions of the device and calls it in one thread at a time.
+
+    Attributes:
+        checked: True if the offer compares its results with those of the ops itself, before its stage is `ready`.
+    """
+
+    checked: bool = False
+
+    @abstractmethod
+    def run(self, run: StrategyRun) -> Iterator[None]:
+        """Run the template: a generator over `run.advance` and `run.replace`. The executor runs the ops that it leaves.
+
+        If it raises, the executor runs the remaining ops as recorded and uses the strategy no more for this template.
+        """
+
+    def stage(self) -> Stage:
+        """Return `ready` if it can be tried and used, `watching` if `run` only looks at values, and `idle` if it has nothing to do."""
+        return "ready"
+
+    def ran(self, seconds: float) -> None:  # noqa: B027 - most offers do not measure
+        """Hear of device seconds of the template's runs that completed since the last call."""
+
+    def decided(self, ratio: float, *, used: bool, reason: str) -> None:  # noqa: B027 - most offers have one try
+        """Hear the end of a trial. `ratio`: share of the time op by op that it took. `used`: whether it runs the template from now on.
+
+        An unused offer is tried again once it was in another stage in between.
+        """
+
+
+class RunStrategy(ABC):
+    """Run templates in another way than op by op.
+
+    The executor compares the results of an offer with those of the ops, and times both. It uses the offer that takes the least device time, if
+    that is less than op by op. Runs in which the executor must see each op run op by op: a profile, a replayed journal, a binding memory limit.
+
+    Attributes:
+        name: unique among run strategies.
+        exact: False if results may round in another way than the ops. Such an offer runs only for sessions with `exact=False`.
+    """
+
+    name: str
+    exact: bool = True
+
+    @abstractmethod
+    def acts_on(self, template: TemplateFacts) -> Offer | None:
+        """Return an offer for a template, or None. Depends on the argument only."""
+
+
+@hookspec
+def djinn_register_run_strategies(settings: Any) -> Iterable[RunStrategy]:
+    """Return the run strategies that this plugin offers.
+
+    Called once in each executor process. The executor asks each strategy once for each template of its device.
+    """
+    del settings
+    raise NotImplementedError

@@ -1,0 +1,336 @@
+"""The arbiter of a device: decides for each run of a template which strategy runs it, and times them.
+
+A trial compares an offer's results with those of the ops and times both in turns. The offer that takes the least device time is used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
+from djinn_core.hookspecs.run_strategies import Offer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp, UnfitRun
+from djinn_core.logs import get_logger
+from djinn_core.system.lru import LruCache
+from djinn_core.torch_private import inference_mode
+from djinn_server.running.device_time import DeviceTimer, TimedSpans
+from djinn_server.running.fair_share import Steps
+from djinn_server.running.result_layout import layout_difference
+from djinn_server.running.run import TemplateRun, numbers_of
+from djinn_server.running.template_compiler import CompiledTemplate
+from djinn_server.running.values import Poison, memory_of
+
+TEMPLATES: Final = 1024
+_ENDED: Final = object()
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class TrialLimits:
+    """Limits of a trial.
+
+    Attributes:
+        checks: runs on which results must have been the same.
+        timed: runs of each way that are timed. gain: the largest share of the time op by op that the offer may take.
+        plain: runs of each way that are enough where all runs of the offer are faster than all others.
+    """
+
+    checks: int = 2
+    timed: int = 8
+    plain: int = 3
+    gain: float = 0.95
+
+    def ratio(self, before: Sequence[float], offered: Sequence[float]) -> float | None:
+        """The share of the time op by op that the offer takes; None as long as more runs are needed to tell.
+
+        The quickest of each count: on a busy machine others lose the processor meanwhile.
+        """
+        plainly = len(offered) >= self.plain and max(offered) < self.gain * min(before)
+        return min(offered) / max(min(before), 1e-9) if plainly or len(offered) >= self.timed else None
+
+
+@attrs.define(eq=False)
+class Candidate:
+    """An offer for a template, and what is known of it.
+
+    Attributes:
+        checked: runs whose results were compared. before, offered: device seconds of runs in a trial, op by op and by the offer.
+        ratio: as in `Offer.decided`; 1.0 without a trial. used: True or False once that is decided. reason: why it is not used.
+    """
+
+    strategy: RunStrategy
+    offer: Offer
+    checked: int = 0
+    before: list[float] = attrs.field(factory=list)
+    offered: list[float] = attrs.field(factory=list)
+    ratio: float = 1.0
+    used: bool | None = None
+    reason: str = ""
+    failed: bool = False
+
+    def reset(self) -> None:
+        """Forget the trial: the offer is another one, or none now."""
+        self.checked, self.used, self.ratio = 0, None, 1.0
+        self.before, self.offered = [], []
+
+
+@attrs.frozen
+class ServedFacts(TemplateFacts):
+    """A template, as strategies of the server see it."""
+
+    template: CompiledTemplate = attrs.field(kw_only=True)
+    digest: bytes = attrs.field(kw_only=True)
+
+
+class TemplateChoice:
+    """One template on a device: the candidates, and the one that runs it.
+
+    Attributes:
+        facts: the template. candidates: in the order in which they are tried.
+    """
+
+    def __init__(self, facts: ServedFacts, candidates: Sequence[Candidate], timer: DeviceTimer) -> None:
+        self.facts, self.name, self.candidates = facts, facts.digest.hex()[:8], candidates
+        self.spans = TimedSpans(timer)
+
+    def next(self, *, exact: bool) -> Candidate | None:
+        """The candidate for the next run: one that is to be tried or watches, else the fastest; None: op by op."""
+        best = None
+        for candidate in self.candidates:
+            if candidate.failed or (exact and not candidate.strategy.exact):
+                continue
+            if (stage := candidate.offer.stage()) != "ready":
+                candidate.reset()
+            if stage == "watching" or (stage == "ready" and candidate.used is None):
+                return candidate
+            if candidate.used is not False and (best is None or candidate.ratio < best.ratio):
+                best = candidate
+        return best
+
+    def is_replaced(self) -> bool:
+        """True if an offer has been found to be faster than the ops."""
+        return any(candidate.used for candidate in self.candidates)
+
+    def ran(self, seconds: float) -> None:
+        """The device has run the template for so long since the last call."""
+        for candidate in self.candidates:
+            candidate.offer.ran(seconds)
+
+    def refuse(self, candidate: Candidate, reason: str) -> None:
+        """Use a candidate no more, unless its strategy has another offer."""
+        candidate.used, candidate.reason = False, reason
+        if not candidate.offer.checked:
+            _tell(self, candidate, "a run strategy is not used", reason=reason)
+        candidate.offer.decided(candidate.ratio, used=False, reason=reason)
+
+
+class ServedRun(StrategyRun):
+    """A run of a template, as strategies see it.
+
+    Attributes:
+        run: the run. slots: its numbers. paused: True if the session paused in the middle.
+        offered: True if a strategy has it. replaced: True if that has done the work of ops.
+        compares: True if the ops run as well where a strategy replaces them. exact: whether results must be bitwise equal then.
+        difference: between the results; empty: none.
+    """
+
+    def __init__(
+        self, facts: TemplateFacts, run: TemplateRun, slots: Sequence[Any], pause: Callable[[], Steps] | None
+    ) -> None:
+        """`pause`: lets other sessions compute; None: the run may not pause."""
+        self.facts, self.run, self.slots = facts, run, slots
+        self.offered = self.replaced = self.paused = self.compares = False
+        self.exact, self.difference = True, ""
+        self._pause = pause
+
+    def advance(self, stop: int | None = None) -> Iterator[None]:
+        """As `StrategyRun.advance`."""
+        while not self.run.advance(stop):
+            self.paused = True
+            assert self._pause is not None
+            yield from self._pause()
+
+    def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """As `StrategyRun.arguments`."""
+        step, env = self.run.template.steps[op], self.run.env
+        if any(isinstance(env[place], Poison) for place in step.reads):
+            raise UnfitRun
+        return step.given(env)
+
+    def replace(self, stop: int, made: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """As `StrategyRun.replace`."""
+        run = self.run
+        steps = run.template.steps[run.step : stop]
+        if any(step.writes for step in steps):
+            raise ValueError("an op that writes into an operand cannot be replaced")
+        released = {place for step in steps for place in step.release}
+        needed = {place for step in steps for _, place in step.makes} - released
+        if missing := needed - made.keys():
+            raise ValueError(
+                f"replacing {len(steps)} ops leaves out values that are used later, at places {sorted(missing)}"
+            )
+        if not self.is_replaceable():
+            raise UnfitRun
+        if self.compares:
+            operands = {memory_of(run.env[place]) for step in steps for place in step.reads}
+            yield from self.advance(stop)
+            values = [(run.env[place], made[place]) for place in sorted(needed)]
+            self.difference = self.difference or _difference(values, operands, exact=self.exact)
+        else:
+            for place in needed:
+                run.env[place] = made[place]
+            self.passed(stop)
+        self.replaced = True
+
+    @property
+    def step(self) -> int:
+        """The next instruction."""
+        return self.run.step
+
+    def is_replaceable(self) -> bool:
+        """True if the next instructions may be replaced: the submission is not cancelled, and nothing watches single ones."""
+        return self.run.replaceable and not self.run.outcome.halt.value
+
+    def passed(self, stop: int) -> None:
+        """Go past the instructions before `stop`, whose values are in the environment."""
+        run = self.run
+        numbers_of(run.outcome, stop - 1, stop)  # its last op is the one that is issued
+        run.pass_steps(stop, [place for step in run.template.steps[run.step : stop] for place in step.release], {})
+        self.replaced = True
+
+
+class Arbiter:
+    """Chooses strategies for the templates of a device. Except for `choice`, used in turns."""
+
+    def __init__(self, device: torch.device, timer: DeviceTimer, limits: TrialLimits | None = None) -> None:
+        self._device, self._timer = device, timer
+        self._limits = limits or TrialLimits()
+        self._strategies: list[RunStrategy] = []
+        self._choices: LruCache[bytes, TemplateChoice] = LruCache(TEMPLATES)
+        self._lock = threading.Lock()
+
+    def register(self, strategy: RunStrategy) -> None:
+        """Ask a strategy about each template from now on, after those that registered before."""
+        self._strategies.append(strategy)
+
+    def choice(self, digest: bytes, template: CompiledTemplate) -> TemplateChoice | None:
+        """The record of a template, shared by all sessions; None if it runs op by op."""
+        if not self._strategies:
+            return None
+        with self._lock:
+            found = self._choices.use(digest)
+            if found is None:
+                facts = facts_of(template, digest, self._device)
+                found = TemplateChoice(facts, self._candidates(facts), self._timer)
+                self._choices.store(digest, found)
+        return found if found.candidates else None
+
+    def _candidates(self, facts: ServedFacts) -> list[Candidate]:
+        candidates = list[Candidate]()
+        for strategy in self._strategies:
+            try:
+                offer = strategy.acts_on(facts)
+            except Exception as error:
+                _log.warning("a run strategy is not used", strategy=strategy.name, error=repr(error))
+                continue
+            if offer is not None:
+                candidates.append(Candidate(strategy, offer))
+        return candidates
+
+    def run(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
+        """Run a template to its last op."""
+        timer, candidate = self._timer, choice.next(exact=exact)
+        trying = candidate is not None and candidate.used is None and candidate.offer.stage() == "ready"
+        tried = candidate if trying and run.is_replaceable() else None
+        begun = timer.mark()
+        if tried is not None:  # work of earlier programs is not in the figures
+            timer.wait(begun)
+            choice.spans.take()
+            begun = timer.mark()
+        checks = tried is not None and not tried.offer.checked and tried.checked < self._limits.checks
+        run.compares = checks
+        run.offered = candidate is not None and (tried is None or checks or len(tried.offered) < len(tried.before))
+        if candidate is not None and run.offered:
+            run.exact = candidate.strategy.exact
+            yield from self._try(choice, candidate, run)
+        yield from run.advance()
+        ended = timer.mark()
+        choice.spans.add(begun, ended)
+        if tried is not None:
+            timer.wait(ended)
+        self.ran(choice, tried, run, choice.spans.take())
+
+    def _try(self, choice: TemplateChoice, candidate: Candidate, run: ServedRun) -> Iterator[None]:
+        steps = candidate.offer.run(run)
+        try:
+            while True:
+                with inference_mode(True):
+                    if next(steps, _ENDED) is _ENDED:
+                        break
+                yield
+        except UnfitRun:
+            pass
+        except (TransportError, ProtocolError, QuotaExceeded):  # of a pause
+            raise
+        except Exception as error:
+            candidate.failed = True
+            choice.refuse(candidate, f"it raised {type(error).__name__}: {error}")
+
+    def ran(self, choice: TemplateChoice, tried: Candidate | None, run: ServedRun, seconds: float) -> None:
+        """A run was issued. `tried`: the candidate whose trial it belongs to. `seconds`: of runs that the device has completed."""
+        choice.ran(seconds)
+        if tried is None or tried.failed or tried.offer.stage() != "ready":
+            return
+        if run.compares:
+            tried.checked += run.replaced
+            if run.difference:
+                choice.refuse(tried, run.difference)
+            return
+        if run.replaced:
+            tried.offered.append(seconds)
+        elif not run.offered:
+            tried.before.append(seconds)
+        ratio = None if run.paused else self._limits.ratio(tried.before, tried.offered)
+        if ratio is None:
+            return
+        tried.ratio = ratio
+        if ratio > self._limits.gain:
+            choice.refuse(tried, f"it takes {ratio:.2f} of the time")
+        else:
+            tried.used = True
+            _tell(choice, tried, "a template runs by another strategy", time_ratio=round(ratio, 3))
+            tried.offer.decided(ratio, used=True, reason="")
+
+
+def _tell(choice: TemplateChoice, candidate: Candidate, event: str, **fields: object) -> None:
+    _log.info(event, template=choice.name, strategy=candidate.strategy.name, **fields)
+
+
+def facts_of(template: CompiledTemplate, digest: bytes, device: torch.device) -> ServedFacts:
+    """A template, as strategies see it."""
+    ops = [
+        TemplateOp(step.op, step.reads, step.writes, tuple([place for _, place in step.makes]), step.release)
+        for step in template.steps
+    ]
+    return ServedFacts(tuple(ops), device, template.random, template=template, digest=digest)
+
+
+def _difference(values: Sequence[tuple[Any, torch.Tensor]], operands: Container[int], *, exact: bool) -> str:
+    """Describe the first difference between results of ops and of a strategy. `operands`: memory of what the ops read."""
+    tolerance = 0.0 if exact else None  # None: PyTorch's of the dtype
+    for expected, found in values:
+        if isinstance(expected, Poison):
+            continue
+        if other := layout_difference(expected, found):
+            return other
+        if found.nbytes and memory_of(found) in operands:
+            return "a result shares memory that it should have for itself"
+        try:
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+        except AssertionError as error:
+            return str(error)
+    return ""
