@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from djinn_core.hookspecs.quotas import Quota
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.routers import Executor, Executors, JoinedReplies, Part, PendingReply, Router
+    from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp
     from djinn_core.hookspecs.schedulers import NodePriority, Scheduler, SchedulingContext
     from djinn_core.hookspecs.session_channel import ClientChannel
     from djinn_core.hookspecs.transports import (
@@ -154,6 +155,8 @@ __all__ = [
     "Replay",
     "ReportDownload",
     "Router",
+    "RunOffer",
+    "RunStrategy",
     "Scheduler",
     "SchedulingContext",
     "Sessions",
@@ -162,9 +165,12 @@ __all__ = [
     "SocketListener",
     "SocketTransport",
     "StandbyServer",
+    "StrategyRun",
     "StreamConnection",
     "Submission",
     "SubmissionReply",
+    "TemplateFacts",
+    "TemplateOp",
     "TenantLoad",
     "TlsOptions",
     "Transport",
@@ -213,6 +219,7 @@ _PLACES = {
     "djinn_core.hookspecs.quotas": "Quota",
     "djinn_core.hookspecs.renderers": "Renderer",
     "djinn_core.hookspecs.routers": "Executor Executors JoinedReplies Part PendingReply Router",
+    "djinn_core.hookspecs.run_strategies": "RunOffer RunStrategy StrategyRun TemplateFacts TemplateOp",
     "djinn_core.hookspecs.schedulers": "NodePriority Scheduler SchedulingContext",
     "djinn_core.hookspecs.session_channel": "ClientChannel",
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",

@@ -578,7 +578,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     )
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
-    begin_compiling(context, registry, config.compilers)
+    begin_strategies(context, registry, config.compilers)
     if config.batch_sessions:
         begin_batching(context)
     store = _open_store(config.store, disk)
@@ -595,12 +595,14 @@ def load_plugins(config: ExecutorConfig) -> Registry:
     return load_registry(config.plugins, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS, started=True)
 
 
-def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequence[str]) -> None:
-    """Have hot templates of the device compiled by the compilers called `names`; none: nothing is compiled.
+def begin_strategies(context: ExecutorContext, registry: Registry, names: Sequence[str]) -> None:
+    """Register run strategies: those of plugins, and compilation by the compilers called `names`; none: nothing is compiled.
 
     Raises:
         StartupError: there is no such compiler.
     """
+    for strategy in registry.run_strategies:
+        context.device.arbiter.register(strategy)
     if names:
         compiling = CompilationQueue(chosen(registry.compilers, names), context.device.runtime)
         compiling.prepare()

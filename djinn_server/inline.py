@@ -20,7 +20,7 @@ from djinn_server.context import ExecutorContext
 from djinn_server.custom_operators import CustomOperators
 from djinn_server.devices import limited, open_device
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.executor import Executor, begin_compiling
+from djinn_server.executor import Executor, begin_strategies
 from djinn_server.launch.executor_config import EVERYTHING
 from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
 from djinn_server.memory.policy import chosen_policy
@@ -106,7 +106,7 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     device = limited(opened, bytes_of(settings.memory_gib), disk, policy)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)
-    begin_compiling(context, registry, settings.compilers)
+    begin_strategies(context, registry, settings.compilers)
     operators = CustomOperators(settings.operators, registry.operators, tenants=False)
     executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession, operators=operators)
     ours, theirs = connected_pair()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from djinn.testing.renderers import RendererConformance
     from djinn.testing.replaying import random_graph, random_inputs, replay, replay_schedule
     from djinn.testing.routers import RouterConformance
+    from djinn.testing.run_strategies import RunStrategyConformance
     from djinn.testing.samples import sample_graphs
     from djinn.testing.schedulers import SchedulerConformance
     from djinn.testing.session import (
@@ -82,6 +83,7 @@ __all__ = [
     "ProgramBuilder",
     "RendererConformance",
     "RouterConformance",
+    "RunStrategyConformance",
     "SchedulerConformance",
     "TlsTransportConformance",
     "TransportConformance",
@@ -145,6 +147,7 @@ _PLACES = {
     "djinn.testing.registration": "PluginConformance",
     "djinn.testing.renderers": "RendererConformance",
     "djinn.testing.replaying": "random_graph random_inputs replay replay_schedule",
+    "djinn.testing.run_strategies": "RunStrategyConformance",
     "djinn.testing.samples": "sample_graphs",
     "djinn.testing.routers": "RouterConformance",
     "djinn.testing.schedulers": "SchedulerConformance",

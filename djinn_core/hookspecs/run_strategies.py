@@ -84,7 +84,7 @@ class StrategyRun(ABC):
         """
 
 
-class Offer(ABC):
+class RunOffer(ABC):
     """A strategy's way to run one template. The executor keeps it for all sessions of the device and calls it in one thread at a time.
 
     Attributes:
@@ -129,7 +129,7 @@ class RunStrategy(ABC):
     exact: bool = True
 
     @abstractmethod
-    def acts_on(self, template: TemplateFacts) -> Offer | None:
+    def acts_on(self, template: TemplateFacts) -> RunOffer | None:
         """Return an offer for a template, or None. Depends on the argument only."""
 
 

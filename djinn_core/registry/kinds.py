@@ -59,6 +59,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("executors", "ExecutorEngine", ("client", "gateway")),
     Kind("devices", "Device", ("gateway", "executor")),
     Kind("compilers", "Compiler", ("executor",)),
+    Kind("run_strategies", "RunStrategy", ("executor",)),
     Kind("memory_policies", "MemoryPolicy", ("executor",)),
     Kind("weight_sources", "WeightSource", ("executor",)),
     Kind("weight_formats", "WeightFormat", ("executor",)),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.placement_policies import PlacementPolicy
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.routers import Router
+    from djinn_core.hookspecs.run_strategies import RunStrategy
     from djinn_core.hookspecs.schedulers import Scheduler
     from djinn_core.hookspecs.transports import Transport
     from djinn_core.hookspecs.weight_formats import WeightFormat
@@ -64,6 +65,7 @@ class Registry:
     executors: tuple[ExecutorEngine, ...]
     devices: tuple[Device, ...]
     compilers: tuple[Compiler, ...]
+    run_strategies: tuple[RunStrategy, ...]
     memory_policies: tuple[MemoryPolicy, ...]
     weight_sources: tuple[WeightSource, ...]
     weight_formats: tuple[WeightFormat, ...]

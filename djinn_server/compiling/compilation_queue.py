@@ -17,7 +17,7 @@ from torch import fx
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.hookspecs.run_strategies import Offer, RunStrategy, TemplateFacts
+from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, TemplateFacts
 from djinn_core.ir.form import (
     Argument,
     ComplexSlot,
@@ -240,7 +240,7 @@ class CompilationQueue(RunStrategy):
                     self.prepare()
         return hot
 
-    def acts_on(self, template: TemplateFacts) -> Offer:
+    def acts_on(self, template: TemplateFacts) -> RunOffer:
         """As `RunStrategy.acts_on`."""
         assert isinstance(template, ServedFacts)
         return self.template(template.digest, template.template)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import attrs
 
 from djinn_core.errors import DjinnError
-from djinn_core.hookspecs.run_strategies import Offer, Stage, StrategyRun
+from djinn_core.hookspecs.run_strategies import RunOffer, Stage, StrategyRun
 from djinn_core.logs import get_logger
 from djinn_server.compiling.comparison import difference
 from djinn_server.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
@@ -73,7 +73,7 @@ class Phase(Protocol):
     """A phase of a template's compilation.
 
     Attributes:
-        stage: as `Offer.stage`. settled: True if a run may begin before its submission has come, and be dropped.
+        stage: as `RunOffer.stage`. settled: True if a run may begin before its submission has come, and be dropped.
         region: the instructions that it looks at or replaces.
     """
 
@@ -92,7 +92,7 @@ class Phase(Protocol):
         """
 
     def ran(self, seconds: float, /) -> None:
-        """A run is issued; now may be the time for another phase. `seconds`: as for `Offer.ran`."""
+        """A run is issued; now may be the time for another phase. `seconds`: as for `RunOffer.ran`."""
 
 
 @attrs.frozen
@@ -119,7 +119,7 @@ class WrittenError(DjinnError):
 
 
 @attrs.define(eq=False)
-class HotTemplate(Offer):
+class HotTemplate(RunOffer):
     """One template on one device, for all sessions that run it."""
 
     template: CompiledTemplate
@@ -136,11 +136,11 @@ class HotTemplate(Offer):
         self.phase = ColdPhase(self)
 
     def stage(self) -> Stage:
-        """As `Offer.stage`."""
+        """As `RunOffer.stage`."""
         return self.phase.stage
 
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """As `Offer.run`."""
+        """As `RunOffer.run`."""
         assert isinstance(run, ServedRun)
         self.slots, phase = run.slots, self.phase
         region = phase.region
@@ -155,12 +155,12 @@ class HotTemplate(Offer):
                 run.run.fail(region.stop, error)
 
     def ran(self, seconds: float) -> None:
-        """As `Offer.ran`."""
+        """As `RunOffer.ran`."""
         if len(self.slots) == self.template.slots:  # it has run
             self.phase.ran(seconds)
 
     def decided(self, ratio: float, *, used: bool, reason: str) -> None:
-        """As `Offer.decided`."""
+        """As `RunOffer.decided`."""
         phase = self.phase
         if not isinstance(phase, TimingPhase):
             return

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
-from djinn_core.hookspecs.run_strategies import Offer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp, UnfitRun
+from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp, UnfitRun
 from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
 from djinn_core.torch_private import inference_mode
@@ -59,11 +59,11 @@ class Candidate:
 
     Attributes:
         checked: runs whose results were compared. before, offered: device seconds of runs in a trial, op by op and by the offer.
-        ratio: as in `Offer.decided`; 1.0 without a trial. used: True or False once that is decided. reason: why it is not used.
+        ratio: as in `RunOffer.decided`; 1.0 without a trial. used: True or False once that is decided. reason: why it is not used.
     """
 
     strategy: RunStrategy
-    offer: Offer
+    offer: RunOffer
     checked: int = 0
     before: list[float] = attrs.field(factory=list)
     offered: list[float] = attrs.field(factory=list)
@@ -244,8 +244,10 @@ class Arbiter:
     def run(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
         """Run a template to its last op."""
         timer, candidate = self._timer, choice.next(exact=exact)
-        trying = candidate is not None and candidate.used is None and candidate.offer.stage() == "ready"
-        tried = candidate if trying and run.is_replaceable() else None
+        ready = candidate is not None and candidate.offer.stage() == "ready"
+        if ready and not run.is_replaceable():
+            candidate, ready = None, False
+        tried = candidate if ready and candidate is not None and candidate.used is None else None
         begun = timer.mark()
         if tried is not None:  # work of earlier programs is not in the figures
             timer.wait(begun)

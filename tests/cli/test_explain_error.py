@@ -58,8 +58,8 @@ def test_errors_that_are_not_offered_have_the_code_of_their_base():
         "CrashLoop",
         "FramesLost",
         "HookError",
-        "ShortcutError",
         "UnexpectedCertificate",
+        "WrittenError",
     }
 
 

@@ -31,6 +31,7 @@ from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.executor import begin_batching
 from djinn_server.launch.tickets import NO_TENANT
+from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.journal_reader import JournalReader
@@ -522,10 +523,9 @@ def test_rows_are_joined_where_each_is_computed_by_itself_and_nothing_shares_its
     assert [row.step for row in find_rows(compiled, aliases_of(compiled, own).written).steps] == [1]
 
 
-def test_batches_and_compiling_exclude_each_other():
-    context = ExecutorContext.of(CpuRuntime())
-    context.device.compiling = object()
-    with pytest.raises(StartupError, match="--compile"):
+def test_batches_and_a_memory_limit_exclude_each_other():
+    context = ExecutorContext.of(LimitedRuntime(CpuRuntime(), 1 << 20, DiskQuota()))
+    with pytest.raises(StartupError, match="--memory-gib"):
         begin_batching(context)
 
 

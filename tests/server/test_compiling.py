@@ -21,7 +21,7 @@ from djinn_server.compiling.hot_template import (
     NotCompiledPhase,
     Thresholds,
 )
-from djinn_server.executor import begin_compiling
+from djinn_server.executor import begin_strategies
 from djinn_server.running import arbiter
 from djinn_server.running.arbiter import TrialLimits
 from djinn_server.shared_device import SharedDevice
@@ -83,9 +83,9 @@ def compiling_with(monkeypatch):
 
         def noted(context, *others):
             _contexts.append(context)
-            begin_compiling(context, *others)
+            begin_strategies(context, *others)
 
-        monkeypatch.setattr(inline, "begin_compiling", noted)
+        monkeypatch.setattr(inline, "begin_strategies", noted)
         djinn.configure(executor="inline", plugins=[Plugin(compiler)], compilers=["counting"], threads=1)
         return compiler
 
@@ -152,7 +152,7 @@ def test_compilers_are_prepared_before_a_program_comes():
 
     called = threading.Event()
     context = SimpleNamespace(device=SharedDevice(CpuRuntime()))
-    begin_compiling(context, SimpleNamespace(compilers=[Waiting()]), ["counting"])
+    begin_strategies(context, SimpleNamespace(compilers=[Waiting()], run_strategies=()), ["counting"])
     assert called.wait(30)
 
 
@@ -366,13 +366,6 @@ def test_what_is_not_faster_is_not_used(compiling_with, operands):
     repeat(gated, *remote, times=3)
     assert compiler.runs == runs
     assert not any(isinstance(phase, AdoptedPhase) for phase in phases())
-
-
-def test_the_quickest_runs_decide():
-    limits = TrialLimits()
-    assert limits.ratio([1.0] * 3, [0.5, 0.6, 0.7]) == 0.5
-    assert limits.ratio([1.0] * 3, [2.0] * 3) is None  # three slow ones may have lost the processor
-    assert limits.ratio([1.0] * 8, [2.0] * 7 + [0.8]) == 0.8
 
 
 def test_shapes_that_move_on_end_it_after_some_tries(compiling_with, operands):

@@ -1,0 +1,102 @@
+"""The suite for run strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from djinn.testing.suite import Ending, missing, require_protocol
+from djinn_client.runtime.client import configure, shut_down
+from djinn_core.hookspecs import API_VERSION, hookimpl
+from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, Stage, StrategyRun, TemplateFacts
+
+RUNS = 12  # the first two compare results, the others take those of the strategy in turns with those of the ops
+Programs = Mapping[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]
+
+
+class _Counted(RunOffer):
+    def __init__(self, offer: RunOffer) -> None:
+        self.offer, self.checked, self.runs = offer, offer.checked, 0
+
+    def run(self, run: StrategyRun) -> Iterator[None]:
+        self.runs += 1
+        yield from self.offer.run(run)
+
+    def stage(self) -> Stage:
+        return self.offer.stage()
+
+    def ran(self, seconds: float) -> None:
+        self.offer.ran(seconds)
+
+    def decided(self, ratio: float, *, used: bool, reason: str) -> None:
+        self.offer.decided(ratio, used=used, reason=reason)
+
+
+class _Watched(RunStrategy):
+    """A strategy under test, whose offers are counted. Registers itself as a plugin would."""
+
+    djinn_api_version = API_VERSION
+
+    def __init__(self, strategy: RunStrategy) -> None:
+        self.strategy, self.name, self.exact = strategy, strategy.name, strategy.exact
+        self.offers: list[_Counted] = []
+
+    def acts_on(self, template: TemplateFacts) -> RunOffer | None:
+        offer = self.strategy.acts_on(template)
+        if offer is None:
+            return None
+        self.offers.append(_Counted(offer))
+        return self.offers[-1]
+
+    @hookimpl
+    def djinn_register_run_strategies(self) -> list[RunStrategy]:
+        return [self]
+
+
+class RunStrategyConformance(Ending):
+    """Subclass it and give the fixtures `strategy` and `programs`.
+
+    `programs` returns functions of tensors on which the strategy acts, with inputs on the CPU: by name a pair. An executor in a thread of
+    the test runs them.
+    """
+
+    @pytest.fixture
+    def strategy(self) -> RunStrategy:
+        """The run strategy."""
+        return missing(self, "strategy", "your run strategy")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def programs(self) -> Programs:
+        """Programs on which it acts."""
+        return missing(self, "programs", "functions with their inputs, by name")  # type: ignore[return-value]
+
+    def test_it_is_a_run_strategy(self, strategy: RunStrategy) -> None:
+        """It has every member, and makes no offer for a template without ops."""
+        require_protocol(strategy, "run_strategies")
+        assert strategy.acts_on(TemplateFacts((), torch.device("cpu"))) is None, "it acts on a template without ops"
+
+    def test_results_are_those_of_the_ops(self, strategy: RunStrategy, programs: Programs) -> None:
+        """Each program gives the same in every run, and the strategy takes part in it."""
+        assert programs, "`programs` must have a program"
+        try:
+            for name, (program, inputs) in programs.items():
+                self._compare(strategy, name, program, inputs)
+        finally:
+            shut_down()
+            configure()
+
+    def _compare(self, strategy: RunStrategy, name: str, program: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+        watched = _Watched(strategy)
+        shut_down()
+        configure(executor="inline", plugins=[watched], exact=strategy.exact, threads=1)
+        remote = [tensor.to("remote_accelerator:0") for tensor in inputs]
+        expected = program(*inputs)
+        tolerance = 0.0 if strategy.exact else None
+        for _ in range(RUNS):
+            found = program(*remote).cpu()
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+        assert watched.offers, f"{name}: it acts on no template of this program"
+        assert max(offer.runs for offer in watched.offers) >= RUNS // 3, f"{name}: it was given up after its first runs"

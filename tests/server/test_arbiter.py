@@ -1,0 +1,181 @@
+"""The arbiter of run strategies: what it uses, what it refuses, and that results are those of the ops in any case."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import djinn
+from djinn.hooks import RunOffer, RunStrategy, hookimpl
+from djinn_core.hookspecs.run_strategies import TemplateFacts
+from djinn_server.running import arbiter
+from djinn_server.running.arbiter import Candidate, TemplateChoice, TrialLimits
+
+DEVICE = "remote_accelerator:0"
+RUNS = 12
+
+
+class Offer(RunOffer):
+    """Replaces each `relu` by what `compute` makes of its operand."""
+
+    def __init__(self, strategy, places):
+        self.strategy, self.places = strategy, places
+
+    def run(self, run):
+        for at in self.places:
+            yield from run.advance(at)
+            (x,), _ = run.arguments(at)
+            place = (*run.facts.ops[at].makes, -1)[0]  # an op in place makes nothing
+            made = self.strategy.compute(x)
+            self.strategy.runs += 1
+            yield from run.replace(at + 1, {} if self.strategy.forgets else {place: made})
+
+
+class Relu(RunStrategy):
+    djinn_api_version = "2.0"
+    name = "relu"
+
+    def __init__(self, compute=torch.relu, exact=True, op="aten::relu", forgets=False):
+        self.compute, self.exact, self.op, self.forgets = compute, exact, op, forgets
+        self.runs, self.decisions = 0, []
+
+    def acts_on(self, template):
+        places = [at for at, op in enumerate(template.ops) if op.name == self.op]
+        return Offer(self, places) if places else None
+
+    @hookimpl
+    def djinn_register_run_strategies(self):
+        return [self]
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """A function: `remote_accelerator` asks the strategy that it is given, however fast that is. A second one gives the events logged."""
+    logged = []
+    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(timed=1, plain=1, gain=float("inf")))
+    note = lambda event, **fields: logged.append((event, fields.get("reason", "")))
+    monkeypatch.setattr(arbiter, "_log", SimpleNamespace(info=note, warning=note))
+
+    def begin(strategy, **settings):
+        djinn.shut_down()
+        djinn.configure(executor="inline", plugins=[strategy], threads=1, **settings)
+        return strategy
+
+    yield begin, logged
+    djinn.shut_down()
+    djinn.configure()
+
+
+def repeat(program, *inputs, times=RUNS):
+    """Compare each run with the local result, bitwise."""
+    remote = [tensor.to(DEVICE) for tensor in inputs]
+    for _ in range(times):
+        assert torch.equal(program(*remote).cpu(), program(*inputs))
+
+
+def two(x):
+    return torch.relu(torch.relu(x - 1.0) * 2.0 - 3.0).sum(0)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(8, 8, generator=torch.Generator().manual_seed(0)) * 4
+
+
+def test_strategy_that_gives_the_same_is_used(running, x):
+    begin, logged = running
+    strategy = begin(Relu())
+    repeat(two, x)
+    assert strategy.runs > RUNS
+    assert [event for event, _ in logged].count("a template runs by another strategy") == 1
+
+
+def test_strategy_that_differs_is_checked_once_and_not_used(running, x):
+    begin, logged = running
+    strategy = begin(Relu(lambda x: torch.relu(x) + 1e-6))
+    repeat(two, x)
+    assert strategy.runs == 2
+    assert [event for event, _ in logged].count("a run strategy is not used") == 1
+
+
+def test_result_in_memory_of_an_operand_is_not_used(running, x):
+    begin, logged = running
+    begin(Relu(lambda x: x.relu_()))
+    remote, local = (x - 50.0).abs().to(DEVICE), (x - 50.0).abs()
+    for _ in range(4):
+        assert torch.equal(torch.relu(remote).cpu(), local)
+    assert any("shares memory" in reason for _, reason in logged)
+
+
+def test_failing_strategy_costs_nothing_but_its_use(running, x):
+    begin, logged = running
+
+    def fail_later(x):
+        if strategy.runs >= 7:  # in the middle of a run
+            raise KeyError("broken")
+        return torch.relu(x)
+
+    strategy = begin(Relu(fail_later))
+    repeat(two, x)
+    assert strategy.runs == 7
+    assert [reason for event, reason in logged if event == "a run strategy is not used"] == [
+        "it raised KeyError: 'broken'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [(Relu(forgets=True), "leaves out values"), (Relu(op="aten::relu_"), "writes into an operand")],
+)
+def test_what_cannot_be_replaced_is_refused(running, x, strategy, reason):
+    begin, logged = running
+    begin(strategy)
+    repeat(lambda x: torch.relu_(torch.relu(x * 2.0) - 1.0), x, times=4)
+    assert [reason in found for event, found in logged if event == "a run strategy is not used"] == [True]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_strategy_that_rounds_runs_for_sessions_that_allow_it(running, x, exact):
+    begin, _ = running
+    strategy = begin(Relu(exact=False), exact=exact)
+    repeat(two, x)
+    assert bool(strategy.runs) is not exact
+
+
+def test_failed_op_poisons_the_same_values_as_without_a_strategy(running, x):
+    begin, logged = running
+    begin(Relu())
+
+    def look_up(table, index):
+        return torch.relu(table.index_select(0, index))
+
+    table, right, wrong = x.to(DEVICE), torch.tensor([1, 2]).to(DEVICE), torch.tensor([1, 9]).to(DEVICE)
+    for _ in range(RUNS):
+        assert torch.equal(look_up(table, right).cpu(), look_up(x, torch.tensor([1, 2])))
+    with pytest.raises((IndexError, RuntimeError), match="out of range"):
+        look_up(table, wrong).cpu()
+    assert torch.equal(look_up(table, right).cpu(), look_up(x, torch.tensor([1, 2])))
+    assert not [event for event, _ in logged if event == "a run strategy is not used"]
+
+
+def test_fastest_offer_is_used():
+    facts = TemplateFacts((), torch.device("cpu"))
+    candidates = [Candidate(Relu(), Offer(None, ())) for _ in range(3)]
+    for candidate, ratio, used in zip(candidates, (0.8, 0.5, 0.2), (True, True, False), strict=True):
+        candidate.ratio, candidate.used = ratio, used
+    choice = TemplateChoice.__new__(TemplateChoice)
+    choice.facts, choice.candidates = facts, candidates
+    assert choice.next(exact=True) is candidates[1]
+    candidates[1].failed = True
+    assert choice.next(exact=True) is candidates[0]
+    candidates[2].reset()
+    assert choice.next(exact=True) is candidates[2], "one that is to be tried goes first"
+
+
+def test_quickest_runs_decide():
+    limits = TrialLimits()
+    assert limits.ratio([1.0] * 3, [0.5, 0.6, 0.7]) == 0.5
+    assert limits.ratio([1.0] * 3, [2.0] * 3) is None, "three slow ones may have lost the processor"
+    assert limits.ratio([1.0] * 8, [2.0] * 7 + [0.8]) == 0.8
