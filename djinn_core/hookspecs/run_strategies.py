@@ -47,10 +47,6 @@ class TemplateFacts:
     random: bool = False
 
 
-class UnfitRun(Exception):  # noqa: N818 - a signal from a strategy to the executor
-    """This run does not fit the strategy, which may fit the next one. The remaining ops run as recorded."""
-
-
 class StrategyRun(ABC):
     """One run of a template. The executor implements it.
 
@@ -68,8 +64,7 @@ class StrategyRun(ABC):
     def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the positional and the named arguments of op number `op`, whose operands must exist.
 
-        Raises:
-            UnfitRun: an operand failed to be computed.
+        If an operand failed to be computed, the call ends the offer's part in this run. The remaining ops run as recorded.
         """
 
     @abstractmethod
@@ -137,7 +132,8 @@ class RunStrategy(ABC):
 def djinn_register_run_strategies(settings: Any) -> Iterable[RunStrategy]:
     """Return the run strategies that this plugin offers.
 
-    Called once in each executor process. The executor asks each strategy once for each template of its device.
+    Called once in each executor process. The executor asks each strategy once for each template of its device. If `acts_on` raises, the
+    template does without the strategy.
     """
     del settings
     raise NotImplementedError

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
-from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp, UnfitRun
+from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp
 from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
 from djinn_core.torch_private import inference_mode
@@ -27,6 +27,10 @@ from djinn_server.running.values import Poison, memory_of
 TEMPLATES: Final = 1024
 _ENDED: Final = object()
 _log = get_logger("djinn.server")
+
+
+class UnfitRun(Exception):  # noqa: N818 - ends an offer's part in a run
+    """A run does not fit a strategy, which may fit the next one."""
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""A run strategy for Djinn: compute `relu(x + y)` with one op and without the tensor between."""
+"""A run strategy for Djinn: compute `relu(x + y)` in the memory of the sum."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from djinn.hooks import RunOffer, RunStrategy, StrategyRun, TemplateFacts, hooki
 djinn_api_version = "2.0"
 
 
-class Fused(RunOffer):
-    """Replaces the pairs of ops that begin at `pairs`."""
+class AddRelu(RunOffer):
+    """Replaces an addition and the ReLU after it."""
 
-    def __init__(self, pairs: list[int]) -> None:
-        self.pairs = pairs
+    def __init__(self, add: int) -> None:
+        self.add = add
 
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """Run up to each pair, and compute its result in place of it."""
-        for first in self.pairs:
-            yield from run.advance(first)
-            (x, y), options = run.arguments(first)
-            (place,) = run.facts.ops[first + 1].makes
-            yield from run.replace(first + 2, {place: x.add(y, **options).relu_()})
+        """Run up to the addition, and put the result in the place of the ReLU's."""
+        yield from run.advance(self.add)
+        (x, y), options = run.arguments(self.add)
+        yield from run.replace(self.add + 2, {run.facts.ops[self.add + 1].makes[0]: x.add(y, **options).relu_()})
 
 
 class ExampleStrategy(RunStrategy):
@@ -30,17 +28,11 @@ class ExampleStrategy(RunStrategy):
     name = "example"
 
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
-        """Return an offer if an addition is followed by a ReLU that alone uses its result."""
-        ops = template.ops
-        pairs = [
-            first
-            for first, (one, other) in enumerate(zip(ops, ops[1:], strict=False))
-            if (one.name, other.name) == ("aten::add.Tensor", "aten::relu")
-            and len(one.reads) == 2
-            and one.makes == other.reads
-            and one.makes[0] in other.releases
-        ]
-        return Fused(pairs) if pairs else None
+        """Return an offer if nothing but a ReLU reads the sum of two tensors."""
+        for at, (add, relu) in enumerate(zip(template.ops, template.ops[1:], strict=False)):
+            if (add.name, relu.name) == ("aten::add.Tensor", "aten::relu") and add.makes == relu.reads == relu.releases:
+                return AddRelu(at)
+        return None
 
 
 @hookimpl
