@@ -29,10 +29,9 @@ class ExampleStrategy(RunStrategy):
 
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
         """Return an offer if nothing but a ReLU reads the sum of two tensors."""
-        for at, (add, relu) in enumerate(zip(template.ops, template.ops[1:], strict=False)):
-            if (add.name, relu.name) == ("aten::add.Tensor", "aten::relu") and add.makes == relu.reads == relu.releases:
-                return AddRelu(at)
-        return None
+        pairs = enumerate(zip(template.ops, template.ops[1:], strict=False))
+        found = [i for i, (a, b) in pairs if (a.name, b.name, a.makes) == ("aten::add.Tensor", "aten::relu", b.releases)]
+        return AddRelu(found[0]) if found else None
 
 
 @hookimpl
