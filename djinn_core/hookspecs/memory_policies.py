@@ -59,7 +59,7 @@ def djinn_register_memory_policies(settings: Any) -> Iterable[MemoryPolicy]:
     """Return the memory policies that this plugin offers.
 
     Called once in each executor process. The setting `memory_policy` names the one that is used (by default the built-in
-    `next_use`). If its key fails, `next_use` decides for that storage, with a warning that names the plugin.
+    `next_use`). If its key raises, `next_use` decides for that storage, with a warning that names the plugin.
     """
     del settings
     raise NotImplementedError

@@ -14,7 +14,7 @@ import attrs
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.system.directories import cache_directory, state_directory
-from djinn_core.system.files import CLOEXEC, NOFOLLOW
+from djinn_core.system.files import CLOEXEC, NOFOLLOW, user_id
 from djinn_core.system.private_files import check_private_folder, open_private
 from djinn_core.system.processes import lock_file
 from djinn_core.system.shared_files import replace_file
@@ -104,7 +104,7 @@ def _temporary() -> ServerState:
     try:
         made = OwnJournals(cache_directory() / "servers")
     except OSError:
-        made = OwnJournals(Path(tempfile.gettempdir()) / f"djinn-servers-{os.geteuid()}")
+        made = OwnJournals(Path(tempfile.gettempdir()) / f"djinn-servers-{user_id()}")
     return ServerState(made.path, False, made.close)
 
 
