@@ -256,8 +256,6 @@ class SessionMemory:
     ) -> RunOutcome:
         """Run a template within the limit. `plain` runs it if it stays far from the limit, as an earlier run showed."""
         ledger = self._ledger
-        if ledger.on_demand:
-            return self._run_on_demand(digest, template, work, slots, plain)
         with ledger.lock:
             self._used = time.monotonic()
             memory = self._template_memory(digest, template, work, slots)
@@ -339,14 +337,6 @@ class SessionMemory:
         if any(has_memory(value) and ledger.is_evicted(value) for value in inputs):
             return None
         return known.peak if ledger.resident() + 2 * known.peak <= ledger.comfort else None
-
-    def _run_on_demand(
-        self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
-    ) -> RunOutcome:
-        with self.on_demand(digest, template, work) as guard:
-            if guard is None:
-                return plain(template, work, slots, self.values)
-            return _guarded(template, work, slots, self.values, guard)
 
     @contextlib.contextmanager
     def on_demand(self, digest: bytes, template: CompiledTemplate, work: RunRequest) -> Iterator[MemoryGuard | None]:
