@@ -13,6 +13,7 @@ import torch
 from djinn_client.interception.device.numeric_settings import require_exact
 from djinn_client.interception.runtime_interface import port
 from djinn_core.errors import StartupError, TransportError
+from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, ListArg, Operand, SlotArg
 from djinn_core.wire.binding_delta import pack_handles
@@ -363,6 +364,27 @@ def test_a_session_that_wants_exact_results_and_one_with_other_weights_run_alone
         given += product
     assert torch.equal(alone[0].results()[0], product), "to the bit"
     close([*clients, *alone])
+
+
+def test_template_that_a_strategy_runs_faster_is_not_joined(context, weight):
+    class Whole(RunStrategy, RunOffer):
+        name = "whole"
+
+        def acts_on(self, template):
+            return self
+
+        def run(self, run):
+            yield from run.advance()
+
+    context.device.arbiter.register(Whole())
+    clients, counts = [Client(context, weight, rows) for rows in (1, 2)], context.device.batches.counts
+    together(context, clients)
+    assert counts.batches == 1
+    (choice,) = context.device.arbiter._choices.values()
+    choice.candidates[0].used = True
+    together(context, clients)
+    assert counts.batches == 1
+    close(clients)
 
 
 def test_what_fails_or_is_cancelled_in_one_session_is_no_other_ones(context, weight):
