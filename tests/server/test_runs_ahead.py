@@ -505,7 +505,7 @@ def test_it_is_freed_where_another_session_wants_the_memory(limited, wanted):
 def test_it_is_dropped_where_what_it_uses_is_evicted(limited, monkeypatch):
     monkeypatch.setattr(ledger, "SMALLEST", 1)
     taken, _ = limited.counts
-    limited.session._memory.evict_all()
+    limited.session._memory.move_away()
     assert limited.counts == (taken, 1)
     assert held(limited)[0] == 0
     for number in range(6, 20):
