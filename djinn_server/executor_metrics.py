@@ -13,6 +13,7 @@ from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.context import ExecutorContext
 from djinn_server.memory.ledger import Ledger
 from djinn_server.recovery.leases import Leases
+from djinn_server.running.growing import copied_bytes
 from djinn_server.usage_metrics import Holdings
 from djinn_server.weights.store import WeightStore
 from djinn_server.weights.weight_reader import WeightReader
@@ -22,7 +23,7 @@ def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases,
     """The metrics of an executor. `store`: its tenant's weights; `leases`: its sessions with their journals; `holdings`: what these hold."""
     device = context.device
     sessions = context.usage.report(holdings)
-    parts = [_queue(context), _recovery(leases), _read(context.weights)]
+    parts = [_queue(context), _recovery(leases), _read(context.weights), _appended()]
     if store is not None:
         parts.append(_stored(store))
     if device.compiling is not None:
@@ -54,6 +55,11 @@ def _queue(context: ExecutorContext) -> ExecutorMetrics:
             "disk_bytes": context.disk.used,
         },
     )
+
+
+def _appended() -> ExecutorMetrics:
+    appended, copied = copied_bytes()
+    return ExecutorMetrics(counters={"appended_bytes": appended, "append_copied_bytes": copied})
 
 
 def _recovery(leases: Leases) -> ExecutorMetrics:

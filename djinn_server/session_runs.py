@@ -70,6 +70,7 @@ class SessionRuns:
         self.limited = self.memory is not None and self.memory.limited
         others = device.batches, device.timekeeper
         self.alone = device.runtime.device.type == "cpu" and all(other is None for other in others)
+        self._grows = self.alone and device.ledger is None  # proved for kernels of CPUs, where nothing is evicted
         self.ahead = self._runs_ahead(templates, counts)
 
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
@@ -77,7 +78,9 @@ class SessionRuns:
         limit = self._ahead_bytes
         if not limit or not self.alone:
             return None
-        return RunsAhead(self._device, self._turn, self._values, templates, counts, limit, self.memory)
+        return RunsAhead(
+            self._device, self._turn, self._values, templates, counts, limit, self.memory, grows=self._grows
+        )
 
     def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
         """A template of the session, without bindings."""
@@ -167,7 +170,8 @@ class SessionRuns:
         self, known: BoundTemplate, work: RunRequest, guard: StepGuard | None
     ) -> Generator[None, None, RunOutcome]:
         """Run a submission as the arbiter decides. Under a memory guard, and if each op is timed, it runs op by op."""
-        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard)
+        grows = self._grows and known.choice is None
+        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard, grows=grows)
         if known.choice is None or guard is not None or work.op_times is not None:
             while not run.advance():
                 yield from self._pause(known, work)

@@ -51,6 +51,8 @@ COUNTERS: Final = (
     ExecutorFamily("runs_ahead_dropped", "Runs of expected submissions that did not come"),
     ExecutorFamily("ops", "Ops of all submissions"),
     ExecutorFamily("native_ops", "Of these, ops that the library of the server replayed, not Python"),
+    ExecutorFamily("appended_bytes", "Bytes that programs appended to tensors that grow, such as KV caches"),
+    ExecutorFamily("append_copied_bytes", "Bytes that these appends copied because a tensor had no room"),
     ExecutorFamily("op_failures", "Ops that failed, by cause", ("cause",)),
     ExecutorFamily("poisoned_results", "Values that a client fetched and that a failed op had left undefined"),
     ExecutorFamily("described_values", "Values whose metadata a client asked for because it could not infer it"),

@@ -72,6 +72,11 @@ def load_library() -> bool:
         return bool(_loaded)
 
 
+def library_is_loaded() -> bool:
+    """Return True if `load_library` has loaded the library."""
+    return bool(_loaded)
+
+
 def _build_in_background() -> None:
     """Start a process that compiles the library, and does not end with this one: executors may live shorter than a compiler."""
     nothing = subprocess.DEVNULL
@@ -214,7 +219,7 @@ def _step_code(step: CompiledStep, index: dict[str, int]) -> list[int]:
     """Code of a step, as `Program` in replay.cpp reads it."""
     if not step.plain:
         return [-1]
-    schema = torch_private.schema_of(resolve(step.op)).arguments
+    schema = torch_private.schema_of(overload_called(step.op)).arguments
     names = [argument.name for argument in schema]
     given = dict(zip(names, step.arguments, strict=False)) | dict(step.keywords)
     too_many = len(step.arguments) > sum([not argument.kwarg_only for argument in schema])
@@ -227,6 +232,12 @@ def _step_code(step: CompiledStep, index: dict[str, int]) -> list[int]:
     for result, place in step.makes:
         code += [result, place]
     return [*code, len(step.release), *step.release]
+
+
+def overload_called(op: str) -> Any:
+    """Return the overload of an op of a step, which may be one of the library's own."""
+    own = op.removeprefix("djinn_replay::")
+    return resolve(op) if own == op else getattr(torch.ops.djinn_replay, own).default
 
 
 def _source_code(source: Source) -> list[int]:

@@ -48,6 +48,8 @@ class Responses:
         if not work.fetch and not work.describe:
             return _NOTHING
         made, table = cls(work=work, counts=counts, limit=limit), values.table
+        if values.growing:
+            values.densify([*work.fetch, *work.describe])
         with inference_mode(True):
             for position, handle in enumerate(work.fetch):
                 value = table[handle] if handle in table else Poison(no_such_value(work.sequence, handle))

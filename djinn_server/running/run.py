@@ -18,6 +18,7 @@ from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Claim, LayoutMismatch
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.compiled_step import CompiledStep, Environment
+from djinn_server.running.growing import Growth
 from djinn_server.running.native_replay import LEAST_STEPS, NativeReplay
 from djinn_server.running.poisoning import NO_HANDLE, MemorySharing
 from djinn_server.running.run_request import HaltFlag, Progress, RunRequest
@@ -84,7 +85,9 @@ class TemplateRun:
     __slots__ = (
         "_advance",
         "_count",
+        "_growth",
         "_guard",
+        "_steps",
         "_values",
         "claims",
         "env",
@@ -101,10 +104,16 @@ class TemplateRun:
         slots: Sequence[Any],
         values: ValueTable,
         guard: StepGuard | None = None,
+        *,
+        grows: bool = False,
     ) -> None:
+        """`grows`: whether appends may be done in place, where nothing else excludes it."""
         self.template, self.work, self._values, self._guard = template, work, values, guard
         self.outcome = run = RunOutcome(halt=work.halt, progress=work.progress)
-        self.env = env = environment_of(template, work, slots, values)
+        checked = bool(work.claims) or work.op_times is not None or guard is not None
+        self._growth = growth = template.growth() if grows and not checked else None
+        self._steps = template.steps if growth is None else growth.steps
+        self.env = env = environment_of(template, work, slots, values, growth)
         if template.consumed:
             first_input = len(template.constants) + template.slots
             values.free([work.inputs[place - first_input] for place in template.consumed])
@@ -117,12 +126,14 @@ class TemplateRun:
         self._advance: Advance = _advance if guard is None else partial(_advance_guarded, guard)
         if work.op_times is not None and guard is None:
             self._advance = partial(_advance_timed, work.op_times)
-        elif guard is None and not self.claims and (native := template.native()) is not None:
-            self._advance = partial(_advance_natively, native)
+        elif guard is None and not self.claims:
+            native = template.native() if growth is None else template.native_growth(growth)
+            if native is not None:
+                self._advance = partial(_advance_natively, native)
 
     def advance(self, stop: int | None = None) -> bool:
         """Run the instructions before `stop`, None: all. A cancelled submission comes to its end before. False: the run pauses."""
-        steps, env, run = self.template.steps, self.env, self.outcome
+        steps, env, run = self._steps, self.env, self.outcome
         count = self._count if stop is None else min(stop, self._count)
         step, short = self.step, self.work.short
         with inference_mode(True):
@@ -217,6 +228,8 @@ class TemplateRun:
             values.forget_addresses()
         for handle, place in zip(work.outputs, template.outputs, strict=True):
             values[handle] = self.env[place]
+        if self._growth is not None:
+            values.growing.update(self._growth.growing_outputs(work.outputs, template.outputs, self.env))
         return run
 
 
@@ -240,9 +253,11 @@ def refuse_run(
 
 
 def environment_of(
-    template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable
+    template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable, growth: Growth | None = None
 ) -> Environment:
-    """The environment of a run of a template, with poison for values that are not there."""
+    """The environment of a run of a template, with poison for values that are not there. Inputs are dense, except where `growth` takes others."""
+    if values.growing:
+        values.densify(work.inputs if growth is None else [work.inputs[position] for position in growth.dense])
     try:
         inputs = [*map(values.table.__getitem__, work.inputs)]
     except KeyError:

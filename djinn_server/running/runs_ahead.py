@@ -34,6 +34,7 @@ from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.compiled_step import Environment
 from djinn_server.running.expected_runs import ExpectedSubmission, SubmissionPredictor
 from djinn_server.running.fair_share import Share
+from djinn_server.running.growing import Growth, are_dense
 from djinn_server.running.native_replay import LEAST_STEPS
 from djinn_server.running.run import RunOutcome, TemplateRun
 from djinn_server.running.run_request import RunRequest
@@ -62,8 +63,10 @@ class RunAhead:
 
     __slots__ = (
         "_native",
+        "_steps",
         "env",
         "expected",
+        "growth",
         "hot",
         "inputs",
         "known",
@@ -84,15 +87,19 @@ class RunAhead:
         slots: list[Slot],
         inputs: list[torch.Tensor],
         stop: int,
+        growth: Growth | None,
     ) -> None:
         template = known.template
+        self.growth = growth
+        self._steps = template.steps if growth is None else growth.steps
         self.known, self.expected, self.slots, self.inputs = known, expected, slots, inputs
         self.hot = _hot(known)
         self.phase = None if self.hot is None else self.hot.phase
         self.region = region = None if self.phase is None else self.phase.region
         self.stop = stop if region is None or region.stop <= stop else min(stop, region.start)
         self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
-        self._native, self.native_ops = template.native(), 0
+        self._native = template.native() if growth is None else template.native_growth(growth)
+        self.native_ops = 0
         self.step = self.nbytes = 0
         self.seconds = 0.0
 
@@ -128,7 +135,7 @@ class RunAhead:
             if after > step:
                 return after
             self._native = None
-        self.known.template.steps[step].run(self.env)
+        self._steps[step].run(self.env)
         return step + 1
 
     def output(self, number: int) -> Any:
@@ -152,7 +159,8 @@ class RunAhead:
     def finish(self, work: RunRequest, values: ValueTable, limit: int) -> RunOutcome:
         """As `run_template` for the submission that has come; the template runs ahead no more where it makes more than `limit` bytes."""
         began = time.perf_counter()
-        run, choice = TemplateRun(self.known.template, work, self.slots, values), self.known.choice
+        grows, choice = self.growth is not None, self.known.choice
+        run = TemplateRun(self.known.template, work, self.slots, values, grows=grows)
         run.env, run.step, run.outcome.native_ops = self.env, self.step, self.native_ops
         if choice is not None and self.hot is not None and self.region is not None and self.step <= self.region.start:
             with inference_mode(True):
@@ -190,8 +198,14 @@ class RunsAhead:
         counts: SessionCounters,
         limit: int,
         memory: SessionMemory | None = None,
+        *,
+        grows: bool = False,
     ) -> None:
-        """`limit`: bytes that outputs may have which no submission has taken. `memory`: the session's, where the device has a limit."""
+        """`limit`: bytes that outputs may have which no submission has taken. `memory`: the session's, where the device has a limit.
+
+        `grows`: as in `TemplateRun`.
+        """
+        self._grows = grows
         self._device, self._turn, self._values, self._templates = device, turn, values, templates
         self._counts, self._limit = counts, limit
         self._predictor = SubmissionPredictor()
@@ -309,6 +323,7 @@ class RunsAhead:
         before = next((run for run in reversed(pending) if run.known is known), None)
         slots: Sequence[Slot] = known.slots if before is None else before.slots
         inputs: list[Any] = [*map(get, known.inputs)] if before is None else [*before.inputs]
+        growth = known.template.growth() if self._grows and known.choice is None else None
         for position, source in zip(expected.relation.positions, expected.relation.sources, strict=True):
             assert source is not None
             back, number = source
@@ -323,7 +338,10 @@ class RunsAhead:
         stop = known.runs_ahead if draws is None else min(draws, known.runs_ahead)
         if not stop or not _TENSORS.issuperset(map(type, inputs)):
             return None
-        run = RunAhead(known, expected, slots, inputs, stop)
+        grown = self._values.growing or any(run.growth is not None for run in pending)
+        if grown and not are_dense(inputs, growth):
+            return None  # the run of the submission copies some first
+        run = RunAhead(known, expected, slots, inputs, stop, growth)
         if self._memory is not None:
             needed = self._memory.needed_ahead(known.digest, inputs, slots)
             if needed is None:

@@ -35,6 +35,7 @@ from djinn_server.checks.kinds import check_kinds
 from djinn_server.checks.rules import checked
 from djinn_server.custom_operators import checked_custom
 from djinn_server.running.compiled_step import CompiledStep, ComplexSource, ListSource, ScalarTensorSource, Source
+from djinn_server.running.growing import Growth, GrowthState
 from djinn_server.running.known_forms import kept_by_form
 from djinn_server.running.native_replay import NativeReplay, ReplayState
 from djinn_server.running.own_operators import OwnOperators
@@ -85,10 +86,20 @@ class CompiledTemplate:
     moves: bool
     count: int = attrs.field(init=False, default=attrs.Factory(lambda self: len(self.steps), takes_self=True))
     _replay: ReplayState = attrs.field(init=False, factory=ReplayState, eq=False, repr=False)
+    _growth: GrowthState = attrs.field(init=False, factory=GrowthState, eq=False, repr=False)
 
     def native(self) -> NativeReplay | None:
         """As `ReplayState.native`."""
         return self._replay.native(self.steps, self.constants, self.slots, self.inputs + self.made)
+
+    def growth(self) -> Growth | None:
+        """As `GrowthState.growth`."""
+        first = len(self.constants) + self.slots
+        return self._growth.growth(self.steps, self.constants, range(first, first + self.inputs), self.outputs)
+
+    def native_growth(self, growth: Growth) -> NativeReplay | None:
+        """As `native`, for the steps of its growth."""
+        return growth.native(self.constants, self.slots, self.inputs + self.made)
 
 
 def compile_template(template: Template, device: torch.device, own: OwnOperators) -> CompiledTemplate:

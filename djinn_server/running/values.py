@@ -112,6 +112,7 @@ class ValueTable:
         table: the values. Only this object changes it.
         held: bytes of the storages that are held, wherever their bytes lie, as they were when they were put in here.
         highest: the most that was held after a run.
+        growing: handles of tensors with spare capacity (`growing.py`). Whoever reads one by another way than `table` gets a dense tensor.
     """
 
     def __init__(self) -> None:
@@ -120,6 +121,7 @@ class ValueTable:
         self._storages: dict[int, _Held] = {}
         self.held = 0
         self.highest = 0
+        self.growing: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -133,7 +135,20 @@ class ValueTable:
         Raises:
             KeyError: this session has no such value.
         """
+        if handle in self.growing:
+            self.densify((handle,))
         return self.table[handle]
+
+    def densify(self, handles: Iterable[int]) -> None:
+        """Copy those of `handles` that are growing tensors to memory of their own, laid out as the client believes."""
+        for handle in self.growing.intersection(handles):
+            value = self.table[handle]
+            assert isinstance(value, torch.Tensor)
+            try:
+                with torch_private.inference_mode(True):
+                    self[handle] = value.clone(memory_format=torch.contiguous_format)
+            except RuntimeError as error:
+                self[handle] = Poison(Failure(0, -1, "aten::clone", type(error).__name__, str(error)))
 
     def __setitem__(self, handle: int, value: Stored) -> None:
         storage = handle >> VIEW_BITS
@@ -152,6 +167,8 @@ class ValueTable:
             if handle in self.table:
                 self._index.remove(handle, self.table[handle])
             self._index.add(handle, value)
+        if self.growing:
+            self.growing.discard(handle)
         self.table[handle] = value
         if nbytes > held.nbytes:
             self.held += nbytes - held.nbytes
@@ -171,6 +188,8 @@ class ValueTable:
             if value is not self:
                 if self._index is not None:
                     self._index.remove(handle, value)
+                if self.growing:
+                    self.growing.discard(handle)
                 storage = handle >> VIEW_BITS
                 held = self._storages[storage]
                 held.values -= 1
@@ -238,6 +257,7 @@ class ValueTable:
 
     def items(self) -> list[tuple[int, Stored]]:
         """The values with their handles."""
+        self.densify(self.growing)
         return list(self.table.items())
 
     def sharing(self, storages: Container[int]) -> list[int]:
@@ -246,6 +266,7 @@ class ValueTable:
 
     def everything(self) -> list[tuple[int, Stored]]:
         """All values by handle."""
+        self.densify(self.growing)
         return list(self.table.items())
 
     def tensors(self) -> list[torch.Tensor]:
@@ -267,6 +288,7 @@ class ValueTable:
     def clear(self) -> None:
         """Forget everything."""
         self.table.clear()
+        self.growing.clear()
         self._index = None
         self._storages.clear()
         self.held = 0

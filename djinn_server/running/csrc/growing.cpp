@@ -1,0 +1,208 @@
+// Tensors that grow by `cat`: their memory has spare capacity, so an append writes the new entries and copies nothing else.
+//
+// A growing tensor is a prefix view of a buffer that is longer in one dimension. The storage's context says how many entries of the buffer are
+// in use. An append writes behind them, which no other tensor shows. Two appends to one prefix do not meet: the second finds that more entries
+// are in use than it shows, and copies. `growing.py` decides which instructions of a template may see such a tensor.
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+namespace {
+
+constexpr int64_t kAlignment = 64;  // bytes: each block begins as aligned as in a dense tensor, so kernels take the same path
+constexpr int64_t kLeastBytes = 32 << 10;  // of a tensor to which is appended in place: `cat` copies less as fast
+constexpr int64_t kSpare = 32, kShare = 4;  // a new buffer has room for that many entries more, or for a share of its entries
+constexpr int64_t kFlash = 1;  // as `sdp::SDPBackend::flash_attention`
+
+std::atomic<int64_t> appended_bytes{0}, copied_bytes{0};
+
+// The buffer of a growing tensor: the context of its storage.
+struct Buffer {
+  Buffer(c10::DataPtr of, int64_t entry, int64_t entries, int64_t in_use)
+      : memory(std::move(of)), row(entry), capacity(entries), used(in_use) {}
+
+  c10::DataPtr memory;
+  int64_t row;  // elements from one entry to the next
+  int64_t capacity;  // entries
+  std::atomic<int64_t> used;
+
+  int64_t block() const { return row * capacity; }  // elements of all entries with the same position in outer dimensions
+};
+
+void destroy(void* buffer) { delete static_cast<Buffer*>(buffer); }
+
+Buffer* buffer_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  return data.get_deleter() == &destroy ? static_cast<Buffer*>(data.get_context()) : nullptr;
+}
+
+int64_t product(c10::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
+
+at::Tensor view_of(const c10::Storage& storage, const at::Tensor& like, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  at::Tensor made =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), like.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return made;
+}
+
+bool is_float(const at::Tensor& tensor) {
+  const at::ScalarType type = tensor.scalar_type();
+  return type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
+}
+
+bool can_grow(const at::Tensor& first, const at::Tensor& second, int64_t dim) {
+  if (!first.defined() || !second.defined() || first.layout() != at::kStrided || second.layout() != at::kStrided) return false;
+  if (!first.device().is_cpu() || !second.device().is_cpu() || first.scalar_type() != second.scalar_type() || !is_float(first))
+    return false;
+  if (first.is_neg() || first.dim() != second.dim() || dim < 0 || dim >= first.dim()) return false;
+  for (int64_t i = 0; i < first.dim(); ++i) {
+    if (i == dim ? first.size(i) == 0 || second.size(i) == 0 : first.size(i) != second.size(i)) return false;
+  }
+  const int64_t bytes = first.numel() * first.element_size();
+  return bytes >= kLeastBytes && product(first.sizes().slice(static_cast<size_t>(dim) + 1)) * first.element_size() % kAlignment == 0;
+}
+
+// A view of the first entries of a storage whose blocks have `capacity` entries.
+at::Tensor prefix(const c10::Storage& storage, const at::Tensor& like, int64_t dim, int64_t entries, int64_t capacity) {
+  std::vector<int64_t> sizes = like.sizes().vec(), strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= static_cast<int64_t>(i) == dim ? capacity : sizes[i];
+  }
+  sizes[static_cast<size_t>(dim)] = entries;
+  return view_of(storage, like, sizes, strides, 0);
+}
+
+// Whether `tensor` is the whole prefix of its buffer along `dim`.
+bool is_prefix(const at::Tensor& tensor, const Buffer& buffer, int64_t dim) {
+  if (tensor.storage_offset() != 0 || tensor.stride(dim) != buffer.row) return false;
+  if (static_cast<int64_t>(tensor.storage().nbytes()) % tensor.element_size() != 0) return false;
+  int64_t stride = 1;
+  for (int64_t i = tensor.dim(); i-- > 0;) {
+    if (tensor.stride(i) != stride) return false;
+    stride *= i == dim ? buffer.capacity : tensor.size(i);
+  }
+  return stride * tensor.element_size() == static_cast<int64_t>(tensor.storage().nbytes());
+}
+
+at::Tensor new_buffer(const at::Tensor& first, int64_t dim, int64_t total) {
+  const int64_t row = product(first.sizes().slice(static_cast<size_t>(dim) + 1));
+  const int64_t capacity = total + std::max(kSpare, total / kShare);
+  const int64_t bytes = product(first.sizes().slice(0, static_cast<size_t>(dim))) * capacity * row * first.element_size();
+  c10::DataPtr memory = c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes));
+  void* address = memory.get();
+  auto* buffer = new Buffer(std::move(memory), row, capacity, total);
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
+                             c10::DataPtr(address, buffer, &destroy, first.device()), nullptr, false);
+  return prefix(storage, first, dim, total, capacity);
+}
+
+// As `cat([first, second], dim)`. The result may be a prefix of a buffer, and may share it with `first`.
+at::Tensor append(const at::Tensor& first, const at::Tensor& second, int64_t dim) {
+  const int64_t wrapped = dim < 0 && first.defined() ? dim + first.dim() : dim;
+  Buffer* buffer = buffer_of(first);
+  const bool dense = buffer == nullptr && first.defined() && first.layout() == at::kStrided && first.is_contiguous() &&
+                     first.suggest_memory_format() == at::MemoryFormat::Contiguous;
+  const bool fits = can_grow(first, second, wrapped) && (dense || (buffer != nullptr && is_prefix(first, *buffer, wrapped)));
+  const int64_t before = fits ? first.size(wrapped) : 0, total = fits ? before + second.size(wrapped) : 0;
+  if (second.defined()) appended_bytes += static_cast<int64_t>(second.nbytes());
+  at::Tensor made;
+  int64_t in_use = before;
+  // One entry stays free: so the storage of a growing tensor is always larger than the tensor.
+  if (fits && buffer != nullptr && total < buffer->capacity && buffer->used.compare_exchange_strong(in_use, total)) {
+    made = prefix(first.storage(), first, wrapped, total, buffer->capacity);
+  } else {
+    if (first.defined()) copied_bytes += static_cast<int64_t>(first.nbytes());
+    if (!fits) return at::cat({first, second}, dim);
+    made = new_buffer(first, wrapped, total);
+    made.narrow(wrapped, 0, before).copy_(first);
+  }
+  made.narrow(wrapped, before, total - before).copy_(second);
+  return made;
+}
+
+// The tensor as if its memory had no spare capacity: with the strides that it would have then.
+at::Tensor dense(const at::Tensor& tensor) {
+  const Buffer* buffer = buffer_of(tensor);
+  if (buffer == nullptr) return tensor;
+  const int64_t block = buffer->block(), all = static_cast<int64_t>(tensor.storage().nbytes()) / tensor.element_size();
+  int64_t entries = 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.stride(i) == buffer->row) entries = std::max(entries, tensor.size(i));
+  }
+  TORCH_CHECK(tensor.storage_offset() == 0, "a view of a growing tensor does not begin at its first entry");
+  const at::Tensor copy = view_of(tensor.storage(), tensor, {all / block, entries, buffer->row}, {block, buffer->row, 1}, 0).contiguous();
+  std::vector<int64_t> strides = tensor.strides().vec();
+  for (int64_t& stride : strides) stride = stride >= block ? stride / buffer->capacity * entries : stride;
+  return copy.as_strided(tensor.sizes(), strides, 0);
+}
+
+// Whether kernels that work on matrices of the last two dimensions find these as in a dense tensor.
+bool has_dense_matrices(const at::Tensor& tensor) {
+  const Buffer* buffer = buffer_of(tensor);
+  return buffer == nullptr || (tensor.stride(-1) < buffer->block() && tensor.stride(-2) < buffer->block());
+}
+
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& attn_mask,
+                     double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  const auto run = [&](const at::Tensor& keys, const at::Tensor& values) {
+    return at::scaled_dot_product_attention(query, keys, values, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+  };
+  if (buffer_of(key) == nullptr && buffer_of(value) == nullptr) return run(key, value);
+  const bool matrices = query.defined() && query.dim() == 4 && key.defined() && key.dim() == 4 && value.defined() && value.dim() == 4 &&
+                        has_dense_matrices(key) && has_dense_matrices(value);
+  if (matrices && at::_fused_sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) == kFlash) {
+    return run(key, value);
+  }
+  return run(dense(key), dense(value));
+}
+
+at::Tensor matmul(const at::Tensor& first, const at::Tensor& second) {
+  if (buffer_of(first) == nullptr && buffer_of(second) == nullptr) return at::matmul(first, second);
+  const auto fits = [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.dim() >= 3 && (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble) &&
+           has_dense_matrices(tensor);
+  };
+  const bool exact = at::globalContext().float32MatmulPrecision() == at::Float32MatmulPrecision::HIGHEST;
+  return exact && fits(first) && fits(second) ? at::matmul(first, second) : at::matmul(dense(first), dense(second));
+}
+
+c10::List<bool> are_growing(at::TensorList tensors) {
+  c10::List<bool> found;
+  for (const at::Tensor& tensor : tensors) found.push_back(buffer_of(tensor) != nullptr);
+  return found;
+}
+
+std::vector<int64_t> copies() { return {appended_bytes.load(), copied_bytes.load()}; }
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(djinn_replay, library) {
+  library.def("append(Tensor first, Tensor second, int dim) -> Tensor", &append);
+  library.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, "
+      "float? scale=None, bool enable_gqa=False) -> Tensor",
+      &attention);
+  library.def("matmul(Tensor self, Tensor other) -> Tensor", &matmul);
+  library.def("dense(Tensor tensor) -> Tensor", &dense);
+  library.def("are_growing(Tensor[] tensors) -> bool[]", &are_growing);
+  library.def("copies() -> int[]", &copies);
+}

@@ -1,0 +1,184 @@
+"""Growth in place: a `cat` that appends to an input of its template, such as a KV cache, writes the new entries and copies no others.
+
+The library in `csrc` keeps growing tensors in buffers with spare capacity. Such a tensor has other strides than its client believes. So it
+reaches only the instructions named here, which compute the same bits from it. Every other reader gets a dense copy (`ValueTable`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
+from types import MappingProxyType
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core import torch_private
+from djinn_server.running.compiled_step import CompiledStep, Environment, ListSource, Source
+from djinn_server.running.native_replay import NativeReplay, ReplayState, library_is_loaded, overload_called
+
+_VIEWS: Final = frozenset({"aten::expand", "aten::permute", "aten::transpose.int", "aten::unsqueeze"})  # of argument 0
+# Ops that read a growing tensor at these arguments, with the op of the library that runs in their place.
+_READERS: Final[Mapping[str, tuple[tuple[int, ...], str]]] = MappingProxyType({
+    "aten::matmul": ((0, 1), "djinn_replay::matmul"),
+    "aten::scaled_dot_product_attention": ((1, 2), "djinn_replay::attention"),
+})  # fmt: skip
+
+
+@attrs.frozen
+class Growth:
+    """The steps of a template that appends in place.
+
+    Attributes:
+        steps: as those of the template, with ops of the library for the appends and for what reads them.
+        appends: the inputs that may grow, by position. dense: positions of all other inputs.
+        outputs: numbers of the outputs that may grow.
+    """
+
+    steps: tuple[CompiledStep, ...]
+    appends: tuple[int, ...]
+    dense: tuple[int, ...]
+    outputs: tuple[int, ...]
+    _replay: ReplayState = attrs.field(init=False, factory=ReplayState, eq=False, repr=False)
+
+    def native(self, constants: Sequence[Any], slots: int, values: int) -> NativeReplay | None:
+        """As `ReplayState.native`."""
+        return self._replay.native(self.steps, constants, slots, values)
+
+    def growing_outputs(self, handles: Sequence[int], places: Sequence[int], env: Environment) -> list[int]:
+        """Those of a run's outputs that are growing tensors now. `handles`, `places`: of all outputs."""
+        found = {handles[number]: env[places[number]] for number in self.outputs}
+        made = {handle: value for handle, value in found.items() if isinstance(value, torch.Tensor)}
+        return [*compress(made, torch.ops.djinn_replay.are_growing([*made.values()]))]
+
+
+class GrowthState:
+    """The growth of a template, which is looked for once the library is loaded."""
+
+    __slots__ = ("_found", "_looked")
+
+    def __init__(self) -> None:
+        self._looked = False
+        self._found: Growth | None = None
+
+    def growth(
+        self, steps: Sequence[CompiledStep], constants: Sequence[Any], inputs: range, outputs: Sequence[int]
+    ) -> Growth | None:
+        """As `find_growth`; None while the library is not loaded."""
+        if not self._looked and library_is_loaded():
+            self._found, self._looked = find_growth(steps, constants, inputs, outputs), True
+        return self._found
+
+
+def find_growth(
+    steps: Sequence[CompiledStep], constants: Sequence[Any], inputs: range, outputs: Sequence[int]
+) -> Growth | None:
+    """Find the appends to inputs that can be done in place; None if there are none.
+
+    `inputs`: places of the inputs. `outputs`: places of the outputs.
+
+    An append is one if the template reads the input, the result and views of them with nothing but the ops named above and further appends, and
+    returns of them nothing but the result, once. Then no instruction writes into them, and none shows their strides.
+    """
+    appends = {at: pair for at, step in enumerate(steps) if (pair := _append(step)) is not None}
+    while appends:
+        refused = _refused(steps, appends, constants, inputs, outputs)
+        if not refused:
+            break
+        appends = {at: pair for at, pair in appends.items() if refused.isdisjoint(pair)}
+    if not appends:
+        return None
+    growing = {place for pair in appends.values() for place in pair}
+    grown = {made for _, made in appends.values()}
+    return Growth(
+        tuple(_rewritten(steps, appends)),
+        tuple([position for position, place in enumerate(inputs) if place in growing]),
+        tuple([position for position, place in enumerate(inputs) if place not in growing]),
+        tuple([number for number, place in enumerate(outputs) if place in grown]),
+    )
+
+
+def _append(step: CompiledStep) -> tuple[int, int] | None:
+    """The places of the tensor that grows and of the result, if a step may be an append."""
+    if step.op != "aten::cat" or not step.plain or step.keywords or len(step.arguments) != 2 or len(step.makes) != 1:
+        return None
+    tensors, dim = step.arguments
+    if not isinstance(tensors, ListSource) or len(tensors.items) != 2 or type(dim) is not int:
+        return None
+    first, second = tensors.items
+    return (first, step.makes[0][1]) if type(first) is int and type(second) is int and first != second else None
+
+
+def _refused(
+    steps: Sequence[CompiledStep],
+    appends: Mapping[int, tuple[int, int]],
+    constants: Sequence[Any],
+    inputs: range,
+    outputs: Sequence[int],
+) -> set[int]:
+    """Places that appends read or make and that must be dense."""
+    grown = {made for _, made in appends.values()}
+    roots = {place: place for pair in appends.values() for place in pair}
+    refused = {first for first, _ in appends.values() if first not in inputs and first not in grown}
+    for at, step in enumerate(steps):
+        read = Counter(step.reads)
+        if at in appends:
+            read[appends[at][0]] -= 1
+        for position in _positions(step, constants):
+            if position < len(step.arguments) and type(place := step.arguments[position]) is int:
+                read[place] -= 1
+        refused |= {roots[place] for place, count in read.items() if count and place in roots}
+        if step.op in _VIEWS and step.reads and (root := roots.get(step.reads[0])) is not None:
+            roots.update({made: root for _, made in step.makes})
+    counts = Counter(outputs)
+    return refused | {
+        root for place, root in roots.items() if counts[place] and not (place in grown and counts[place] == 1)
+    }
+
+
+def _positions(step: CompiledStep, constants: Sequence[Any]) -> tuple[int, ...]:
+    """The arguments of a step that may be growing tensors."""
+    if step.op in _VIEWS:
+        return (0,)
+    if step.op in _READERS:
+        return _READERS[step.op][0] if step.plain else ()
+    if step.op == "aten::clone" and [name for name, _ in step.keywords] == ["memory_format"]:
+        source: Source = step.keywords[0][1]
+        if type(source) is int and source < len(constants) and constants[source] is torch.contiguous_format:
+            return (0,)
+    return ()
+
+
+def _rewritten(steps: Sequence[CompiledStep], appends: Mapping[int, tuple[int, int]]) -> Iterator[CompiledStep]:
+    growing = {place for pair in appends.values() for place in pair}
+    for at, step in enumerate(steps):
+        if at in appends:
+            tensors, dim = step.arguments
+            assert isinstance(tensors, ListSource)
+            yield _with_op(step, "djinn_replay::append", (*tensors.items, dim))
+        elif step.op in _READERS and not growing.isdisjoint(step.reads):
+            yield _with_op(step, _READERS[step.op][1], step.arguments)
+        else:
+            yield step
+        if step.op in _VIEWS and not growing.isdisjoint(step.reads[:1]):
+            growing.update([made for _, made in step.makes])
+
+
+def _with_op(step: CompiledStep, op: str, arguments: tuple[Source, ...]) -> CompiledStep:
+    return attrs.evolve(step, op=op, function=torch_private.plain_kernel_of(overload_called(op)), arguments=arguments)
+
+
+def are_dense(inputs: Sequence[torch.Tensor], growth: Growth | None) -> bool:
+    """Return True if the inputs of a template are dense, except where its growth takes others."""
+    needed = inputs if growth is None else [inputs[position] for position in growth.dense]
+    return not any(torch.ops.djinn_replay.are_growing(needed))
+
+
+def copied_bytes() -> tuple[int, int]:
+    """Bytes that appends have added, and bytes that they had to copy for it, since the process began."""
+    if not library_is_loaded():
+        return 0, 0
+    appended, copied = torch.ops.djinn_replay.copies()
+    return appended, copied

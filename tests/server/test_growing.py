@@ -1,0 +1,237 @@
+"""Growth in place: random programs that append, crop, write and read, with and without it: the same bits and layouts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from djinn_core.ir.form import Constant, Enumerated, Form, ListArg, Operand, SlotArg
+from djinn_core.ir.handles import make_handle, storage_of
+from djinn_core.wire.messages import Template
+from djinn_server.running import growing, native_replay
+from djinn_server.running.run import TemplateRun
+from djinn_server.running.run_request import RunRequest
+from djinn_server.running.template_compiler import compile_template
+from djinn_server.running.values import ValueTable
+
+T, S, NONE = Operand(), SlotArg(), Constant(None)
+HEADS, WIDTH = 4, 64
+BEGIN = 40  # entries: enough bytes for a buffer
+
+
+def form(op, *arguments, new=1, **named):
+    return Form(f"aten::{op}", arguments, tuple(named.items()), ("new",) * new or ("none",), False)
+
+
+APPEND = form("cat", ListArg((T, T)), S)
+ATTEND = form("scaled_dot_product_attention", T, T, T)
+TRANSPOSE = form("transpose.int", T, S, S)
+CLONE = form("clone", T, memory_format=Enumerated("memory_format", "contiguous_format"))
+
+
+def template(calls, inputs, outputs, consumed=()):
+    """A template of calls, which are forms with their references."""
+    forms = tuple([one for one, _ in calls])
+    references = tuple([reference for _, found in calls for reference in found])
+    made = Template(forms, tuple(range(len(forms))), references, tuple(range(inputs)), outputs, consumed)
+    return compile_template(made, torch.device("cpu"), {})
+
+
+def decode(consumed):
+    """Query, keys, values, and a row of each: attention over both caches, which are returned."""
+    calls = [(APPEND, (1, 3, 5)), (APPEND, (2, 4, 6)), (ATTEND, (0, 5, 6, 7))]
+    return template(calls, 5, (5, 6, 7), consumed)
+
+
+# Heads behind positions, as many programs keep them; also a product by hand and a clone.
+OTHER = template(
+    [
+        (APPEND, (1, 2, 3)),
+        (TRANSPOSE, (3, 4)),
+        (form("unsqueeze", T, S), (4, 5)),
+        (form("expand", T, ListArg((S,) * 5)), (5, 6)),
+        (CLONE, (6, 7)),
+        (TRANSPOSE, (4, 8)),
+        (form("matmul", T, T), (0, 8, 9)),
+    ],
+    3,
+    (3, 7, 9),
+)
+DECODE = {kept: decode(() if kept else (1, 2)) for kept in (True, False)}
+CROP = template([(form("slice.Tensor", T, S, S, S), (0, 1))], 1, (1,))
+WRITE = template([(form("mul_.Scalar", T, S, new=0), (0,))], 1, ())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library():
+    native_replay.LIBRARY.build()
+    assert native_replay.load_library()
+
+
+class Session:
+    """A session's values; `grows`: whether appends are done in place."""
+
+    def __init__(self, grows):
+        self.values, self.grows, self.submissions = ValueTable(), grows, 0
+
+    def run(self, compiled, inputs, outputs, slots):
+        self.submissions += 1
+        work = RunRequest(self.submissions, outputs, [], [], [], (), False, inputs)
+        run = TemplateRun(compiled, work, slots, self.values, grows=self.grows)
+        run.advance()
+        outcome = run.finish()
+        assert not outcome.failures, outcome.failures
+
+    def facts(self, handle):
+        value = self.values[handle]
+        return value.shape, value.stride(), value.storage_offset(), value
+
+
+class Pair:
+    """The same session twice: with growth, and as it would be without."""
+
+    def __init__(self, seed, dtype=torch.float32):
+        self.draw, self.dtype = random.Random(seed), dtype
+        torch.manual_seed(seed)
+        self.sessions = Session(grows=True), Session(grows=False)
+        self.storages = 0
+
+    def new(self, storage=None):
+        if storage is None:
+            self.storages += 1
+            return make_handle(self.storages, 0)
+        self.views = getattr(self, "views", 0) + 1
+        return make_handle(storage, self.views)
+
+    def upload(self, *shape):
+        handle, value = self.new(), torch.randn(shape).to(self.dtype)
+        for one in self.sessions:
+            one.values[handle] = value.clone()
+        return handle
+
+    def run(self, compiled, inputs, outputs, slots=()):
+        for one in self.sessions:
+            one.run(compiled, list(inputs), list(outputs), list(slots))
+        return outputs
+
+    def free(self, *handles):
+        for one in self.sessions:
+            one.values.free(handles)
+
+    def compare(self, *handles):
+        for handle in handles:
+            ours, theirs = (one.facts(handle) for one in self.sessions)
+            assert ours[:3] == theirs[:3]
+            assert torch.equal(ours[3], theirs[3])
+
+    def entries(self, handle):
+        return self.sessions[1].values[handle].shape[2]
+
+    def token(self, keys, values, *, keep=False, rows=1):
+        q, k, v = (self.upload(2, HEADS, rows, WIDTH) for _ in range(3))
+        made = self.run(DECODE[keep], [q, keys, values, k, v], [self.new(), self.new(), self.new()], [2, -2])
+        self.free(q, k, v)
+        return made
+
+
+def copied():
+    return growing.copied_bytes()[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_copied_for_a_token_do_not_grow(dtype):
+    pair = Pair(0, dtype)
+    keys, values = (pair.upload(2, HEADS, BEGIN, WIDTH) for _ in range(2))
+    copies = []
+    for _ in range(60):
+        before = copied()
+        keys, values, attended = pair.token(keys, values)
+        copies.append(copied() - before)
+        pair.compare(attended)
+    whole = 2 * 2 * HEADS * BEGIN * WIDTH * dtype.itemsize
+    assert copies[0] == whole, "the first append makes the buffers"
+    assert sum(one > 0 for one in copies) == 2, "the buffers have room for 32 entries"
+    pair.compare(keys, values)
+
+
+def test_capacity_counts_as_memory():
+    pair = Pair(0)
+    keys, values, _ = pair.token(*(pair.upload(2, HEADS, BEGIN, WIDTH) for _ in range(2)))
+    ours, theirs = pair.sessions
+    assert ours.values.bytes_of(storage_of(keys)) > theirs.values.bytes_of(storage_of(keys))
+    assert ours.values[values].untyped_storage().nbytes() == theirs.values[values].untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_see_what_they_would_have_seen(seed):
+    """Caches are kept, read, cropped, written through views, and appended to twice; each cache is one of several."""
+    pair = Pair(seed)
+    draw, first, caches = pair.draw, copied(), []
+    caches.append([pair.upload(2, HEADS, BEGIN, WIDTH) for _ in range(2)])
+    for _ in range(40):
+        at = draw.randrange(len(caches))
+        keys, values = cache = caches[at]
+        action = draw.choice(("token", "token", "token", "branch", "crop", "write", "read", "other"))
+        if action in {"token", "branch"}:
+            keep = action == "branch"
+            *made, attended = pair.token(keys, values, keep=keep, rows=draw.choice((1, 1, 3)))
+            caches[at : at + 1] = [made, cache] if keep else [made]
+            pair.compare(attended)
+        elif action == "crop":
+            shorter = max(2, pair.entries(keys) - draw.randrange(4))
+            cropped = [pair.run(CROP, [one], [pair.new(storage_of(one))], [2, 0, shorter])[0] for one in cache]
+            caches.append(cropped)
+        elif action == "write":
+            pair.run(WRITE, [keys], [], [1.5])
+        elif action == "read":
+            pair.compare(draw.choice(cache))
+        else:
+            _other(pair)
+        for dropped in caches[:-4]:
+            pair.free(*dropped)
+        del caches[:-4]
+    assert copied() > first
+    pair.compare(*[one for cache in caches for one in cache])
+
+
+def _other(pair):
+    """Some tokens of a cache whose heads follow its positions."""
+    cache = pair.upload(2, BEGIN, HEADS, WIDTH)
+    for length in range(BEGIN + 1, BEGIN + 5):
+        q, row = pair.upload(2, HEADS, 1, WIDTH), pair.upload(2, 1, HEADS, WIDTH)
+        slots = [1, 1, 2, 2, 2, HEADS, 3, length, WIDTH, 2, 3]
+        made = pair.run(OTHER, [q, cache, row], [pair.new(), pair.new(), pair.new()], slots)
+        pair.compare(*made[1:])
+        cache = made[0]
+    pair.compare(cache)
+
+
+def test_programs_that_show_strides_or_write_do_not_grow():
+    as_strided = form("as_strided", T, ListArg((S, S)), ListArg((S, S)))
+    for more, outputs in (
+        ([(as_strided, (2, 3))], (2, 3)),  # reads the memory
+        ([(TRANSPOSE, (2, 3))], (2, 3)),  # a view leaves the program
+        ([(form("add_.Scalar", T, S, new=0), (2,))], (2,)),  # writes the result
+        ([(form("add_.Scalar", T, S, new=0), (0,))], (2,)),  # writes the tensor that grows
+        ([(form("view", T, ListArg((S, S))), (2, 3))], (2,)),  # fails for some strides
+        ([(ATTEND, (2, 2, 2, 3))], (2, 3)),  # as a query
+        ([(form("clone", T), (2, 3))], (2, 3)),  # keeps strides
+        ([], (2, 2)),  # under two names
+        ([], (0, 2)),
+    ):
+        assert template([(APPEND, (0, 1, 2)), *more], 2, outputs).growth() is None
+    assert template([(APPEND, (0, 1, 2))], 2, (2,)).growth() is not None
+    assert template([(APPEND, (0, 0, 1))], 1, (1,)).growth() is None, "to itself"
+    made_here = [(form("relu", T), (0, 2)), (APPEND, (2, 1, 3))]
+    assert template(made_here, 2, (3,)).growth() is None, "what is made here does not outlive a program"
+
+
+def test_programs_may_append_twice():
+    twice = template([(APPEND, (0, 1, 2)), (APPEND, (2, 1, 3))], 2, (3,))
+    pair = Pair(0)
+    cache, row = pair.upload(2, HEADS, BEGIN, WIDTH), pair.upload(2, HEADS, 1, WIDTH)
+    for _ in range(3):
+        (cache,) = pair.run(twice, [cache, row], [pair.new()], [2, 2])
+    pair.compare(cache)
