@@ -94,6 +94,7 @@ from djinn_server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.device_turn import DeviceTurn
 from djinn_server.running.fair_share import Steps
+from djinn_server.running.growing import copied_bytes
 from djinn_server.running.random_state import octets_of, tensor_of
 from djinn_server.running.responses import FailureTexts, Responses
 from djinn_server.running.run import RunOutcome
@@ -745,6 +746,7 @@ class ExecutorSession:
                 "reserved": max(memory, device.get("device_reserved", 0)),
                 "submissions": self.submissions,
                 "templates": len(self._templates),
+                **dict(zip(("appended_bytes", "append_copied_bytes"), copied_bytes(), strict=True)),
                 "runs_ahead": self._counts.runs_ahead,
                 "runs_ahead_dropped": self._counts.runs_ahead_dropped,
                 "peer_bytes": self.exchange.bytes_sent,

@@ -33,12 +33,12 @@ class Growth:
 
     Attributes:
         steps: as those of the template, with ops of the library for the appends and for what reads them.
-        appends: the inputs that may grow, by position. dense: positions of all other inputs.
+        appends: positions of the inputs that grow, with the places of the results. dense: positions of all other inputs.
         outputs: numbers of the outputs that may grow.
     """
 
     steps: tuple[CompiledStep, ...]
-    appends: tuple[int, ...]
+    appends: tuple[tuple[int, int], ...]
     dense: tuple[int, ...]
     outputs: tuple[int, ...]
     _replay: ReplayState = attrs.field(init=False, factory=ReplayState, eq=False, repr=False)
@@ -46,6 +46,12 @@ class Growth:
     def native(self, constants: Sequence[Any], slots: int, values: int) -> NativeReplay | None:
         """As `ReplayState.native`."""
         return self._replay.native(self.steps, constants, slots, values)
+
+    def undo(self, inputs: Sequence[torch.Tensor], env: Environment) -> None:
+        """Undo the appends of a run on these inputs whose results are dropped."""
+        for position, made in self.appends:
+            if isinstance(result := env[made], torch.Tensor):
+                torch.ops.djinn_replay.undo_append(inputs[position], result)
 
     def growing_outputs(self, handles: Sequence[int], places: Sequence[int], env: Environment) -> list[int]:
         """Those of a run's outputs that are growing tensors now. `handles`, `places`: of all outputs."""
@@ -94,7 +100,7 @@ def find_growth(
     grown = {made for _, made in appends.values()}
     return Growth(
         tuple(_rewritten(steps, appends)),
-        tuple([position for position, place in enumerate(inputs) if place in growing]),
+        tuple([(inputs.index(first), made) for first, made in appends.values() if first in inputs]),
         tuple([position for position, place in enumerate(inputs) if place not in growing]),
         tuple([number for number, place in enumerate(outputs) if place in grown]),
     )

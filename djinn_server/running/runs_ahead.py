@@ -396,5 +396,8 @@ class RunsAhead:
         self.ready = False
         with self._lock:
             self._counts.runs_ahead_dropped += len(self.pending)
-            self.pending.clear()
+            while self.pending:
+                dropped = self.pending.pop()  # the latest first
+                if dropped.growth is not None:
+                    dropped.growth.undo(dropped.inputs, dropped.env)
             self._hold(-self._bytes)

@@ -256,8 +256,7 @@ class ValueTable:
                 self.table[handle] = value.again(address)
 
     def items(self) -> list[tuple[int, Stored]]:
-        """The values with their handles."""
-        self.densify(self.growing)
+        """The values with their handles; growing tensors as they are."""
         return list(self.table.items())
 
     def sharing(self, storages: Container[int]) -> list[int]:
@@ -265,7 +264,7 @@ class ValueTable:
         return [handle for handle in list(self.table) if storage_of(handle) in storages]
 
     def everything(self) -> list[tuple[int, Stored]]:
-        """All values by handle."""
+        """All values by handle, for whoever reads their contents."""
         self.densify(self.growing)
         return list(self.table.items())
 

@@ -226,7 +226,7 @@ class WeightReads:
         except WeightsUnavailable:  # it was replaced or has expired already
             return
         owners: dict[int, set[int]] = {}
-        for handle, value in self._values.items():
+        for handle, value in self._values.everything():
             if memory := memory_of(value):
                 owners.setdefault(memory, set()).add(storage_of(handle))
         with self._moving():

@@ -139,15 +139,29 @@ at::Tensor append(const at::Tensor& first, const at::Tensor& second, int64_t dim
   return made;
 }
 
+// Entries that a view of a buffer shows. Other dimensions of the same stride have the size 1.
+int64_t entries_of(const at::Tensor& tensor, const Buffer& buffer) {
+  int64_t entries = 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.stride(i) == buffer.row) entries = std::max(entries, tensor.size(i));
+  }
+  return entries;
+}
+
+// Forget an append to `first` whose result `made` nobody has seen: the next append to `first` is done in place again.
+void undo_append(const at::Tensor& first, const at::Tensor& made) {
+  Buffer* buffer = buffer_of(made);
+  if (buffer == nullptr || buffer_of(first) != buffer) return;
+  int64_t in_use = entries_of(made, *buffer);
+  buffer->used.compare_exchange_strong(in_use, entries_of(first, *buffer));
+}
+
 // The tensor as if its memory had no spare capacity: with the strides that it would have then.
 at::Tensor dense(const at::Tensor& tensor) {
   const Buffer* buffer = buffer_of(tensor);
   if (buffer == nullptr) return tensor;
   const int64_t block = buffer->block(), all = static_cast<int64_t>(tensor.storage().nbytes()) / tensor.element_size();
-  int64_t entries = 1;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.stride(i) == buffer->row) entries = std::max(entries, tensor.size(i));
-  }
+  const int64_t entries = entries_of(tensor, *buffer);
   TORCH_CHECK(tensor.storage_offset() == 0, "a view of a growing tensor does not begin at its first entry");
   const at::Tensor copy = view_of(tensor.storage(), tensor, {all / block, entries, buffer->row}, {block, buffer->row, 1}, 0).contiguous();
   std::vector<int64_t> strides = tensor.strides().vec();
@@ -204,5 +218,6 @@ TORCH_LIBRARY_FRAGMENT(djinn_replay, library) {
   library.def("matmul(Tensor self, Tensor other) -> Tensor", &matmul);
   library.def("dense(Tensor tensor) -> Tensor", &dense);
   library.def("are_growing(Tensor[] tensors) -> bool[]", &are_growing);
+  library.def("undo_append(Tensor first, Tensor made) -> ()", &undo_append);
   library.def("copies() -> int[]", &copies);
 }
