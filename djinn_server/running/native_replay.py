@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import subprocess
 import sys
 import threading
@@ -234,10 +235,10 @@ def _step_code(step: CompiledStep, index: dict[str, int]) -> list[int]:
     return [*code, len(step.release), *step.release]
 
 
+@functools.cache
 def overload_called(op: str) -> Any:
     """Return the overload of an op of a step, which may be one of the library's own."""
-    own = op.removeprefix("djinn_replay::")
-    return resolve(op) if own == op else getattr(torch.ops.djinn_replay, own).default
+    return torch_private.overload_called(op) if op.startswith("djinn_replay::") else resolve(op)
 
 
 def _source_code(source: Source) -> list[int]:

@@ -87,7 +87,7 @@ class RunAhead:
         slots: list[Slot],
         inputs: list[torch.Tensor],
         stop: int,
-        growth: Growth | None,
+        growth: Growth | None = None,
     ) -> None:
         template = known.template
         self.growth = growth

@@ -11,7 +11,7 @@ import torch
 from djinn.testing import executor_figures
 
 REMOTE = "remote_accelerator:0"
-STEPS, BEGIN, HEADS, WIDTH = 24, 64, 4, 64
+STEPS, BEGIN, HEADS, WIDTH = 24, 300, 4, 64
 DISTURBED = 12  # the step after which something is done to the cache
 
 

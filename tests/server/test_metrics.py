@@ -75,6 +75,8 @@ UNMOVED = {
     "djinn_executor_compiling_templates": "until it is compiled",
     "djinn_executor_runs_ahead": "not where templates are compiled: test_loops_ahead.py",
     "djinn_executor_runs_ahead_dropped": "the same",
+    "djinn_executor_appended_bytes": "not where templates are compiled: test_growing_caches.py",
+    "djinn_executor_append_copied_bytes": "the same",
     "djinn_executor_batches": "not where templates are compiled: test_batches.py",
     "djinn_executor_batched_submissions": "the same",
     "djinn_executor_batched_products": "the same",

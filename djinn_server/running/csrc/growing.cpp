@@ -26,7 +26,7 @@
 namespace {
 
 constexpr int64_t kAlignment = 64;  // bytes: each block begins as aligned as in a dense tensor, so kernels take the same path
-constexpr int64_t kLeastBytes = 32 << 10;  // of a tensor to which is appended in place: `cat` copies less as fast
+constexpr int64_t kLeastBytes = 512 << 10;  // of a tensor to which is appended in place: `cat` copies less in the time that this costs
 constexpr int64_t kSpare = 32, kShare = 4;  // a new buffer has room for that many entries more, or for a share of its entries
 constexpr int64_t kFlash = 1;  // as `sdp::SDPBackend::flash_attention`
 
