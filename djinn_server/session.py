@@ -19,7 +19,7 @@ from djinn_core.logs import get_logger
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
-from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.cancel_messages import CancelSubmissions, RepeatOutcome
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import (
     AnyMessage,
@@ -69,7 +69,7 @@ from djinn_server.malformed import (
     UnreadableTemplate,
     UnreadableUpload,
 )
-from djinn_server.memory.room import RoomReport
+from djinn_server.memory.room import RoomReport, is_shortage
 from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.memory.spill import DISK, HOST
 from djinn_server.peers.device_memory import DeviceMemory
@@ -302,6 +302,8 @@ class ExecutorSession:
             connection.send(Frame(encode(TimingsReply(instance(), time.perf_counter()))))
         elif isinstance(message, CacheRequest):
             connection.send(Frame(encode(self._caches(message))))
+        elif isinstance(message, RepeatOutcome):
+            self._wanted.repeated = message
         elif isinstance(message, NumericSettings):
             self._runs.numeric_settings = message
         elif isinstance(message, StateRequest):
@@ -503,7 +505,8 @@ class ExecutorSession:
             times = timings.times(moments, self.values.held, each)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
         room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
-        completed = Completed(submit.sequence, *found, timing, links, room, times)
+        shortages = tuple([f.instruction for f in run.failures if is_shortage(f)][: limits.STOPS]) if failures else ()
+        completed = Completed(submit.sequence, *found, timing, links, room, times, run.stopped_at, shortages)
         if responses.body and sum(map(len, responses.body)) > BRIEF_BYTES:
             self._context.threads.promote_follower()  # the client may not read
         log = connection.journal.rounded if self._rounded else connection.journal.checked

@@ -1,4 +1,4 @@
-"""Cancellation message: the client stops submissions that it does not need any more."""
+"""Cancellation messages: submissions that the client does not need any more, and how far another executor ran one."""
 
 from typing import Annotated
 
@@ -15,3 +15,11 @@ class CancelSubmissions(Message, frozen=True):
     """
 
     submissions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.STOPS)]
+
+
+class RepeatOutcome(Message, frozen=True):
+    """Run submission `submission`, which comes next, as another executor did: see `Completed.stopped_at` and `Completed.shortages`."""
+
+    submission: Count
+    stopped_at: Count | None = None
+    shortages: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.STOPS)] = ()

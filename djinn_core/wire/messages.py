@@ -14,7 +14,7 @@ from djinn_core.ir.form import Form
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, InputChanges, Slot, SlotChanges
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
-from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.cancel_messages import CancelSubmissions, RepeatOutcome
 from djinn_core.wire.message_base import (
     Address,
     Count,
@@ -349,6 +349,8 @@ class Completed(Message, frozen=True):
     `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
     failed themselves, `layout_mismatches` the results whose layout was not the claimed one, `links` recent measurements of links,
     `room` the memory that the session can have, where that has changed notably, `times` when it ran, where the client asked for that.
+    Another executor that is to reach the same values needs `stopped_at`, the op before which a submission was stopped, and `shortages`,
+    the ops that ran out of memory.
     """
 
     sequence: Count
@@ -360,6 +362,8 @@ class Completed(Message, frozen=True):
     links: tuple[LinkMeasurement, ...] = ()
     room: Room | None = None
     times: ExecutionTimes | None = None
+    stopped_at: Count | None = None
+    shortages: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.STOPS)] = ()
 
 
 class ValueHints(Message, frozen=True):
@@ -613,6 +617,7 @@ AnyMessage = (
     | StateHeader
     | StateChunk
     | CancelSubmissions
+    | RepeatOutcome
     | PeerTicketRequest
     | PeerTicket
     | ConnectPeer

@@ -3,7 +3,7 @@
 It travels in pieces: first what it is (a snapshot, in MessagePack), then the memory of its values.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -25,7 +25,7 @@ class StateHeader(PrintableFields, Message, frozen=True):
     """The executor's reply, or the first message of a client to another executor: the state comes in pieces.
 
     `lengths` are the bytes of its parts; each travels in frames of `PIECE` bytes at most. Empty: no state is available;
-    see `reason`.
+    see `reason`. Such a header also comes in place of a further piece, if a value cannot be read.
     """
 
     texts = ("reason",)
@@ -38,7 +38,7 @@ class StateChunk(Message, frozen=True):
     """A piece of a part, as the frame's body. Parts come in order, and so do their pieces."""
 
 
-def pieces_of(parts: Sequence[Buffer]) -> Iterator[memoryview]:
+def pieces_of(parts: Iterable[Buffer]) -> Iterator[memoryview]:
     """The pieces of all parts, in order; an empty part has none."""
     for part in parts:
         view = flatten(part)

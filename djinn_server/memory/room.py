@@ -21,6 +21,11 @@ _ALLOCATORS: Final = (
 )
 
 
+def is_shortage(failure: Failure) -> bool:
+    """Return True if an op of the submission failed because there was no memory."""
+    return failure.kind in OUT_OF_MEMORY and failure.instruction >= 0
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an allocation on a device or the host failed. Some allocators raise a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

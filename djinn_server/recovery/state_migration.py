@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import chain
 
 from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
 from djinn_core.hookspecs.transports import Frame
@@ -35,14 +36,12 @@ def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
     if transfers or nbytes > limit:
         yield Frame(encode(StateHeader(reason="it exchanges values with others" if transfers else _too_long(nbytes))))
         return
+    yield Frame(encode(StateHeader((len(state), *sizes_of(memory)))))
     try:
-        parts = [flatten(part) for part in (state, *memory)]
+        for piece in pieces_of(chain((state,), memory)):  # one value at a time is in host memory
+            yield Frame(_PIECE_HEAD, [piece])
     except (RuntimeError, MemoryError) as error:
         yield Frame(encode(StateHeader(reason=f"its values cannot be read: {error}"[: limits.FAILURE_TEXT])))
-        return
-    yield Frame(encode(StateHeader(tuple(map(len, parts)))))
-    for piece in pieces_of(parts):
-        yield Frame(_PIECE_HEAD, [piece])
 
 
 def _too_long(nbytes: int) -> str:

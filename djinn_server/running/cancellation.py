@@ -17,9 +17,9 @@ from typing import Final
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.logs import get_logger
 from djinn_core.wire import limits
-from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.cancel_messages import CancelSubmissions, RepeatOutcome
 from djinn_core.wire.messages import Goodbye, decode, is_of_kind
-from djinn_server.memory.room import OUT_OF_MEMORY
+from djinn_server.memory.room import is_shortage
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.recovery.journal import Journal
 from djinn_server.running.fair_share import Share
@@ -29,6 +29,8 @@ from djinn_server.usage_metrics import UsageMetrics
 
 LOOK_SECONDS: Final = 0.25
 _log = get_logger("djinn.server")
+
+SHORTAGE: Final = "there was no memory for it on the server that ran it first"
 
 
 class ClientLeft(TransportError):  # noqa: N818 - says what happened
@@ -45,6 +47,7 @@ class CancellationState:
         busy_since: time at which the session began to handle the present message (`time.perf_counter`); 0.0 while it is idle.
         wakeup: ends a pause of the session.
         client_left: set by a `Goodbye` without `finish`.
+        repeated: how another executor ran the submission that comes next, if the client has said so.
         journal: logs cancellations, and has those of an earlier process, which are repeated at the same ops.
     """
 
@@ -60,6 +63,7 @@ class CancellationState:
         self.client_left = threading.Event()
         self._nothing = False
         self.journal = Journal()
+        self.repeated: RepeatOutcome | None = None
 
     @property
     def replaying(self) -> bool:
@@ -72,7 +76,10 @@ class CancellationState:
 
     def begin(self, work: RunRequest) -> None:
         """Begin a submission."""
-        if self.journal.past is not None:
+        repeated, self.repeated = self.repeated, None
+        if repeated is not None and repeated.submission == work.sequence:
+            work.stop_at, work.short = repeated.stopped_at, dict.fromkeys(repeated.shortages, SHORTAGE)
+        elif self.journal.past is not None:
             work.stop_at, work.stop_reason = self.journal.stop_of(work.sequence)
             work.short = self.journal.shortages_of(work.sequence)
         # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
@@ -86,7 +93,7 @@ class CancellationState:
         self._running = None
         if run.failures and self.journal.open:
             for failure in run.failures:
-                if failure.kind in OUT_OF_MEMORY and failure.instruction >= 0 and failure.instruction not in work.short:
+                if is_shortage(failure) and failure.instruction not in work.short:
                     self.journal.ran_out_of_memory(work.sequence, failure.instruction, failure.message)
         if self._unwanted:
             with self._lock:

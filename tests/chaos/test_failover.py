@@ -134,3 +134,20 @@ def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_kille
     talk._kept._schedule.due = 0.0
     assert generated(None).tolist() == expected
     assert talk._kept.base > 0  # states were taken
+
+
+def test_stopped_program_is_stopped_at_the_same_op_elsewhere(remote, serving):
+    whole, product = torch.ones(4, device=remote), torch.rand(512, 512, device=remote)
+    djinn.synchronize()
+    with pytest.raises(djinn.errors.DeadlineExceeded), djinn.deadline(0.5):
+        for _ in range(2000):
+            product = product @ product / product.sum()
+        product.sum().item()
+    with pytest.raises(djinn.errors.ProgramStopped):
+        product.sum().item()
+    whole += 1
+    kill_executor()
+    assert whole.tolist() == [2] * 4
+    assert open_connections()[0].connection.server in serving.urls
+    with pytest.raises(djinn.errors.ProgramStopped):
+        product.sum().item()

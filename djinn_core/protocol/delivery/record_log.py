@@ -7,6 +7,8 @@ skipped when reading.
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -81,9 +83,10 @@ class RecordWriter:
         size: offset behind the last complete record.
     """
 
-    def __init__(self, file: int, size: int) -> None:
-        """`size`: offset of the first record."""
+    def __init__(self, file: int, size: int, limit: float = math.inf) -> None:
+        """`size`: offset of the first record. `limit`: bytes that the file may have; checked before a record is written."""
         self._file = file
+        self._limit = limit
         self.size = size
 
     def append(self, kind: bytes, head: bytes, body: Buffers) -> None:
@@ -92,6 +95,8 @@ class RecordWriter:
         Raises:
             OSError: the file cannot grow by the record.
         """
+        if self.size + record_size(head, body) > self._limit:
+            raise OSError(errno.EFBIG, f"a log would have more than {self._limit:,} bytes")
         try:
             if isinstance(body, LazyBuffers):
                 at = self._write([_opening(kind, head, body.sizes)], self.size)

@@ -81,9 +81,6 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 self._inner.send(frame)
             except TransportError as error:
                 self._take_over(self._inner, error)
-            else:
-                if stops:
-                    self._kept.why_not = "work of it was cut short, which comes out differently each time"
 
     # --- in ---------------------------------------------------------------------------------------------------
 
@@ -247,9 +244,8 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         Raises:
             TransportError: the connection broke, or, for good, what is answered is something else.
         """
-        assert self._kept.sent is not None
         position = 0
-        for replies, frame in self._kept.sent.read():
+        for replies, frame in self._kept.frames():
             position = self._await_replies(inner, position, replies)
             inner.send(frame)
         self._await_replies(inner, position, len(self._kept.replies))

@@ -22,14 +22,17 @@ from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.record_log import RecordReader, RecordWriter
 from djinn_core.protocol.delivery.snapshot_schedule import SnapshotSchedule, reply_checksum
 from djinn_core.system.directories import cache_directory
+from djinn_core.wire.cancel_messages import RepeatOutcome
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.message_base import Message
-from djinn_core.wire.messages import Completed, decode, expect, is_of_kind
+from djinn_core.wire.messages import Completed, Submit, decode, encode, expect, is_of_kind
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.state_messages import StateChunk, StateHeader, count_pieces
 
 _FRAME: Final = b"F"  # the kind of all records
 _REPLIES: Final = struct.Struct("<Q")  # replies that had been taken; before the head of a frame
+_SPARE: Final = 4  # of what is free on the disk, one part at most; a log that is compacted is there twice for a moment
+_log = get_logger("djinn.session")
 
 
 def folder() -> Path | None:
@@ -43,10 +46,14 @@ def folder() -> Path | None:
 
 
 class SentFrames:
-    """Frames in a file without a name, which is gone with this process, however it ends. Used by one thread at a time."""
+    """Frames in a file without a name, which is gone with this process, however it ends. Used by one thread at a time.
 
-    def __init__(self) -> None:
-        """Make an empty one.
+    Attributes:
+        limit: bytes that the frames may have.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """Make an empty one, of at most `limit` bytes and a part of the disk's free room.
 
         Raises:
             OSError: there cannot be one.
@@ -54,27 +61,22 @@ class SentFrames:
         with tempfile.TemporaryFile(dir=folder(), buffering=0) as file:
             self._file = os.dup(file.fileno())
         self._end = weakref.finalize(self, os.close, self._file)
-        self._records = RecordWriter(self._file, 0)
-        self.frames = 0
+        free = shutil.disk_usage(folder() or tempfile.gettempdir()).free
+        self.limit = min(limit, free // _SPARE)
+        self._records = RecordWriter(self._file, 0, self.limit)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the frames that were written."""
         return self._records.size
 
-    @property
-    def room(self) -> int:
-        """Number of bytes that the disk has left."""
-        return shutil.disk_usage(folder() or tempfile.gettempdir()).free
-
     def append(self, frame: Frame, replies: int) -> None:
         """Write a frame, before which `replies` replies had been received.
 
         Raises:
-            OSError: there is no room.
+            OSError: it would exceed the limit, or there is no room.
         """
         self._records.append(_FRAME, _REPLIES.pack(replies) + frame.head, frame.body)
-        self.frames += 1
 
     def read(self) -> Iterator[tuple[int, Frame]]:
         """The frames in order, each with the number of replies that had been taken before it.
@@ -181,10 +183,6 @@ class ReplyChecksums:
         del self._marks[:]
 
 
-_SPARE: Final = 4  # of what is free on the disk, one part at most; a log that is compacted is there twice for a moment
-_log = get_logger("djinn.session")
-
-
 class FailoverLog:
     """Frames that were sent, since the beginning or since the state that they begin with.
 
@@ -192,6 +190,7 @@ class FailoverLog:
         sent: the frames; None once there are too many.
         replies: those that were taken.
         why_not: why another server cannot take the session over now.
+        outcomes: submissions that were stopped or ran out of memory, by number: another server does the same with them.
         base: bytes of the state that `sent` begins with.
         coming: a state that was asked for.
     """
@@ -202,12 +201,13 @@ class FailoverLog:
         Raises:
             OSError: nothing can be logged.
         """
-        self.sent: SentFrames | None = SentFrames()
+        self.sent: SentFrames | None = SentFrames(limit)
         self.replies = ReplyChecksums()
+        self.outcomes: dict[int, RepeatOutcome] = {}
         self.why_not = ""
         self.base = 0
         self.coming: SnapshotReceiver | None = None
-        self._limit = min(limit, self.sent.room // _SPARE)
+        self._limit = self.sent.limit
         self._schedule = SnapshotSchedule()
         self._said = False
 
@@ -220,10 +220,7 @@ class FailoverLog:
         try:
             self.sent.append(frame, len(self.replies))
         except OSError as error:
-            self._give_up(f"what is sent cannot be logged: {error}")
-        else:
-            if self.sent.nbytes > self._limit:
-                self._give_up(f"what was sent has more than {self._limit:,} bytes")
+            self._give_up(f"what is sent cannot be logged: {error.strerror}")
 
     def _give_up(self, reason: str) -> None:
         """The session cannot go on with another server from now on."""
@@ -238,7 +235,25 @@ class FailoverLog:
             return False
         if self.sent is not None:
             self.replies.take(frame)
+            if is_of_kind(frame.head, Completed):
+                done = expect(frame.head, Completed)
+                if done.stopped_at is not None or done.shortages:
+                    self.outcomes[done.sequence] = RepeatOutcome(done.sequence, done.stopped_at, done.shortages)
         return True
+
+    def frames(self) -> Iterator[tuple[int, Frame]]:
+        """The frames in order, as `SentFrames.read`, with the outcome of a submission before it.
+
+        Raises:
+            TransportError: the file does not have what was written to it.
+        """
+        assert self.sent is not None
+        for replies, frame in self.sent.read():
+            if self.outcomes and is_of_kind(frame.head, Submit):
+                outcome = self.outcomes.get(expect(frame.head, Submit).sequence)
+                if outcome is not None:
+                    yield replies, Frame(encode(outcome))
+            yield replies, frame
 
     # --- a new beginning ---------------------------------------------------------------------------------------
 
@@ -253,7 +268,7 @@ class FailoverLog:
         started = time.monotonic()
         reason = ""
         try:
-            self.coming = coming = SnapshotReceiver(SentFrames())
+            self.coming = coming = SnapshotReceiver(SentFrames(self._limit))
         except OSError as error:
             reason = str(error)
             self._say_once(reason)
@@ -283,7 +298,7 @@ class FailoverLog:
                 self.sent.close()
                 self.sent, self.base = frames, frames.nbytes
                 self.replies.clear()
-                self.why_not = ""
+                self.outcomes.clear()
         return True
 
     def _say_once(self, reason: str) -> None:

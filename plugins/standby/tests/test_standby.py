@@ -12,7 +12,8 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.channels import ChannelContext
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.protocol.delivery import snapshot_schedule
-from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.protocol.delivery.record_log import LazyBuffers
+from djinn_core.wire.cancel_messages import CancelSubmissions, RepeatOutcome
 from djinn_core.wire.messages import (
     Attached,
     Completed,
@@ -33,7 +34,7 @@ from djinn_server.recovery.snapshot_format import KnownTemplate, Snapshot, encod
 from djinn_server.recovery.state_migration import state_frames, take_in
 from djinn_standby import Standby
 from djinn_standby.connection import StandbyConnection
-from djinn_standby.failover_log import SentFrames
+from djinn_standby.failover_log import SentFrames, SnapshotReceiver
 
 ATTACHED = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
 
@@ -62,7 +63,7 @@ class Server:
         self.value, self.state = value, state
         self.taken, self.answers = [], deque()
         self.unread = []  # how many replies were, when each submission came
-        self.down = ""
+        self.down, self.outcome = "", {}
         self.crashes_executors = self.stateless = False
 
     def open(self):
@@ -81,7 +82,7 @@ class Server:
         self.taken.append(message)
         if isinstance(message, Submit):
             self.unread.append(len(self.answers))
-            completed = Completed(message.sequence, timing=Timing(execute=len(self.taken)))
+            completed = Completed(message.sequence, timing=Timing(execute=len(self.taken)), **self.outcome)
             self.answers.append(Frame(encode(completed), [self.value(message.sequence)]))
         elif isinstance(message, StateRequest) and (self.state is not None or self.stateless):
             self.answers.extend(state_frames(lambda: self.state, 0, message.limit))
@@ -218,18 +219,19 @@ def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):
         assert decode(connection.receive(0.0).head) == end
 
 
-def test_what_was_cut_short_is_not_repeated_before_there_is_a_state(two):
+def test_submission_that_was_stopped_or_lacked_memory_is_run_as_far_elsewhere(two):
     first, second, connection = two
+    first.outcome = {"stopped_at": 3, "shortages": (1,)}
     connection.send(submit(1))
     connection.send(Frame(encode(CancelSubmissions((1,)))))
-    first.state = (encode_snapshot(snapshot()), [], ())
-    connection._kept._schedule.due = 0.0
+    answer(connection)
+    first.outcome = {}
     connection.send(submit(2))
-    connection.send(Frame(encode(CancelSubmissions((2,)))))
+    answer(connection)
     first.down = "gone"
-    with pytest.raises(TransportError, match="work of it was cut short"):
-        connection.send(submit(3))
-    assert not second.taken
+    connection.send(submit(3))
+    assert second.taken[0] == RepeatOutcome(1, 3, (1,))
+    assert second.kinds()[1:] == ["Submit"] * 3
 
 
 def test_what_no_server_could_be_told_to_cut_short_goes_on_elsewhere(two):
@@ -241,10 +243,13 @@ def test_what_no_server_could_be_told_to_cut_short_goes_on_elsewhere(two):
     assert answer(connection) == (1, b"1")
 
 
-def test_with_a_state_after_it_what_was_cut_short_is_forgotten(often, two):
+def test_snapshot_replaces_what_is_known_of_a_stopped_submission(often, two):
     first, second, connection = two
+    first.outcome, first.state = {"stopped_at": 3}, (encode_snapshot(snapshot()), [], ())
+    connection.send(submit(1))
     connection.send(Frame(encode(CancelSubmissions((1,)))))
-    first.state = (encode_snapshot(snapshot()), [], ())
+    answer(connection)
+    first.outcome = {}
     connection.send(submit(1))
     first.down, first.answers = "gone", deque()
     connection.send(submit(2))
@@ -257,7 +262,10 @@ def test_with_more_than_its_limit_it_says_so_at_once_and_later_why(caplog):
     connection.send(Frame(encode(StatsRequest()), [bytes(2000)]))
     assert "no standby server can take this session over any more" in caplog.text
     first.down = "gone"
-    with pytest.raises(TransportError, match="no standby server could go on: what was sent has more than 1,000 bytes"):
+    with pytest.raises(
+        TransportError,
+        match="no standby server could go on: what is sent cannot be logged: a log would have more than 1,000 bytes",
+    ):
         connection.send(submit(1))
 
 
@@ -293,7 +301,7 @@ def test_a_session_without_a_state_keeps_all_and_says_so_once(often, two, caplog
 
 
 def test_frames_are_read_as_they_were_written():
-    sent = SentFrames()
+    sent = SentFrames(1 << 30)
     frames = [Frame(b"one", [b"a" * 10, b"", b"b"]), Frame(b"two"), Frame(b"three", [bytes(100_000)])]
     for number, frame in enumerate(frames):
         sent.append(frame, number)
@@ -317,6 +325,27 @@ def taken(state, receive):
     with pytest.raises(StopIteration) as ended:
         next(take_in(state, present))
     return ended.value.value
+
+
+def test_state_is_read_one_value_at_a_time_and_ends_if_one_cannot_be_read():
+    read = []
+
+    def value(position):
+        read.append(position)
+        if position == 2:
+            raise MemoryError("no memory")
+        return bytes(10)
+
+    frames = state_frames(lambda: (b"state", LazyBuffers([10] * 4, value), ()), 0, 1 << 30)
+    heads = [decode(next(frames).head) for _ in range(3)]
+    assert [type(head) for head in heads] == [StateHeader, StateChunk, StateChunk]
+    assert read == [0]
+    receiver = SnapshotReceiver(SentFrames(1 << 30))
+    for frame in (Frame(encode(heads[0])), *frames):
+        assert receiver.take(frame, decode(frame.head))
+    assert receiver.over
+    assert receiver.reason == "its values cannot be read: no memory"
+    receiver.drop()
 
 
 def test_a_state_goes_out_and_comes_in_as_it_was():
