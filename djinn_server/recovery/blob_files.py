@@ -7,8 +7,10 @@ by digest; a complete file is never written again.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +56,8 @@ class BlobFiles:
         self._unfinished: dict[int, _UnfinishedBlob] = {}
         self._proven: set[bytes] = set()  # what has the digest that it is named by
         self.held: set[bytes] = set()
+        self._writing = threading.Lock()
+        self._ended = False
 
     # --- what comes in ----------------------------------------------------------------------------------------
 
@@ -187,14 +191,17 @@ class BlobFiles:
 
     def _put(self, digest: bytes, data: memoryview) -> None:
         self._unfinished = {handle: one for handle, one in self._unfinished.items() if one.digest != digest}
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         unfinished = self.path(digest).with_suffix(".new")  # a crash leaves no part of a file under its digest
-        file = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | NOFOLLOW | CLOEXEC, 0o600)
-        try:
-            _write_all(file, data, 0)
-        finally:
-            os.close(file)
-        unfinished.replace(self.path(digest))
+        with self._writing:
+            if self._ended:
+                raise OSError(errno.ESTALE, "the session has ended")
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            file = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | NOFOLLOW | CLOEXEC, 0o600)
+            try:
+                _write_all(file, data, 0)
+            finally:
+                os.close(file)
+            unfinished.replace(self.path(digest))
         self._proven.add(digest)
 
     def digests(self) -> set[bytes]:
@@ -220,7 +227,9 @@ class BlobFiles:
         """Delete all blob files."""
         self._unfinished.clear()
         self._proven.clear()
-        remove_contents(self._folder)
+        with self._writing:  # a snapshot that another thread writes makes no further file
+            self._ended = True
+            remove_contents(self._folder)
 
     def path(self, digest: bytes) -> Path:
         """Path of the file for the bytes of that digest, which may not exist."""

@@ -353,8 +353,6 @@ class Journal:
             self._disk.release(path)
         with self._lock:
             if self._file < 0:  # another thread has ended the session
-                if not self.path.exists():
-                    self.contents.end()
                 return False
             self.contents.retain(digests)
             self._beside = self.contents.own_bytes()

@@ -262,6 +262,18 @@ def test_snapshot_reads_each_value_once_and_writes_only_changed_ones(path):
     reader.close()
 
 
+def test_session_that_ends_during_its_snapshot_leaves_no_file(path):
+    journal = begun(path)
+
+    def value(position):
+        if position == 1:
+            journal.end()
+        return bytes([position]) * BLOB_BYTES
+
+    assert not journal.compact(SnapshotHeader(1, 1, b"state"), LazyBuffers([BLOB_BYTES] * 3, value), [])
+    assert not list(path.parent.iterdir())
+
+
 def test_snapshot_that_fails_half_way_leaves_no_file(path):
     journal, base = begun(path), SnapshotHeader(1, 1, b"state")
     values = [bytes([number]) * BLOB_BYTES for number in range(3)]
