@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -253,14 +253,6 @@ class Journal:
     def replaying(self) -> bool:
         """True while the session repeats what it did in an earlier process."""
         return self.past is not None and not self.past.over
-
-    def stop_of(self, submission: int) -> tuple[int | None, str]:
-        """Return the op before which an earlier process stopped a submission, and the device error that was the reason."""
-        return self.past.stops.get(submission, (None, "")) if self.past is not None else (None, "")
-
-    def shortages_of(self, submission: int) -> Mapping[int, str]:
-        """Return the ops of a submission that ran out of memory in an earlier process, with the error."""
-        return self.past.shortages.get(submission, {}) if self.past is not None else {}
 
     # --- snapshots --------------------------------------------------------------------------------------------
 

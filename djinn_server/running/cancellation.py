@@ -79,9 +79,9 @@ class CancellationState:
         repeated, self.repeated = self.repeated, None
         if repeated is not None and repeated.submission == work.sequence:
             work.stop_at, work.short = repeated.stopped_at, dict.fromkeys(repeated.shortages, SHORTAGE)
-        elif self.journal.past is not None:
-            work.stop_at, work.stop_reason = self.journal.stop_of(work.sequence)
-            work.short = self.journal.shortages_of(work.sequence)
+        elif (past := self.journal.past) is not None:
+            work.stop_at, work.stop_reason = past.stops.get(work.sequence, (None, ""))
+            work.short = past.shortages.get(work.sequence, {})
         # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
         self._running = work
         if self._nothing or (self._unwanted and work.sequence in self._unwanted):
