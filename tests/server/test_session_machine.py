@@ -1,6 +1,6 @@
 """The machine of a session, for random and for all sequences of events: exactly once, in order, logged, fair, and nothing waits for ever.
 
-`RANDOM_SESSIONS=1000000` tries a million random sequences; `SESSION_DEPTH=12` explores all sequences of 12 events.
+`RANDOM_SESSIONS=1000000` tries a million random sequences; `SESSION_DEPTH=12` explores all sequences of 12 events. Both need `--timeout 0`.
 """
 
 from __future__ import annotations
