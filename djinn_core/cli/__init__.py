@@ -154,6 +154,12 @@ def _of_plugin(ctx: click.Context, owner: PluginRow, error: Exception) -> str:
     """Message for what a command of a plugin raised and should not have."""
     from djinn_core.registry.loading import shown
 
+    package = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if package.startswith("djinn_"):
+        return (
+            f"`djinn {ctx.invoked_subcommand}` needs the package {package.replace('_', '-')}, which is not installed: run "
+            f"`pip install ./plugins/{package.removeprefix('djinn_')}` in a checkout of Djinn's repository."
+        )
     return (
         f"`djinn {ctx.invoked_subcommand}`, a command of {owner.label}, raised {shown(error)}. "
         "DJINN_DEBUG=plugins shows the traceback, which is of use to its author."

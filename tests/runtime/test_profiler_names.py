@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import djinn
 import djinn.profiler
+from djinn_core.cli import main
 from djinn_core.errors import PluginError
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +58,16 @@ def test_without_the_package_a_call_says_what_to_install():
         profile(ops=True)
     assert (ROOT / "plugins/profiler/pyproject.toml").exists()
     assert "./plugins/profiler" in str(raised.value)
+
+
+@pytest.mark.usefixtures("without_package")
+def test_without_the_package_a_command_says_what_to_install():
+    result = CliRunner().invoke(main, ["explain", "--format", "html", str(ROOT / "examples" / "generate.py")])
+    assert result.exit_code == 1
+    assert (
+        "needs the package djinn-profiler, which is not installed: run `pip install ./plugins/profiler`"
+        in result.output
+    )
 
 
 @pytest.mark.usefixtures("without_package")
